@@ -17,11 +17,12 @@ test: .venv/ready check  ## lint, types, and all tests that take no processes of
 test-all: test  ## the rest, too: whole processes, docs, browsers, kills, fuzzing
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-check: .venv/ready  ## lint, types, import directions
+check: .venv/ready  ## lint, types, import directions, words
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy .
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.words README.md CHANGELOG.md docs contracts decisions workflows activities perdure gateway settings *.py
 
 reference: .venv/ready  ## writes docs/reference and the tables of docs/configuration.md, from the code
 	@$(BIN)/python -m tests.reference

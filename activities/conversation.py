@@ -22,21 +22,21 @@ from temporalio.client import (
 from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.heartbeat import beating
+from activities.effects.heartbeat import heartbeating
 from activities.model.transcript_cache import (
-    Transcripts,
-    Wanted,
+    TranscriptCache,
+    TranscriptCursor,
     digest_of_record,
-    keep_segment,
     read_record,
     read_segment,
     record_name,
+    write_segment,
 )
 from activities.project import Project
 from activities.run.closed_turn import find_closed_turn
-from activities.run.fork import no_files
+from activities.run.fork import ignore_special_files
 from activities.run.outcome import TERMINATED, TIMED_OUT
-from activities.run.snapshot import snapshot_of
+from activities.run.snapshot import read_snapshot
 from activities.security.private import make_private
 from activities.storage.store import Store, StoredFileChangedError
 from activities.storage.workspace import ARTIFACTS
@@ -46,32 +46,32 @@ from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
 from contracts.run.state import RunStatus, Snapshot, TurnClose
 from contracts.run.transcript import Part, PartKind, Segment
-from decisions.conversation.omission import close_unanswered, forget_turn, unanswered_kind, visible
-from decisions.ids import conversation_workflow_id, named, run_id_of, run_workflow_id
-from decisions.run.call_state import halted
-from decisions.run.calls import text_of
-from decisions.run.journal import handed_on
+from decisions.conversation.omission import close_unanswered, omit_turn, unanswered_kind, visible_parts
+from decisions.ids import conversation_workflow_id, query_equals, run_id_of_workflow, run_workflow_id
+from decisions.run.call_state import settle_interrupted
+from decisions.run.calls import join_text_blocks
+from decisions.run.journal import forward_journal
 from decisions.run.resume import journal_of
 from decisions.run.transcript import Transcript, call_part
-from decisions.text.formatting import cut, markdown
+from decisions.text.formatting import escape_markdown, truncate
 
 # Requests to one lane in flight from this process. The server accepts ten updates of a workflow in flight, and may drop
 # them all with the eleventh, after which all retry together. Two use a lane's full speed.
-AT_ONCE = 2
-_turnstiles: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
+MAX_SUBMITS_IN_FLIGHT = 2
+_lane_semaphores: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
 _UNANSWERED = {  # ends that the run itself cannot record
     WorkflowExecutionStatus.TERMINATED: TERMINATED,
     WorkflowExecutionStatus.TIMED_OUT: TIMED_OUT,
     WorkflowExecutionStatus.FAILED: "Failed",
 }
-JOINED = "+joined"  # suffix of a record that is made for the start of a turn, not by its end
-LATEST = "latest"  # the name of the latest turn's record, for a lane that starts again
+JOINED_SUFFIX = "+joined"  # suffix of a record that is made for the start of a turn, not by its end
+LATEST_FILE = "latest"  # the name of the latest turn's record, for a lane that starts again
 MOST_LOOKED_AT = 20  # closed turns that a new lane compares with `LATEST`
 
 
 class Conversations:
-    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+    def __init__(self, client: Client, transcripts: TranscriptCache, project: Project) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
@@ -81,13 +81,13 @@ class Conversations:
         """Return the conversation and journal as the latest turn left them, and copy its files."""
         owner = conversation_workflow_id(request.conversation_id)
         store = self._project.stores.of(owner)
-        async with beating(lambda: {"conversation": request.conversation_id}):
-            record = await self._latest(store, request.after, owner)
+        async with heartbeating(lambda: {"conversation": request.conversation_id}):
+            record = await self._latest_record(store, request.after, owner)
             if record is None:
                 return Joined()
             own = activity.info().workflow_id or ""
-            self._transcripts.hand_on(owner, own)
-            await asyncio.to_thread(self._copy_files, record.run_id, run_id_of(own))
+            self._transcripts.hand_over(owner, own)
+            await asyncio.to_thread(self._copy_files, record.run_id, run_id_of_workflow(own))
             if request.forget:
                 record = await self._forget(store, record, request)
             last = record.segments[-1]
@@ -101,12 +101,12 @@ class Conversations:
             )
             return Joined(segment=segment, journal=record.journal, shows_journal=record.shows_journal)
 
-    async def _latest(self, store: Store, after: tuple[str, ...], owner: str) -> TurnRecord | None:
+    async def _latest_record(self, store: Store, after: tuple[str, ...], owner: str) -> TurnRecord | None:
         for run_id in after:
             if record := await self._left(store, run_id, owner):
                 return record
         try:
-            ref = (await asyncio.to_thread(store.read, LATEST)).decode()
+            ref = (await asyncio.to_thread(store.read, LATEST_FILE)).decode()
             run_id = (await read_record(store, ref)).run_id
         except FileNotFoundError:
             return None
@@ -122,43 +122,45 @@ class Conversations:
         if turn is None or turn.has_record:
             with suppress(FileNotFoundError):
                 return await read_record(store, record_name(run_id), turn.digest if turn else None)
-        return await self._left_by(run_id, owner)
+        return await self._recover_record(run_id, owner)
 
     async def _must_be_latest(self, run_id: str, owner: str) -> None:
         """Raises StoredFileChangedError if the server has a turn that left a record after this one."""
         latest = await find_closed_turn(self._client, run_id, owner)
-        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running' AND {named('ParentWorkflowId', owner)}"
+        query = (
+            f"WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running' AND {query_equals('ParentWorkflowId', owner)}"
+        )
         async for other in self._client.list_workflows(query, limit=MOST_LOOKED_AT):  # those that closed last first
             if other.parent_id != owner:
                 continue
-            other_id = run_id_of(other.id)
+            other_id = run_id_of_workflow(other.id)
             if other_id == run_id or (latest and other.close_time and other.close_time <= latest.at):
                 return
             turn = await find_closed_turn(self._client, other_id, owner)
             if turn and turn.has_record and (latest is None or latest.at < turn.at):
-                raise StoredFileChangedError(LATEST, record_name(other_id), record_name(run_id), "it names")
+                raise StoredFileChangedError(LATEST_FILE, record_name(other_id), record_name(run_id), "it names")
 
     async def _forget(self, store: Store, record: TurnRecord, request: JoinRequest) -> TurnRecord:
         """Write a record of the conversation without the turns that a person removed."""
-        whole = _copy_of([part for segment in record.segments for part in await read_segment(store, segment)])
+        whole = _to_transcript([part for segment in record.segments for part in await read_segment(store, segment)])
         for run_id in request.forget:
             turn = await find_closed_turn(self._client, run_id, conversation_workflow_id(request.conversation_id))
             digest = turn.digest if turn else None
             with suppress(FileNotFoundError):  # a turn that left no record has said nothing
                 end = (await read_record(store, record_name(run_id), digest)).segments[-1]
-                if whole.head_at(end.end) == end.head and (note := forget_turn(whole.parts, end.end)):
+                if whole.head_at(end.end) == end.head and (note := omit_turn(whole.parts, end.end)):
                     whole.append(note)
-        name = f"{activity.info().workflow_id or ''}{JOINED}"
+        name = f"{activity.info().workflow_id or ''}{JOINED_SUFFIX}"
         return await _put_record(store, name, list(record.segments), whole, record.journal)
 
-    async def _left_by(self, run_id: str, owner: str) -> TurnRecord | None:
+    async def _recover_record(self, run_id: str, owner: str) -> TurnRecord | None:
         """Write the record of a turn that ended without one, from its history."""
         handle = self._client.get_workflow_handle(run_workflow_id(run_id))
         try:
             described = await handle.describe()
             if described.status is WorkflowExecutionStatus.RUNNING:
                 return None
-            snapshot = await snapshot_of(handle)
+            snapshot = await read_snapshot(handle)
         except WorkflowQueryFailedError:
             return None  # the start was rejected
         except RPCError as error:
@@ -167,16 +169,18 @@ class Conversations:
             raise
         if snapshot.length == 0 or snapshot.state.status is RunStatus.queued:
             return None  # it had not joined the conversation yet
-        expected = Wanted(handle.id, described.run_id, snapshot.length, snapshot.head, self._project.stores.of(run_id))
-        whole = _copy_of((await self._transcripts.at(expected)).transcript.parts)
+        expected = TranscriptCursor(
+            handle.id, described.run_id, snapshot.length, snapshot.head, self._project.stores.of(run_id)
+        )
+        whole = _to_transcript((await self._transcripts.read_conversation(expected)).transcript.parts)
         in_flight = [call.tool_use_id for call in snapshot.state.calls]
-        for call in halted(snapshot.state, in_flight, snapshot.state.updated_at).calls:
+        for call in settle_interrupted(snapshot.state, in_flight, snapshot.state.updated_at).calls:
             whole.append(call_part(call))
         before = next((segment for segment in snapshot.segments if segment.owner == owner), None)
         unanswered = unanswered_kind(snapshot.state, _UNANSWERED.get(described.status) if described.status else None)
-        journal = handed_on(snapshot.state.journal)
+        journal = forward_journal(snapshot.state.journal)
         turn = TurnClose(owner=owner, before=before, journal=journal, unanswered=unanswered)
-        return await keep_turn(self._project, run_id, turn, whole)
+        return await write_turn(self._project, run_id, turn, whole)
 
     def _copy_files(self, before: str, own: str) -> None:
         """Copy the artifacts, since the conversation refers to their paths."""
@@ -184,13 +188,15 @@ class Conversations:
         workspace.create()
         if source.is_dir():
             target = workspace.root / ARTIFACTS
-            shutil.copytree(source, target, ignore=no_files, copy_function=_copy, dirs_exist_ok=True)
+            shutil.copytree(source, target, ignore=ignore_special_files, copy_function=_copy_file, dirs_exist_ok=True)
 
     @activity.defn
     async def open_turn(self, conversation_id: str) -> Queued | None:
         """Return the turn that an earlier lane of this conversation left open."""
         parent = conversation_workflow_id(conversation_id)
-        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND {named('ParentWorkflowId', parent)}"
+        query = (
+            f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND {query_equals('ParentWorkflowId', parent)}"
+        )
         async for run in self._client.list_workflows(query):
             if run.parent_id != parent:
                 continue
@@ -221,7 +227,7 @@ class Conversations:
         return True
 
 
-async def submit(  # noqa: PLR0913 - the last two define how a lane is opened
+async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is opened
     client: Client,
     task_queue: str,
     conversation_id: str,
@@ -244,29 +250,29 @@ async def submit(  # noqa: PLR0913 - the last two define how a lane is opened
         "task_queue": task_queue,
         "priority": Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
         "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
-        "static_summary": markdown(cut(conversation_id, 200)),
+        "static_summary": escape_markdown(truncate(conversation_id, 200)),
     }
     body = request.model_dump(mode="json", exclude_defaults=True)
-    async with _turnstile(conversation_id):
+    async with _lane_semaphore(conversation_id):
         return await update_with_start(client, "submit", body, start, Submitted)
 
 
-def _turnstile(conversation_id: str) -> asyncio.Semaphore:
+def _lane_semaphore(conversation_id: str) -> asyncio.Semaphore:
     """Return the semaphore that bounds concurrent requests to one lane."""
     lane = (asyncio.get_running_loop(), conversation_id)
-    turnstile = _turnstiles.get(lane)
+    turnstile = _lane_semaphores.get(lane)
     if turnstile is None:
-        _turnstiles[lane] = turnstile = asyncio.Semaphore(AT_ONCE)
+        _lane_semaphores[lane] = turnstile = asyncio.Semaphore(MAX_SUBMITS_IN_FLIGHT)
     return turnstile
 
 
-def _copy(source: str, target: str) -> None:
+def _copy_file(source: str, target: str) -> None:
     """Copy a file unless the target exists. Not a hard link, which a workspace does not accept."""
     if not Path(target).exists():
         shutil.copy2(source, target)
 
 
-async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
+async def write_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
     """Write the record of a turn's end. The conversation no longer shows messages without an answer.
 
     A segment is joined with later ones once they are as long, so there are few segments, and each part is rewritten
@@ -279,7 +285,7 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
     if turn.unanswered and (note := close_unanswered(whole.parts, own, turn.unanswered)):
         whole.append(note)
     record = await _put_record(store, run_id, stored, whole, turn.journal)
-    await asyncio.to_thread(store.put, LATEST, record_name(run_id).encode())
+    await asyncio.to_thread(store.write, LATEST_FILE, record_name(run_id).encode())
     return record
 
 
@@ -291,28 +297,28 @@ async def _put_record(
     while stored and stored[-1].end - stored[-1].start <= whole.length - start:
         start = stored.pop().start
     if whole.length > start:
-        stored.append(await keep_segment(store, whole.parts[start:], start, whole.head))
+        stored.append(await write_segment(store, whole.parts[start:], start, whole.head))
     record = TurnRecord(
         segments=tuple(stored),
         run_id=run_id,
         journal=journal,
-        shows_journal=journal is not None and _text(journal) != _last_shown(whole),
+        shows_journal=journal is not None and _journal_text(journal) != _last_shown(whole),
     )
-    await asyncio.to_thread(store.put, record_name(run_id), record.model_dump_json().encode())
+    await asyncio.to_thread(store.write, record_name(run_id), record.model_dump_json().encode())
     return record
 
 
-def _copy_of(parts: Iterable[Part]) -> Transcript:
+def _to_transcript(parts: Iterable[Part]) -> Transcript:
     whole = Transcript()
     for part in parts:
         whole.append(part)
     return whole
 
 
-def _text(journal: Journal) -> str:
-    return text_of(journal_of(journal, "", "").content)
+def _journal_text(journal: Journal) -> str:
+    return join_text_blocks(journal_of(journal, "", "").content)
 
 
 def _last_shown(whole: Transcript) -> str:
-    latest = next((part for part in reversed(visible(whole.parts)) if part.kind is PartKind.journal), None)
-    return text_of(latest.content) if latest else ""
+    latest = next((part for part in reversed(visible_parts(whole.parts)) if part.kind is PartKind.journal), None)
+    return join_text_blocks(latest.content) if latest else ""

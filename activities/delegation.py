@@ -12,10 +12,10 @@ from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.heartbeat import beating
+from activities.effects.heartbeat import heartbeating
 from activities.project import Project
-from activities.run.outcome import files_of, outcome_of
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from activities.run.outcome import read_named_files, wait_for_outcome
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
 from contracts.delegation import (
     Collected,
     CollectRequest,
@@ -26,10 +26,10 @@ from contracts.delegation import (
     SubtaskStatus,
 )
 from contracts.run.state import RunView
-from decisions.delegation import all_of, clipped, settle_share
+from decisions.delegation import clip_text, settle_share, whole_share_spent
 from decisions.ids import run_workflow_id
 
-ATTEMPTS, QUERY_PATIENCE = 4, timedelta(seconds=5)  # a run that cannot be replayed answers no query
+QUERY_ATTEMPTS, QUERY_TIMEOUT = 4, timedelta(seconds=5)  # a run that cannot be replayed answers no query
 
 Handle = WorkflowHandle[Any, Any]
 V = TypeVar("V")
@@ -44,52 +44,52 @@ class Delegations:
     async def collect(self, request: CollectRequest) -> Collected:
         """Return the end of a subtask's run and its figures, and copy its artifacts to its parents."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id), result_type=dict)
-        async with beating(lambda: {"of": request.run_id}):
-            end = await outcome_of(handle)
+        async with heartbeating(lambda: {"of": request.run_id}):
+            end = await wait_for_outcome(handle)
             if end is None:
                 return Collected(status=SubtaskStatus.cancelled, outcome="it was not started")
-            view = await _asked(handle, "state", RunView)
+            view = await _query_closed(handle, "state", RunView)
             if view is not None and view.parent != request.into[0]:
                 reason = f"there was a run {request.run_id} already, which is no subtask of this run"
                 return Collected(status=SubtaskStatus.failed, outcome=reason)
             names = view.artifacts if view else ()
-            copied = await asyncio.to_thread(self._copy, request, names, end.text)
+            copied = await asyncio.to_thread(self._copy_artifacts, request, names, end.text)
         return Collected(
             status=end.status,
-            outcome=clipped(end.text, request.most),
+            outcome=clip_text(end.text, request.most),
             artifacts=copied,
-            spent=_spent(view, request.share),
+            spent=_total_spent(view, request.share),
         )
 
     @activity.defn
     async def find_delegation(self, workflow_id: str) -> DelegationState | None:
         """Return the state of a closed delegation if it can be read, as failed if it was cut short."""
-        async with beating(lambda: {"of": workflow_id}):
+        async with heartbeating(lambda: {"of": workflow_id}):
             handle = self._client.get_workflow_handle(workflow_id)
-            state = await _asked(handle, "state", DelegationState)
+            state = await _query_closed(handle, "state", DelegationState)
             if state is None or state.status is not DelegationStatus.running:
                 return state
             return state.model_copy(update={"status": DelegationStatus.failed, "why": "the delegation was cut short"})
 
-    def _copy(self, request: CollectRequest, names: tuple[str, ...], outcome: str) -> tuple[str, ...]:
+    def _copy_artifacts(self, request: CollectRequest, names: tuple[str, ...], outcome: str) -> tuple[str, ...]:
         """Copy the named regular files, and the whole outcome if it is cut."""
         source, copied = self._project.workspace(request.run_id), list[str]()
         targets = [self._project.workspace(run_id) for run_id in request.into]
         for workspace in targets:
             workspace.create()
         folder = f"{ARTIFACTS}/{request.subtask}"
-        for path, data in files_of(source, names):
+        for path, data in read_named_files(source, names):
             target = f"{folder}/{path}"
             if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
                 break  # the result holds their names, too
-            with suppress(OSError, OutsideWorkspace):
-                copied.append(_kept(targets, folder, path, data))
+            with suppress(OSError, OutsideWorkspaceError):
+                copied.append(_keep_artifact(targets, folder, path, data))
         if len(outcome.encode("utf-8", "replace")) > request.most:
-            copied.append(_kept(targets, folder, "outcome.md", outcome.encode("utf-8", "replace")))
+            copied.append(_keep_artifact(targets, folder, "outcome.md", outcome.encode("utf-8", "replace")))
         return tuple(copied)
 
 
-def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> str:
+def _keep_artifact(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> str:
     """Write a file to all workspaces and return its path, which is new if an earlier subtask of this name used it."""
     target = f"{folder}/{path}"
     if any(workspace.is_taken(target, data) for workspace in workspaces):
@@ -99,17 +99,17 @@ def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> s
     return target
 
 
-async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
+async def _query_closed(handle: Handle, query: str, kind: type[V]) -> V | None:
     """Query a closed workflow, if it can be read and has the expected type.
 
     Each attempt queries once, since this worker may be shutting down and another one can answer.
     """
     try:
-        answer: V = await handle.query(query, result_type=kind, rpc_timeout=QUERY_PATIENCE)
+        answer: V = await handle.query(query, result_type=kind, rpc_timeout=QUERY_TIMEOUT)
     except (WorkflowQueryFailedError, ValidationError):
         return None
     except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND or activity.info().attempt >= ATTEMPTS:
+        if error.status is RPCStatusCode.NOT_FOUND or activity.info().attempt >= QUERY_ATTEMPTS:
             return None
         if error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
             raise
@@ -118,9 +118,9 @@ async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
     return answer
 
 
-def _spent(view: RunView | None, share: Share) -> Spent:
+def _total_spent(view: RunView | None, share: Share) -> Spent:
     """Return what the run and its own subtasks spent; the whole share if that is unknown."""
     if view is None:
-        return all_of(share)
+        return whole_share_spent(share)
     own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd, follow_ups=view.follow_ups)
     return settle_share(own + (view.delegated or Spent()), share)

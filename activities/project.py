@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.followup.outbox import Outbox
-from activities.model.claude import PRICES, summary_model_of, window_of
+from activities.model.claude import CLAUDE_PRICES, claude_summary_model, claude_window
 from activities.model.price import Price
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.storage.store import LocalStores, Stores
@@ -57,18 +57,18 @@ class Project:
 
     def window_of(self, *models: str) -> int:
         """Return the smallest context window in tokens, as set by the project or known for the models."""
-        return self.window or min(window_of(provider_of(model, self.providers)[1]) for model in models)
+        return self.window or min(claude_window(provider_of(model, self.providers)[1]) for model in models)
 
     def price_of(self, model: str) -> Price | None:
         """Return the project's price for the model, or Anthropic's if the provider charges it."""
         provider, bare = provider_of(model, self.providers)
-        known = PRICES.get(bare) if provider in self.claude_priced else None
+        known = CLAUDE_PRICES.get(bare) if provider in self.claude_priced else None
         return self.prices.get(model) or self.prices.get(bare) or known
 
     def summary_model_of(self, model: str) -> str:
         """Return the model that summarizes runs of `model`; another provider's model summarizes its own."""
         provider, bare = provider_of(model, self.providers)
-        return self.summary_model or (summary_model_of(bare) if provider == DEFAULT else model)
+        return self.summary_model or (claude_summary_model(bare) if provider == DEFAULT else model)
 
     def workspace(self, run_id: str) -> Workspace:
         return Workspace(self.workspaces / folder_name(run_id), self.secrets)

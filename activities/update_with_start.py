@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
-MOMENT = 0.05  # seconds; the future is done by then, or never will be
+FUTURE_TIMEOUT = 0.05  # seconds; the future is done by then, or never will be
 
 T = TypeVar("T")
 
@@ -29,14 +29,14 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
     except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError):
         # The SDK also keeps the error in a future; if that is never awaited, asyncio logs it with a traceback.
         with suppress(TimeoutError):
-            async with asyncio.timeout(MOMENT):
+            async with asyncio.timeout(FUTURE_TIMEOUT):
                 await asyncio.gather(operation.workflow_handle(), return_exceptions=True)
         _must_not_be_cancelled()
         raise
     return answer
 
 
-async def answered(update: Awaitable[T], seconds: float) -> T:
+async def await_update(update: Awaitable[T], seconds: float) -> T:
     """Await an update's answer. Raises TimeoutError after `seconds`, and the update's own errors."""
     try:
         async with asyncio.timeout(seconds):

@@ -15,7 +15,7 @@ from bench.peer import NAMES, environment, peering
 from bench.peer_rows import PeerBench, PeerRow
 from bench.rows import QUICK, Bench, Row, Sizes
 from bench.side import working
-from devserver import embedded
+from devserver import embedded_server
 from perdure.converter import data_converter
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
@@ -32,7 +32,7 @@ async def measure(sizes: Sizes, peers: Sequence[str], workers: int) -> list[Row 
     print(_line(*HEAD))
     async with AsyncExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        server = await held.enter_async_context(embedded(home / "server"))
+        server = await held.enter_async_context(embedded_server(home / "server"))
         client = await Client.connect(server.address, data_converter=data_converter)
         raw = await held.enter_async_context(working("raw", client, home, workers))
         ours = await held.enter_async_context(working("ours", client, home, workers))

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from activities.mailbox.folder import MailFolder
 from decisions.ids import mailbox_workflow_id
-from devserver import embedded
+from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
-from perdure.commands.mail import carrying
+from perdure.commands.mail import run_bridge_worker
 from perdure.process.mailbox_bridge import Bridge
-from perdure.process.shutdown import leave
-from settings import load
-from worker import working
+from perdure.process.shutdown import exit_now
+from settings import load_settings
+from worker import run_worker
 
 PLANS, BODY, BLOCKS = 4, 1000, 10
 
@@ -38,13 +38,13 @@ class Mark:
 async def measure(files: int) -> None:
     """Prints a line for each tenth, and what all of them took."""
     home = Path(tempfile.mkdtemp(prefix="bench-mail-"))
-    async with embedded(home / "state") as server:
+    async with embedded_server(home / "state") as server:
         client = await connect(server.address)
         await register_search_attributes(client)
-        settings, folder = load({}, home), MailFolder(home / "mail", "default")
-        folder.open()
+        settings, folder = load_settings({}, home), MailFolder(home / "mail", "default")
+        folder.open_folder()
         await asyncio.to_thread(_write, folder.root, files)
-        async with working(client, settings), carrying(client, settings, folder):
+        async with run_worker(client, settings), run_bridge_worker(client, settings, folder):
             stop = asyncio.Event()
             bridge = asyncio.create_task(Bridge(client, settings.task_queue, folder).run(stop))
             marks = await _marks(folder.root, files)
@@ -92,4 +92,4 @@ def _print(marks: list[Mark], events: int) -> None:
 
 if __name__ == "__main__":
     asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 2000))
-    leave(0)
+    exit_now(0)

@@ -14,13 +14,13 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
-from activities.model.transcript_cache import Transcripts, Wanted
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
 from activities.storage.store import LocalStores
 from bench.raw_min import RAW, RawMin, runner
 from bench.side import Name, Report, Side, working
 from bench.work import Work, text
-from contracts.run.transcript import Page, Part, PartKind
-from decisions.ids import run_id_of
+from contracts.run.transcript import Part, PartKind, TranscriptPage
+from decisions.ids import run_id_of_workflow
 from perdure.converter import data_converter
 from perdure.process.workflows import workflow_runner
 from workflows.agent_run.agent_run import AgentRun
@@ -168,23 +168,23 @@ async def _until_asked(side: Side, handle: WorkflowHandle[Any, Any], number: int
 
 async def _miss(side: Side, handle: WorkflowHandle[Any, Any]) -> float:
     """As a second worker would: the run answers from its memory, and the whole transcript comes over."""
-    page = await handle.query("transcript", {"limit": 1}, result_type=Page)
+    page = await handle.query("transcript", {"limit": 1}, result_type=TranscriptPage)
     started = time.monotonic()
     await _transcript(side, handle, page)
     return time.monotonic() - started
 
 
-async def _transcript(side: Side, handle: WorkflowHandle[Any, Any], page: Page) -> list[Part]:
+async def _transcript(side: Side, handle: WorkflowHandle[Any, Any], page: TranscriptPage) -> list[Part]:
     """All parts of a run, proven by its hash chain."""
     stores = LocalStores(side.workspaces)
-    wanted = Wanted(handle.id, "", page.total, page.head, stores.of(run_id_of(handle.id)))
-    conversation = await Transcripts(side.client, stores).at(wanted)
+    wanted = TranscriptCursor(handle.id, "", page.total, page.head, stores.of(run_id_of_workflow(handle.id)))
+    conversation = await TranscriptCache(side.client, stores).read_conversation(wanted)
     return conversation.transcript.parts
 
 
 async def is_complete(side: Side, done: Run) -> bool:
     """Whether the finished run's transcript holds every tool result, whole and in order."""
-    page = await done.handle.query("transcript", {"limit": 1}, result_type=Page)
+    page = await done.handle.query("transcript", {"limit": 1}, result_type=TranscriptPage)
     parts = await _transcript(side, done.handle, page)
     results = [part.content[0]["content"] for part in parts if part.kind is PartKind.result]
     return results == [text(turn, done.work.size) for turn in range(done.work.steps)]

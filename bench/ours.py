@@ -17,7 +17,7 @@ from contracts.run.events import StartEvent
 from contracts.run.limits import LimitOverrides
 from contracts.run.turn import Usage
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
-from worker import build as build_worker
+from worker import build_worker
 
 BULK = "bulk"
 

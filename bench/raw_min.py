@@ -10,8 +10,8 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from bench.work import Marks, Work, text
 from perdure.converter import data_converter
-from perdure.process.workflows import RECOVERY, workflow_runner
-from worker import GRACE, SHOWN_WITHIN
+from perdure.process.workflows import STICKY_TIMEOUT, workflow_runner
+from worker import GRACE, HEARTBEAT_THROTTLE
 
 TIMEOUT = timedelta(seconds=60)
 RAW = "raw:"  # what its workflow ids begin with
@@ -71,10 +71,10 @@ def build(client: Client, queue: str, marks: Marks) -> Worker:
         workflows=[RawMin],
         activities=[activities.model, activities.tool],
         workflow_runner=runner(),
-        sticky_queue_schedule_to_start_timeout=RECOVERY,
+        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         graceful_shutdown_timeout=GRACE,
-        max_heartbeat_throttle_interval=SHOWN_WITHIN,
-        default_heartbeat_throttle_interval=SHOWN_WITHIN,
+        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
     )
 
 

@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.followup.topic import publish
+from activities.followup.topic import signal_event
 from bench.side import Name, Side, working
 from bench.work import Work
 from contracts.conversation import SubmitRequest
 from contracts.topic import Event
-from decisions.conversation.lane import MOST_QUEUED
+from decisions.conversation.lane import MAX_QUEUED
 from decisions.ids import run_workflow_id
-from devserver import embedded
+from devserver import embedded_server
 from perdure.client import lanes
 from perdure.converter import data_converter
 
@@ -179,7 +179,7 @@ class Tasks(Crowd):
         answers = {"discord": {"replyToMessageId": f"{follow_up}-{resolved}"}}
         data = {"platform": "discord", "ts": 1, **said, "raw": answers}
         event = Event.model_validate({"type": "evt.adapter.message.created", "data": data})
-        await publish(self.client, self.side.queue, event)
+        await signal_event(self.client, self.side.queue, event)
         await until(lambda: self._count(run, "resolved", resolved + 1), SOON)
         return time.monotonic() - began
 
@@ -193,19 +193,19 @@ class Lane(Crowd):
             while True:
                 body = SubmitRequest(request_id=str(number), goal="Hello.")
                 try:
-                    await lanes.submit(self.client, self.side.queue, "one", body)
-                except lanes.NotTaken:  # it is full
+                    await lanes.submit_with_retry(self.client, self.side.queue, "one", body)
+                except lanes.RequestRejectedError:  # it is full
                     await asyncio.sleep(1)
                 else:
                     return
 
         before, self.number = self.number, to
         await each(say, range(before, to))
-        await until(self._is_idle, most=MOST_QUEUED * MOST_TURN)
+        await until(self._is_idle, most=MAX_QUEUED * MOST_TURN)
         return to - before
 
     async def _is_idle(self) -> bool:
-        view = await lanes.look(self.client, "one")
+        view = await lanes.query_lane(self.client, "one")
         return view is not None and not view.queued and view.active is None
 
     async def probe(self, number: int) -> float:
@@ -236,7 +236,7 @@ async def each(begin: Callable[[int], Awaitable[None]], numbers: Iterable[int]) 
 async def said(side: Side, lane: str, request: str) -> None:
     """Until the turn has ended."""
     body = SubmitRequest(request_id=request, goal="Hello.")
-    taken = await lanes.submit(side.client, side.queue, lane, body)
+    taken = await lanes.submit_with_retry(side.client, side.queue, lane, body)
     run = side.client.get_workflow_handle(run_workflow_id(taken.run_id))
     while True:
         try:
@@ -259,7 +259,7 @@ async def measure(kind: str, number: int, rest: float) -> None:
     make, name = KINDS[kind]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         home = Path(folder) / "server"
-        async with embedded(home) as server:
+        async with embedded_server(home) as server:
             client = await Client.connect(server.address, data_converter=data_converter)
             async with working(name, client, Path(folder)) as side:
                 crowd = make(side)

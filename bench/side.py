@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowHandle
 from bench.ours import start_event
 from bench.raw_min import RAW, RawMin
 from bench.work import Marks, Work
-from perdure.client.runs import start
+from perdure.client.runs import start_or_get_run
 
 ROOT = Path(__file__).parent.parent
 MOST_REPORT = 64 * 1024 * 1024  # bytes of one line from a worker
@@ -54,7 +54,7 @@ class Side:
     async def start(self, work: Work) -> WorkflowHandle[Any, Any]:
         run_id = uuid4().hex[:12]
         if self.name == "ours":
-            return await start(self.client, self.queue, start_event(work), run_id)
+            return await start_or_get_run(self.client, self.queue, start_event(work), run_id)
         return await self.client.start_workflow(RawMin.run, work, id=RAW + run_id, task_queue=self.queue)
 
     async def report(self) -> Report:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from contracts.models import Value, sparse
+from contracts.models import FrozenModel, omit_default
 from contracts.run.limits import LimitOverrides, Limits
 from contracts.tool import ToolTable
 
 DEFAULT_AGENT = "default"
 
 
-class Agent(Value):
+class Agent(FrozenModel):
     """An agent of a project. `tools` is the allow-list; built-in tools are always available, the journal's tools
     unless `journal` is False.
 
@@ -31,7 +31,7 @@ class Agent(Value):
     journal: bool = True
 
 
-class ToolSchema(Value):
+class ToolSchema(FrozenModel):
     """A tool as the model sees it."""
 
     name: str
@@ -39,7 +39,7 @@ class ToolSchema(Value):
     input_schema: dict[str, Any]
 
 
-class Definition(Value):
+class Definition(FrozenModel):
     """The part of a snapshot that the model sees, stored in the run's store under its hash.
 
     `may_delegate` is False if the run is too deep in a tree; the agent then has no peers.
@@ -47,11 +47,11 @@ class Definition(Value):
 
     agent: str
     model: str
-    fallbacks: tuple[str, ...] = sparse(())
+    fallbacks: tuple[str, ...] = omit_default(())
     max_tokens: int
     system: str
     tools: tuple[ToolSchema, ...]
-    may_delegate: bool = sparse(True)
+    may_delegate: bool = omit_default(True)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Definition(Value):
         return (self.model, *self.fallbacks)
 
 
-class Opening(Value):
+class StartSnapshot(FrozenModel):
     """The result of the activity `open_run`: the tool table, limits, and the definition by reference."""
 
     agent: str
@@ -68,16 +68,18 @@ class Opening(Value):
     tools: ToolTable
     limits: Limits  # merged from agent, file and defaults here, so that a replay does not depend on a later default
     workspace: str
-    peers: tuple[str, ...] = sparse(())  # agents that this run may delegate to
-    mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
-    sessions: tuple[str, ...] = sparse(())  # other conversations in which its follow-ups may resume
-    secret: str = sparse("")  # random; the nonces of the run's requests derive from it
-    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
-    ceiling: dict[str, Any] = sparse({})  # the project's limits that no run exceeds
-    key_id: str = sparse("")  # as in `RunState`
+    peers: tuple[str, ...] = omit_default(())  # agents that this run may delegate to
+    mailboxes: tuple[str, ...] = omit_default(())  # peers that live outside
+    sessions: tuple[str, ...] = omit_default(())  # other conversations in which its follow-ups may resume
+    secret: str = omit_default("")  # random; the nonces of the run's requests derive from it
+    answer_keys: dict[str, str] = omit_default(
+        {}
+    )  # public keys by id; only answers signed with one of them are accepted
+    ceiling: dict[str, Any] = omit_default({})  # the project's limits that no run exceeds
+    key_id: str = omit_default("")  # as in `RunState`
 
 
-class OpeningRequest(Value):
+class StartSnapshotRequest(FrozenModel):
     """The input of `open_run`. A cursor (`length`, `head`) names the transcript that holds the goal.
 
     `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit. `execution` is as
@@ -87,6 +89,6 @@ class OpeningRequest(Value):
     agent: str
     length: int
     head: str
-    depth: int = sparse(0)
-    max_depth: int | None = sparse(None)
-    execution: str = sparse("")
+    depth: int = omit_default(0)
+    max_depth: int | None = omit_default(None)
+    execution: str = omit_default("")

@@ -8,16 +8,16 @@ from pydantic import Field, model_validator
 from pydantic_core import to_json
 
 from contracts.delegation import Share
-from contracts.models import Edge, Value, depth, sparse
+from contracts.models import FrozenModel, StrictModel, nesting_depth, omit_default
 from contracts.run.journal import Journal
 from contracts.run.limits import Context
 from contracts.run.transcript import Segment
 from contracts.sender import Sender
 
 MAX_ID_LENGTH = 200  # characters
-MOST_TEXT = 200_000  # characters of a request's messages together
-MOST_EXTRAS = 64 * 1024  # bytes of `context` and `raw` together
-MOST_NESTED = 64  # levels in them: other values wrap them, and JSON readers have a limit
+MAX_REQUEST_TEXT = 200_000  # characters of a request's messages together
+MAX_EXTRAS = 64 * 1024  # bytes of `context` and `raw` together
+MAX_EXTRAS_NESTING = 64  # levels in them: other values wrap them, and JSON readers have a limit
 
 
 class WhenBusy(StrEnum):
@@ -29,15 +29,15 @@ class WhenBusy(StrEnum):
     interrupt = "interrupt"  # the running turn is cancelled, and the request is next
 
 
-class Message(Edge):
+class Message(StrictModel):
     """A message of a request."""
 
     role: Literal["system", "user"]
     """`user` adds to the conversation, `system` to the system prompt of this turn."""
-    content: str = Field(min_length=1, max_length=MOST_TEXT)
+    content: str = Field(min_length=1, max_length=MAX_REQUEST_TEXT)
 
 
-class Headers(Edge):
+class Headers(StrictModel):
     """The identity of a request, as the source's envelopes carry it (E9)."""
 
     request_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
@@ -50,7 +50,7 @@ class Headers(Edge):
     """The person who asked."""
 
 
-class Choice(Edge):
+class Choice(StrictModel):
     """A choice that a person makes before the work begins, such as the file of an input."""
 
     name: str = Field(min_length=1, max_length=64)
@@ -59,12 +59,12 @@ class Choice(Edge):
     """The possible answers."""
 
 
-class SubmitRequest(Edge):
+class SubmitRequest(StrictModel):
     """The body of the update `submit` and of the signal `request`: either a `goal` or `messages`."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """Identifies the request, so that a repeat has no effect."""
-    goal: str | None = Field(default=None, min_length=1, max_length=MOST_TEXT)
+    goal: str | None = Field(default=None, min_length=1, max_length=MAX_REQUEST_TEXT)
     """The task, in words. Give either this or `messages`."""
     messages: tuple[Message, ...] = Field(default=(), max_length=100)
     """Messages in place of a goal."""
@@ -92,25 +92,25 @@ class SubmitRequest(Edge):
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
     )
     """The agent whose mailbox is notified when the request ends."""
-    share: Share | None = sparse(None)
+    share: Share | None = omit_default(None)
     """The remaining budget of the work that it resumes; the turn does not exceed it."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
     signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)
     """The signature of the answer to `question_id`, as in `human_input`."""
 
     @model_validator(mode="after")
-    def _says_something_once(self) -> Self:
+    def _check_content(self) -> Self:
         if (self.goal is None) == (not self.messages):
             raise ValueError('give either "goal" or "messages"')
         if not self.text.strip():
             raise ValueError("the request is empty: give a goal or a user message")
-        if len(self.text) + len(self.brief) > MOST_TEXT:
-            raise ValueError(f"the messages together may have {MOST_TEXT:,} characters")
-        if len(to_json([self.context, self.raw])) > MOST_EXTRAS:
-            raise ValueError(f"context and raw together may have {MOST_EXTRAS:,} bytes")
-        if depth([self.context, self.raw]) > MOST_NESTED + 1:
-            raise ValueError(f"context and raw may be nested {MOST_NESTED} levels deep")
+        if len(self.text) + len(self.brief) > MAX_REQUEST_TEXT:
+            raise ValueError(f"the messages together may have {MAX_REQUEST_TEXT:,} characters")
+        if len(to_json([self.context, self.raw])) > MAX_EXTRAS:
+            raise ValueError(f"context and raw together may have {MAX_EXTRAS:,} bytes")
+        if nesting_depth([self.context, self.raw]) > MAX_EXTRAS_NESTING + 1:
+            raise ValueError(f"context and raw may be nested {MAX_EXTRAS_NESTING} levels deep")
         return self
 
     @property
@@ -124,7 +124,7 @@ class SubmitRequest(Edge):
         return "\n\n".join(message.content for message in self.messages if message.role == "system")
 
 
-class Submitted(Value):
+class Submitted(FrozenModel):
     """The answer of `submit`."""
 
     run_id: str
@@ -152,7 +152,7 @@ class LaneFault(StrEnum):
     """The lane is being cancelled. Retry later; a new lane opens then."""
 
 
-class Queued(Value):
+class Queued(FrozenModel):
     """An accepted request. `size` is its size in bytes in the lane's state."""
 
     request: SubmitRequest
@@ -161,7 +161,7 @@ class Queued(Value):
     at: datetime
 
 
-class Active(Value):
+class Active(FrozenModel):
     """The running turn. `is_repeat`: its run existed before its lane started it.
 
     `forget` names the turns that it leaves out of the conversation.
@@ -169,7 +169,7 @@ class Active(Value):
 
     queued: Queued
     is_repeat: bool = False
-    forget: tuple[str, ...] = sparse(())
+    forget: tuple[str, ...] = omit_default(())
 
 
 class TurnEnd(StrEnum):
@@ -185,7 +185,7 @@ class TurnEnd(StrEnum):
     dropped = "dropped"
 
 
-class Ended(Value):
+class Ended(FrozenModel):
     """The end of a run. `said` is the outcome, or the reason for its absence."""
 
     end: TurnEnd
@@ -193,7 +193,7 @@ class Ended(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _end_alone(cls, value: Any) -> Any:
+    def _read_old_form(cls, value: Any) -> Any:
         """Read the form of earlier workers: the run's status on the server, as a string."""
         return {"end": _OLD_STATUSES.get(value, value)} if isinstance(value, str) else value
 
@@ -201,7 +201,7 @@ class Ended(Value):
 _OLD_STATUSES = {"terminated": TurnEnd.cancelled, "timed out": TurnEnd.timed_out, "gone": TurnEnd.failed}
 
 
-class Turn(Value):
+class Turn(FrozenModel):
     """An ended request. `said` is the outcome, or the reason for its absence; both texts are truncated."""
 
     request_id: str
@@ -210,11 +210,11 @@ class Turn(Value):
     end: TurnEnd
     said: str = ""
     at: datetime
-    forgotten: bool = sparse(False)
+    forgotten: bool = omit_default(False)
     """A person took it out of the conversation."""
 
 
-class Word(Value):
+class TurnNotice(FrozenModel):
     """A notice to the mailbox of agent `mailbox` that its request has ended."""
 
     mailbox: str
@@ -223,7 +223,7 @@ class Word(Value):
     end: TurnEnd
 
 
-class LaneState(Value):
+class LaneState(FrozenModel):
     """The state of a lane, carried over continue-as-new.
 
     `seen` maps a digest of each request id to a digest of the request. `after` names the turns that the next one
@@ -233,7 +233,7 @@ class LaneState(Value):
 
     type: Literal["conversation.continue"] = "conversation.continue"
     conversation_id: str
-    closes: bool = sparse(False)  # once it is empty
+    closes: bool = omit_default(False)  # once it is empty
     agent: str | None = None  # the last agent
     queue: tuple[Queued, ...] = ()
     active: Active | None = None
@@ -244,11 +244,11 @@ class LaneState(Value):
     accepted: int = 0
     refused: int = 0
     notices: tuple[str, ...] = ()
-    words: tuple[Word, ...] = sparse(())
-    forget: tuple[str, ...] = sparse(())
+    words: tuple[TurnNotice, ...] = omit_default(())
+    forget: tuple[str, ...] = omit_default(())
 
 
-class ConversationStart(Edge):
+class ConversationStart(StrictModel):
     """The input of `Conversation`."""
 
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
@@ -257,18 +257,18 @@ class ConversationStart(Edge):
     """The lane ends once it is empty; the next request opens a new one."""
 
 
-class DropRequest(Edge):
+class DropRequest(StrictModel):
     """The body of the signal `drop`: removes a request from the queue."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """The queued request."""
     by: str | None = Field(default=None, max_length=200)
     """The person who drops it, self-declared."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
 
-class ForgetRequest(Edge):
+class ForgetRequest(StrictModel):
     """The body of the update `forget`: removes an ended turn from the conversation.
 
     Later turns do not see it. Its effects are not undone, and its run keeps its record.
@@ -276,11 +276,11 @@ class ForgetRequest(Edge):
 
     run_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     """The run of the turn; by default the latest."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
 
-class Forgotten(Value):
+class Forgotten(FrozenModel):
     """The answer of `forget`."""
 
     run_id: str
@@ -288,31 +288,31 @@ class Forgotten(Value):
     """The request of the turn, truncated."""
 
 
-class SteerRequest(Edge):
+class SteerRequest(StrictModel):
     """The body of the signal `steer` of a run: a user message for its next model call."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """The request that the message comes from."""
-    text: str = Field(min_length=1, max_length=MOST_TEXT)
+    text: str = Field(min_length=1, max_length=MAX_REQUEST_TEXT)
     """The message."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
 
-class Steered(Edge):
+class Steered(StrictModel):
     """The body of the signal `steered`: the run confirms to its lane that it took the message."""
 
     request_id: str
 
 
-class WaitingView(Value):
+class WaitingView(FrozenModel):
     request_id: str
     run_id: str
     asked: str
     at: datetime
 
 
-class LaneView(Value):
+class LaneView(FrozenModel):
     """The answer of the query `lane`."""
 
     conversation_id: str
@@ -333,15 +333,15 @@ class LaneView(Value):
     """The latest messages that had no effect, with reasons."""
 
 
-class JoinRequest(Value):
+class JoinRequest(FrozenModel):
     """The input of the activity `join_conversation`. The turns in `forget` are left out from now on."""
 
     conversation_id: str
     after: tuple[str, ...]
-    forget: tuple[str, ...] = sparse(())
+    forget: tuple[str, ...] = omit_default(())
 
 
-class Joined(Value):
+class Joined(FrozenModel):
     """The conversation that a turn continues. A new conversation has no segment; the journal is optional."""
 
     segment: Segment | None = None
@@ -349,7 +349,7 @@ class Joined(Value):
     shows_journal: bool = False
 
 
-class TurnRecord(Value):
+class TurnRecord(FrozenModel):
     """A conversation as a turn left it, stored in the conversation's store under the run's name.
 
     `shows_journal`: the conversation does not contain the current journal.
@@ -361,12 +361,12 @@ class TurnRecord(Value):
     shows_journal: bool
 
 
-class TurnAnswer(Value):
+class TurnAnswer(FrozenModel):
     """The input of the activity `answer_turn`."""
 
     run_id: str
     question_id: str
     text: str
     request_id: str
-    sender: Sender | None = sparse(None)
-    signature: str | None = sparse(None)
+    sender: Sender | None = omit_default(None)
+    signature: str | None = omit_default(None)

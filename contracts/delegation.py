@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.models import Edge, Value, sparse
+from contracts.models import FrozenModel, StrictModel, omit_default
 
-MOST_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
+MAX_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 
 
 class Join(StrEnum):
@@ -18,25 +18,25 @@ class Join(StrEnum):
     any = "any"  # one subtask that no other depends on is done; the rest are cancelled
 
 
-class Subtask(Edge):
+class Subtask(StrictModel):
     """One node of the DAG, as the model writes it. It receives the results of the subtasks that `depends_on` names."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
     agent: str = Field(min_length=1, max_length=200)
-    instructions: str = Field(min_length=1, max_length=MOST_INSTRUCTIONS)
+    instructions: str = Field(min_length=1, max_length=MAX_INSTRUCTIONS)
     depends_on: tuple[str, ...] = ()
     expected_output: str = Field(default="", max_length=2000)
     timeout: Duration | None = None
 
 
-class DelegateArguments(Edge):
+class DelegateArguments(StrictModel):
     """The arguments of the tool `delegate`."""
 
     subtasks: tuple[Subtask, ...] = Field(min_length=1)
     join: Join = Join.all
 
 
-class Share(Value):
+class Share(FrozenModel):
     """A part of a budget. Unset fields are not limited."""
 
     steps: int
@@ -45,17 +45,17 @@ class Share(Value):
     """Tokens sent and received."""
     usd: float | None = None
     """Cost in USD."""
-    follow_ups: int | None = sparse(None)
+    follow_ups: int | None = omit_default(None)
     """Follow-ups of the run and of all work that resumes from them."""
 
 
-class Spent(Value):
+class Spent(FrozenModel):
     """The usage of runs, including their subtasks. `usd` is unset once a model without a known price was used."""
 
     steps: int = 0
     tokens: int = 0
     usd: float | None = 0.0
-    follow_ups: int = sparse(0)
+    follow_ups: int = omit_default(0)
 
     def __add__(self, other: "Spent") -> "Spent":
         usd = None if self.usd is None or other.usd is None else self.usd + other.usd
@@ -63,7 +63,7 @@ class Spent(Value):
         return Spent(steps=self.steps + other.steps, tokens=self.tokens + other.tokens, usd=usd, follow_ups=follow_ups)
 
 
-class Assignment(Value):
+class Assignment(FrozenModel):
     """A run's place in a delegation: a subtask of run `by`, `depth` levels below the first run, with a budget share."""
 
     by: str
@@ -82,7 +82,7 @@ class SubtaskStatus(StrEnum):
     terminated = "terminated"
 
 
-class Collected(Value):
+class Collected(FrozenModel):
     """The result of a subtask's run. `artifacts` are paths in the workspace of the delegating run."""
 
     status: SubtaskStatus
@@ -91,7 +91,7 @@ class Collected(Value):
     spent: Spent = Spent()
 
 
-class SubtaskState(Value):
+class SubtaskState(FrozenModel):
     """The state of a subtask. Its `share` is reserved while it runs; then `spent` replaces it.
 
     `run_id` is empty for a peer that lives outside.
@@ -113,7 +113,7 @@ class DelegationStatus(StrEnum):
     failed = "failed"
 
 
-class DelegationRequest(Value):
+class DelegationRequest(FrozenModel):
     """The input of `Delegation`: subtasks for run `run_id` and its agent, at `step`, `depth` below the first run.
 
     `budget` is for all subtasks together. `max_depth` is the first run's and applies to the whole tree. `mailboxes`
@@ -131,17 +131,17 @@ class DelegationRequest(Value):
     budget: Share
     subtasks: tuple[Subtask, ...] = Field(min_length=1)
     join: Join = Join.all
-    mailboxes: tuple[str, ...] = sparse(())
-    heir: str = sparse("")
-    key_id: str = sparse("")
+    mailboxes: tuple[str, ...] = omit_default(())
+    heir: str = omit_default("")
+    key_id: str = omit_default("")
 
     @property
-    def named(self) -> str:
+    def id_base(self) -> str:
         """The id from which the ids of the subtasks derive."""
         return self.key_id or self.run_id
 
 
-class DelegationState(Value):
+class DelegationState(FrozenModel):
     """The answer of the query `state` of a `Delegation`, and its result. `why` names the failed subtask."""
 
     status: DelegationStatus = DelegationStatus.running
@@ -149,7 +149,7 @@ class DelegationState(Value):
     subtasks: tuple[SubtaskState, ...]
 
 
-class CollectRequest(Value):
+class CollectRequest(FrozenModel):
     """The input of the activity `collect`: read the result of run `run_id`, its outcome truncated to `most` bytes.
 
     Its artifacts are copied to the workspaces of the runs `into`, the delegating run first, into a folder named after

@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.models import Edge, Value
+from contracts.models import FrozenModel, StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.run.state import RunStatus
 
 
-def _several(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 # One text, or a list of texts.
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_to_list)]
 
 
-class Expectation(Edge):
+class Expectation(StrictModel):
     """The conditions that a run must meet at its end. Only `status` has a default; unset fields are not checked.
 
     `contains`, `not_contains` and `matches` (a regular expression) apply to the run's final text. `artifact` names
@@ -42,7 +42,7 @@ class Expectation(Edge):
 
     @field_validator("matches")
     @classmethod
-    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             try:
                 re.compile(pattern)
@@ -51,7 +51,7 @@ class Expectation(Edge):
         return patterns
 
 
-class Case(Edge):
+class Case(StrictModel):
     """One goal. `name` is its name in the report; by default the goal itself."""
 
     name: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
@@ -62,7 +62,7 @@ class Case(Edge):
     expect: Expectation = Expectation()
 
 
-class Facts(Value):
+class Facts(FrozenModel):
     """The result of a run. `text` is its final text; `asked` are its questions to a person.
 
     `made` are the tools that were called, `tried` those that the model asked for. Steps, tokens and cost include
@@ -81,7 +81,7 @@ class Facts(Value):
     cost_usd: float | None = 0.0
 
 
-class Score(Value):
+class Score(FrozenModel):
     """The score of one run of a case. `why` lists the failed conditions."""
 
     run_id: str
@@ -90,5 +90,5 @@ class Score(Value):
     seconds: float
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         return not self.why

@@ -11,15 +11,15 @@ from pydantic_core import to_json
 
 from contracts.conversation import MAX_ID_LENGTH, Headers, SubmitRequest
 from contracts.delegation import Share
-from contracts.models import CamelEdge, CamelValue, Edge, Value, sparse
+from contracts.models import CamelModel, FrozenModel, StrictCamelModel, StrictModel, omit_default
 from contracts.topic import Event
 
-MOST_TASKS = 50  # of a follow-up: with their inputs and results they must fit one payload
-MOST_DESCRIPTION = 1000  # characters
-MOST_SUMMARY = 20_000  # characters
-MOST_INPUT = 8 * 1024  # bytes
-MOST_RESULT = 16 * 1024  # bytes
-MOST_WORKFLOW_ID = MAX_ID_LENGTH - 10  # characters: the id of the resuming request contains it
+MAX_FOLLOW_UP_TASKS = 50  # of a follow-up: with their inputs and results they must fit one payload
+MAX_DESCRIPTION = 1000  # characters
+MAX_FOLLOW_UP_SUMMARY = 20_000  # characters
+MAX_TASK_INPUT = 8 * 1024  # bytes
+MAX_TASK_RESULT = 16 * 1024  # bytes
+MAX_FOLLOW_UP_ID = MAX_ID_LENGTH - 10  # characters: the id of the resuming request contains it
 
 
 class FollowUpStatus(StrEnum):
@@ -51,7 +51,7 @@ class FollowUpFailure(StrEnum):
     """The lane rejects the request that resumes the work. The message has the lane's reason."""
 
 
-class ResumeTarget(Edge):
+class ResumeTarget(StrictModel):
     """The conversation in which the work resumes."""
 
     session_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
@@ -62,49 +62,49 @@ class ResumeTarget(Edge):
     """The user that the answer should mention; passed to the agent."""
 
 
-class FollowUpDefinition(CamelEdge):
+class FollowUpDefinition(StrictCamelModel):
     """The definition of a follow-up. On resume, the agent knows only `summary` and the tasks (E8)."""
 
     version: Literal[2] = 2
     origin: Headers
     """The request that the follow-up came from."""
     resume_target: ResumeTarget
-    summary: str = Field(min_length=1, max_length=MOST_SUMMARY)
+    summary: str = Field(min_length=1, max_length=MAX_FOLLOW_UP_SUMMARY)
     """The work so far and what it waits for: all that the agent knows on resume, apart from the tasks."""
     completion: Completion = Completion.all
     """`all`: ends with the last task. `any`: ends with the first; the others are cancelled."""
 
 
-class CreateData(CamelEdge):
-    workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MOST_WORKFLOW_ID)
+class CreateData(StrictCamelModel):
+    workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MAX_FOLLOW_UP_ID)
     """The follow-up's name; its workflow id is `wf:` followed by it."""
     definition: FollowUpDefinition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
     """The run whose turn creates the tasks. `all` waits for its end."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     """The agent that resumes the work; by default the conversation's last agent."""
-    share: Share | None = sparse(None)
+    share: Share | None = omit_default(None)
     """The part of the creating run's budget for the resumed work. Set by the run."""
 
 
-class CreateCommand(Edge):
+class CreateCommand(StrictModel):
     """The input of `FollowUp`."""
 
     type: Literal["cmd.workflow.create"] = "cmd.workflow.create"
     headers: Headers = Headers()
     data: CreateData
-    answer_keys: dict[str, str] = sparse({})
+    answer_keys: dict[str, str] = omit_default({})
     """Public keys by id; only answers signed with one of them are accepted. Set by the run's worker."""
 
 
-class TaskData(CamelEdge):
+class TaskData(StrictCamelModel):
     workflow_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """The follow-up's name."""
     task_id: str = Field(pattern=r"^[A-Za-z0-9._:-]+$", max_length=MAX_ID_LENGTH)  # it is sent in an HTTP header
     """New in its follow-up; a repeat has no effect."""
     kind: str = Field(min_length=1, max_length=100)
     """One of the [kinds](#kinds-of-tasks), which defines `input`."""
-    description: str = Field(min_length=1, max_length=MOST_DESCRIPTION)
+    description: str = Field(min_length=1, max_length=MAX_DESCRIPTION)
     """The awaited thing, in words."""
     input: dict[str, Any] = Field(default_factory=dict)
     """The input of its kind; up to 8 KiB."""
@@ -113,19 +113,19 @@ class TaskData(CamelEdge):
 
     @field_validator("description")
     @classmethod
-    def _says_something(cls, description: str) -> str:
+    def _check_description(cls, description: str) -> str:
         if not description.strip():
             raise ValueError("the description is empty: say what is waited for, in words")
         return description
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if len(to_json(self.input)) > MOST_INPUT:
-            raise ValueError(f"the input may have {MOST_INPUT:,} bytes")
+    def _check_size(self) -> Self:
+        if len(to_json(self.input)) > MAX_TASK_INPUT:
+            raise ValueError(f"the input may have {MAX_TASK_INPUT:,} bytes")
         return self
 
 
-class TaskCommand(Edge):
+class TaskCommand(StrictModel):
     """The body of the signal `task_create`, and of the update `create_task`, which returns a result."""
 
     type: Literal["cmd.workflow.task.create"] = "cmd.workflow.task.create"
@@ -133,20 +133,20 @@ class TaskCommand(Edge):
     data: TaskData
 
 
-class CancelData(CamelEdge):
+class CancelData(StrictCamelModel):
     workflow_id: str | None = None
     """The follow-up's name; optional."""
     reason: str | None = Field(default=None, max_length=2000)
     """Shown with the follow-up."""
 
 
-class CancelCommand(Edge):
+class CancelCommand(StrictModel):
     type: Literal["cmd.workflow.cancel"] = "cmd.workflow.cancel"
     headers: Headers = Headers()
     data: CancelData = CancelData()
 
 
-class TaskResolved(CamelEdge):
+class TaskResolved(StrictCamelModel):
     """The body of the signal `task_resolved`: an event for the task to match, or its `result`."""
 
     workflow_id: str | None = None
@@ -160,13 +160,13 @@ class TaskResolved(CamelEdge):
     """The person or program that resolved it."""
 
     @model_validator(mode="after")
-    def _brings_one_thing(self) -> Self:
+    def _check_one_of(self) -> Self:
         if (self.event is None) == (self.result is None):
             raise ValueError('give either "event" or "result"')
         return self
 
 
-class Task(CamelValue):
+class Task(CamelModel):
     """A task. `resolved_by` is the first cause of its end: an event's id, "timeout", "clock" or a person (E4)."""
 
     task_id: str
@@ -182,7 +182,7 @@ class Task(CamelValue):
     resolved_by: str | None = None
 
 
-class Late(CamelValue):
+class Late(CamelModel):
     """An event that arrived after its task had ended."""
 
     task_id: str
@@ -190,7 +190,7 @@ class Late(CamelValue):
     at: int
 
 
-class LifecycleEvent(Value):
+class LifecycleEvent(FrozenModel):
     """One of the source's `evt.workflow.*`, with the headers of the request that the follow-up came from."""
 
     type: str
@@ -198,7 +198,7 @@ class LifecycleEvent(Value):
     data: dict[str, Any]
 
 
-class FollowUpState(CamelValue):
+class FollowUpState(CamelModel):
     """The state of a `FollowUp`: its input after continue-as-new, and the answer of `state`.
 
     `runs` are those whose turn may still create tasks. `idle_until` bounds the wait for a first task if no run is
@@ -218,23 +218,25 @@ class FollowUpState(CamelValue):
     idle_until: int | None = None
     execution: str = ""  # the first Temporal execution: the key of its ledger
     agent: str | None = None  # the agent that resumes the work
-    created_by: str | None = sparse(None)  # the run whose budget the resumed work shares
-    share: Share | None = sparse(None)  # the rest of it when the follow-up was created
-    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
+    created_by: str | None = omit_default(None)  # the run whose budget the resumed work shares
+    share: Share | None = omit_default(None)  # the rest of it when the follow-up was created
+    answer_keys: dict[str, str] = omit_default(
+        {}
+    )  # public keys by id; only answers signed with one of them are accepted
     resume_seq: int = 0
     late: tuple[Late, ...] = ()
     events: tuple[LifecycleEvent, ...] = ()  # the latest, bounded
     ignored: tuple[str, ...] = ()  # the latest signals that had no effect, with reasons
 
 
-class FollowUpCommands(Value):
+class FollowUpCommands(FrozenModel):
     """The input of the activity `command_follow_up`: a follow-up to create, a task to add, or both."""
 
     create: CreateCommand | None = None
     task: TaskCommand | None = None
 
 
-class SubscribeRequest(Value):
+class SubscribeRequest(FrozenModel):
     """The input of the activity `subscribe_task`."""
 
     topic: str
@@ -242,7 +244,7 @@ class SubscribeRequest(Value):
     expires_at: int | None
 
 
-class Outbound(CamelEdge):
+class Outbound(StrictCamelModel):
     """A message that `notify` sends through the outbox."""
 
     channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
@@ -252,7 +254,7 @@ class Outbound(CamelEdge):
     """The platform of the channel."""
 
 
-class NotifyRequest(Value):
+class NotifyRequest(FrozenModel):
     """The input of the activity `notify`. `number` is the task's place in its follow-up, `execution` the follow-up's
     first Temporal execution.
     """
@@ -263,7 +265,7 @@ class NotifyRequest(Value):
     message: Outbound
 
 
-class ResumeWork(Value):
+class ResumeWork(FrozenModel):
     """The input of the activity `resume_work`: a new request for the lane of `session_id` (E6).
 
     `execution` is the follow-up's first Temporal execution: another follow-up may have the same id. `created_by` is
@@ -273,10 +275,10 @@ class ResumeWork(Value):
     session_id: str
     request: SubmitRequest
     execution: str = ""
-    created_by: str | None = sparse(None)
+    created_by: str | None = omit_default(None)
 
 
-class CloseFollowUp(Value):
+class CloseFollowUp(FrozenModel):
     """The input of the activity `close_follow_up`: ends these subscriptions.
 
     `cancel` asks the server to cancel the follow-up itself, for this reason.

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
-class _Kept(BaseModel):
+class _PinModel(BaseModel):
     """The base class, with MCP's field names. Unknown fields are refused: only Perdure writes this file."""
 
     model_config = ConfigDict(
@@ -20,7 +20,7 @@ class _Kept(BaseModel):
     )
 
 
-class Pin(_Kept):
+class Pin(_PinModel):
     """An accepted tool definition. `sha256` covers the other fields."""
 
     description: str = ""
@@ -29,13 +29,13 @@ class Pin(_Kept):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class PinnedServer(_Kept):
+class PinnedServer(_PinModel):
     """All tools of one server, by its names for them."""
 
     tools: dict[str, Pin]
 
 
-class PinnedProgram(_Kept):
+class PinnedProgram(_PinModel):
     """The program of a stdio server: its absolute path, and the sha256 of its arguments as JSON.
 
     The arguments themselves may contain secrets from the environment, and the file is committed.
@@ -45,7 +45,7 @@ class PinnedProgram(_Kept):
     args_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class PinFile(_Kept):
+class PinFile(_PinModel):
     """`mcp.lock.json`. `programs` are those of stdio servers, by server."""
 
     version: Literal[1] = 1

@@ -9,31 +9,31 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 
-class Value(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen value. Unknown fields are ignored, so that old workers can read newer histories."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Edge(BaseModel):
+class StrictModel(BaseModel):
     """A frozen value from a file, a person or another program. Unknown fields are refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def sparse(default: Any) -> Any:
+def omit_default(default: Any) -> Any:
     """Return a field that is omitted from JSON at its default: a step has two dozen of them, a mailbox thousands."""
     return Field(default=default, exclude_if=lambda value: value == default)
 
 
-class Terse(Value):
+class SparseModel(FrozenModel):
     """A value that each step of a run adds to history, without the fields that are at their default.
 
     Never change a default of these classes: histories do not contain it.
     """
 
 
-class CamelValue(Value):
+class CamelModel(FrozenModel):
     """A value with camelCase names in JSON: `workflow_id` is written as `workflowId`, and both are read."""
 
     model_config = ConfigDict(
@@ -41,7 +41,7 @@ class CamelValue(Value):
     )
 
 
-class CamelEdge(CamelValue):
+class StrictCamelModel(CamelModel):
     """A value from outside with camelCase names in JSON. Unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid")
@@ -50,15 +50,15 @@ class CamelEdge(CamelValue):
 _BREAKS = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029]+")
 _JOINERS = "\u200c\u200d"
 
-MOST_DEPTH = 50  # levels of a value from outside: payloads nested 200 deep cannot be read, and other values wrap it
-AROUND = 16  # levels; more than wrap a result or arguments anywhere in a run's state
+MAX_NESTING = 50  # levels of a value from outside: payloads nested 200 deep cannot be read, and other values wrap it
+NESTING_MARGIN = 16  # levels; more than wrap a result or arguments anywhere in a run's state
 
 
-def depth(value: Any) -> int:
+def nesting_depth(value: Any) -> int:
     """Return the nesting depth of lists and objects."""
     if not isinstance(value, dict | list):
         return 0
-    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 1 + max(map(nesting_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def is_utf8(text: str) -> bool:
@@ -99,15 +99,15 @@ def replace_lone_escapes(written: str) -> str:
     return _LONE_ESCAPE.sub(lambda escape: escape[1] or r"\ufffd", written)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Return foreign text as one line, with unprintable characters escaped.
 
     Spaces and joiners of every script are kept, so that a name can be copied.
     """
-    return "".join(char if char.isprintable() or _is_blank(char) else repr(char)[1:-1] for char in _in_one(text))
+    return "".join(char if char.isprintable() or _is_blank(char) else repr(char)[1:-1] for char in _join_lines(text))
 
 
-def _in_one(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Replace line breaks and the blanks around them by one blank. One regex for both has quadratic run time."""
     first, *others = _BREAKS.split(text)
     if not others:
@@ -121,23 +121,23 @@ def _is_blank(char: str) -> bool:
     return char in _JOINERS or category(char) == "Zs"
 
 
-_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
+_MAX_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
 
 
-def _in_json(value: Any) -> Any:
-    return _named(value, _READABLE)
+def _to_json_value(value: Any) -> Any:
+    return _replace_nonfinite(value, _MAX_READABLE)
 
 
-def _named(value: Any, levels: int) -> Any:
+def _replace_nonfinite(value: Any, levels: int) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         case str():
             return replace_surrogates(value)
         case dict() if levels:
-            return {replace_surrogates(name): _named(inner, levels - 1) for name, inner in value.items()}
+            return {replace_surrogates(name): _replace_nonfinite(inner, levels - 1) for name, inner in value.items()}
         case list() | tuple() if levels:
-            return [_named(inner, levels - 1) for inner in value]
+            return [_replace_nonfinite(inner, levels - 1) for inner in value]
         case _:
             return value
 
@@ -146,10 +146,10 @@ def _named(value: Any, levels: int) -> Any:
 ForeignText = Annotated[str, BeforeValidator(replace_surrogates)]
 
 # JSON has no NaN or infinities, which would be written as null: they become their names.
-JsonResult = Annotated[Any, AfterValidator(_in_json)]
+JsonResult = Annotated[Any, AfterValidator(_to_json_value)]
 
 
-class Undecodable(Value):
+class Undecodable(FrozenModel):
     """A placeholder for a value from outside that could not be read."""
 
     reason: str

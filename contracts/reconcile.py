@@ -5,10 +5,10 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from contracts.models import Value
+from contracts.models import FrozenModel
 
 
-class Problem(StrEnum):
+class FindingKind(StrEnum):
     """The kind of a finding."""
 
     wedged = "wedged"  # the run's workflow tasks fail, so it cannot continue
@@ -26,10 +26,10 @@ class Repair(StrEnum):
     clear = "clear"  # remove the store of a run that is gone
 
 
-class Finding(Value):
+class Finding(FrozenModel):
     """A problem of a run. `found` and `advice` are clauses for people. `repaired`: the `repair` was made."""
 
-    problem: Problem
+    problem: FindingKind
     run_id: str
     found: str
     advice: str
@@ -37,7 +37,7 @@ class Finding(Value):
     repaired: bool = False
 
 
-class ReconcileRequest(Value):
+class ReconcileRequest(FrozenModel):
     """The input of a pass. `after` is the last store folder of the previous pass, from its report, if that pass stopped
     early.
     """
@@ -45,14 +45,14 @@ class ReconcileRequest(Value):
     after: str = ""
 
 
-class ReconcileReport(Value):
+class ReconcileReport(FrozenModel):
     """The result of a pass. All findings are counted; `findings` lists the first of each kind.
 
     `stores` counts the checked stores. `unjudged` of them have no known run: they carry no mark from this server, or
     their name does not identify a run. `unasked` counts the runs that did not report their state, or were too many.
     """
 
-    found: dict[Problem, int] = Field(default_factory=dict)
+    found: dict[FindingKind, int] = Field(default_factory=dict)
     repaired: dict[Repair, int] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     stores: int = 0
@@ -61,7 +61,7 @@ class ReconcileReport(Value):
     after: str = ""
 
 
-class Standing(StrEnum):
+class WorkflowStatus(StrEnum):
     """The status of a workflow on the server."""
 
     open = "open"
@@ -73,14 +73,14 @@ class Standing(StrEnum):
     gone = "gone"
 
 
-class Place(Value):
+class Place(FrozenModel):
     """The place of runs: a namespace, by its unique id, and a task queue."""
 
     namespace: str
     task_queue: str
 
 
-class StoreMark(Value):
+class StoreMark(FrozenModel):
     """The mark in a run's store: the run was seen in `place`. `gone_since` is set while the run is missing."""
 
     place: Place

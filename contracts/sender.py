@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from contracts.models import Edge, Value
+from contracts.models import FrozenModel, StrictModel
 
 
-class Sender(Edge):
+class Sender(StrictModel):
     """The entry point of a start, request, answer, result, cancel or event. Set by Perdure; callers cannot set it.
 
     A Temporal client can write any body, so it proves nothing about one. The signature of an answer covers it.
@@ -25,7 +25,7 @@ FOLLOW_UP = Sender(door="follow-up")
 DELEGATION = Sender(door="delegation")
 
 
-class SentBy(Value):
+class SentBy(FrozenModel):
     """The sender of a message. Without a `sender` it came from a Temporal client directly."""
 
     sender: Sender | None = None

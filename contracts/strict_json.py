@@ -29,7 +29,7 @@ class _Flaw:
         self.reason = reason
 
 
-def read_json(text: str | bytes) -> Any:
+def parse_strict_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises JsonError."""
     reader = _Reader()
     try:
@@ -49,7 +49,7 @@ def read_json(text: str | bytes) -> Any:
     except json.JSONDecodeError as error:
         raise JsonError(f"{error.msg} at character {error.pos}") from None
     if reader.is_flawed or has_half:
-        place, reason = next(_flaws_in(value), ("", _HALF))
+        place, reason = next(_find_flaws(value), ("", _HALF))
         raise JsonError(reason, place)
     return value
 
@@ -63,48 +63,48 @@ class _Reader:
         try:
             return int(digits)
         except ValueError:
-            return self._flaw(_LONG)
+            return self._mark_flaw(_LONG)
 
     def read_float(self, digits: str) -> float | _Flaw:
         if len(digits) > MAX_DIGITS:
-            return self._flaw(_LONG)
-        return number if math.isfinite(number := float(digits)) else self._flaw(_LARGE)
+            return self._mark_flaw(_LONG)
+        return number if math.isfinite(number := float(digits)) else self._mark_flaw(_LARGE)
 
     def read_constant(self, name: str) -> _Flaw:
-        return self._flaw(f"{name} is no number of JSON")
+        return self._mark_flaw(f"{name} is no number of JSON")
 
     def read_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
             names = [name for name, _ in pairs]
-            result[next(name for name in names if names.count(name) > 1)] = self._flaw(_TWICE)
+            result[next(name for name in names if names.count(name) > 1)] = self._mark_flaw(_TWICE)
         return result
 
-    def _flaw(self, reason: str) -> _Flaw:
+    def _mark_flaw(self, reason: str) -> _Flaw:
         self.is_flawed = True
         return _Flaw(reason)
 
 
-def flaw_in(value: Any) -> str | None:
+def find_flaw(value: Any) -> str | None:
     """Return place and reason of the first part of a value that JSON cannot represent, if there is one."""
-    place, reason = next(_flaws_in(value), ("", ""))
+    place, reason = next(_find_flaws(value), ("", ""))
     return f"{place}: {reason}" if place else reason or None
 
 
-def _flaws_in(value: Any) -> Iterator[tuple[str, str]]:
+def _find_flaws(value: Any) -> Iterator[tuple[str, str]]:
     """Yield each flaw with its place, in order. Not recursive: a value may be nested deeply."""
     remaining: list[tuple[str, Any]] = [("", value)]
     while remaining:
         place, inner = remaining.pop()
-        if reason := _reason(inner):
+        if reason := _flaw_reason(inner):
             yield place, reason
         elif isinstance(inner, dict):
-            remaining += [(_within(place, name), item) for name, item in reversed(inner.items())]
+            remaining += [(_join_path(place, name), item) for name, item in reversed(inner.items())]
         elif isinstance(inner, list | tuple):
-            remaining += [(_within(place, str(number)), item) for number, item in reversed(list(enumerate(inner)))]
+            remaining += [(_join_path(place, str(number)), item) for number, item in reversed(list(enumerate(inner)))]
 
 
-def _reason(value: Any) -> str | None:
+def _flaw_reason(value: Any) -> str | None:
     match value:
         case _Flaw():
             return value.reason
@@ -119,6 +119,6 @@ def _reason(value: Any) -> str | None:
     return None
 
 
-def _within(place: str, name: Any) -> str:
+def _join_path(place: str, name: Any) -> str:
     shown = str(name) if len(str(name)) <= 60 and is_utf8(str(name)) else f"{str(name)[:59]!r}…"
     return f"{place}.{shown}" if place else shown

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from contracts.duration import Duration
-from contracts.models import ForeignText, JsonResult, Terse, Value, sparse
+from contracts.models import ForeignText, FrozenModel, JsonResult, SparseModel, omit_default
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
-MOST_ERROR = 8 * 1024  # characters of an error that a model is shown
+MAX_ERROR = 8 * 1024  # characters of an error that a model is shown
 MAX_RESULT_BYTES = 8 * 1024 * 1024  # of a result; a larger one is truncated
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout beyond the tool's own, which expires first
 
@@ -41,40 +41,42 @@ class Approval(StrEnum):
     always = "always"
 
 
-class QueueRoute(Value):
+class QueueRoute(FrozenModel):
     """The route to a tool of kind `queue`: the task queue, the activity, and its heartbeat timeout."""
 
     task_queue: str
     activity: str
-    heartbeat: Duration | None = sparse(None)
+    heartbeat: Duration | None = omit_default(None)
 
 
-class ToolRoute(Value):
+class ToolRoute(FrozenModel):
     """A tool's row in a run's static tool table: its kind, effect and settings."""
 
     name: str
     kind: ToolKind
     effect: Effect
-    approval: Approval = sparse(Approval.never)
-    timeout: Duration = sparse(timedelta(seconds=1))  # builtins do not use it
-    takes_step: bool = sparse(True)
-    pollable: bool = sparse(False)  # loop detection ignores repeated calls
-    approval_timeout: Duration | None = sparse(None)
-    is_posted: bool = sparse(True)  # kind signal: the request is POSTed to a URL; otherwise it is read from the run
-    queue: QueueRoute | None = sparse(None)
-    approval_kinds: tuple[str, ...] = sparse(())  # `workflow_task_create`: tasks of these kinds need approval
+    approval: Approval = omit_default(Approval.never)
+    timeout: Duration = omit_default(timedelta(seconds=1))  # builtins do not use it
+    takes_step: bool = omit_default(True)
+    pollable: bool = omit_default(False)  # loop detection ignores repeated calls
+    approval_timeout: Duration | None = omit_default(None)
+    is_posted: bool = omit_default(
+        True
+    )  # kind signal: the request is POSTed to a URL; otherwise it is read from the run
+    queue: QueueRoute | None = omit_default(None)
+    approval_kinds: tuple[str, ...] = omit_default(())  # `workflow_task_create`: tasks of these kinds need approval
 
 
 @lru_cache(maxsize=256)
-def _one_of(table: tuple[ToolRoute, ...]) -> tuple[ToolRoute, ...]:
+def _share_table(table: tuple[ToolRoute, ...]) -> tuple[ToolRoute, ...]:
     return table
 
 
 # Equal tables are shared: a worker with a thousand runs of one agent holds one table.
-ToolTable = Annotated[tuple[ToolRoute, ...], AfterValidator(_one_of)]
+ToolTable = Annotated[tuple[ToolRoute, ...], AfterValidator(_share_table)]
 
 
-class ToolCall(Terse):
+class ToolCall(SparseModel):
     """The input of the activity `call_tool`.
 
     `arguments` is None if they are large: the activity then reads them by `tool_use_id` from the transcript of
@@ -102,7 +104,7 @@ class ToolCall(Terse):
     nonce: str | None = None
 
 
-class ToolError(Value):
+class ToolError(FrozenModel):
     """The error of a call. `kind` is one of `contracts.failures.ToolFault`, or the tool's own.
 
     `definition` is the digest of the tool's current definition if it was not accepted: a person decides.
@@ -114,11 +116,11 @@ class ToolError(Value):
     """The message to the model."""
     retryable: bool = False
     """`true` if a retry could help; the model sees it."""
-    definition: str | None = sparse(None)
+    definition: str | None = omit_default(None)
     """For MCP tools only; leave it out."""
 
 
-class ToolOutcome(Terse):
+class ToolOutcome(SparseModel):
     """The outcome of a call. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
     `artifacts` are the deliverables that the call wrote, relative to the run's workspace. `interrupted`: an earlier
@@ -133,13 +135,13 @@ class ToolOutcome(Terse):
     interrupted: bool = False
 
 
-class LargeResult(Value):
+class LargeResult(FrozenModel):
     """The input of the activity `keep_result`, and of the query `result` with which it reads the result."""
 
     step: int
     tool: str
 
 
-def failed(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:
+def error_outcome(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:
     """Return the outcome of a failed call. The model sees the error."""
     return ToolOutcome(status="error", error=ToolError(kind=kind, message=message, retryable=retryable))

@@ -5,22 +5,22 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.models import MOST_DEPTH, CamelValue, Value, depth, sparse
+from contracts.models import MAX_NESTING, CamelModel, FrozenModel, nesting_depth, omit_default
 from contracts.sender import Sender
 
-MOST_EVENT = 256 * 1024  # bytes of an event; the server refuses a signal of 2 MiB
-MOST_TIME = 2**53  # milliseconds; JSON numbers are exact up to here
+MAX_EVENT = 256 * 1024  # bytes of an event; the server refuses a signal of 2 MiB
+MAX_TIME = 2**53  # milliseconds; JSON numbers are exact up to here
 MESSAGE_CREATED = "evt.adapter.message.created"
 
 
-def flat(value: dict[str, Any]) -> dict[str, Any]:
+def check_nesting(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value. Raises ValueError if it is nested too deeply to be passed on."""
-    if depth(value) > MOST_DEPTH:
-        raise ValueError(f"it may be nested {MOST_DEPTH} deep")
+    if nesting_depth(value) > MAX_NESTING:
+        raise ValueError(f"it may be nested {MAX_NESTING} deep")
     return value
 
 
-class PostedMessage(CamelValue):
+class PostedMessage(CamelModel):
     """A message on a chat platform, as its adapter reports it."""
 
     platform: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
@@ -34,18 +34,18 @@ class PostedMessage(CamelValue):
     user_name: str | None = None
     """The author's display name."""
     text: str
-    ts: int = Field(ge=0, le=MOST_TIME)
+    ts: int = Field(ge=0, le=MAX_TIME)
     """The time in milliseconds since 1970."""
     raw: dict[str, Any] | None = None
     """The adapter's own data. `raw.<platform>.replyToMessageId` is the message that this one replies to."""
 
     @field_validator("raw")
     @classmethod
-    def _is_flat(cls, raw: dict[str, Any] | None) -> dict[str, Any] | None:
-        return raw and flat(raw)
+    def _check_raw(cls, raw: dict[str, Any] | None) -> dict[str, Any] | None:
+        return raw and check_nesting(raw)
 
 
-class Event(Value):
+class Event(FrozenModel):
     """The source's envelope of a posted message, delivered at least once."""
 
     type: Literal["evt.adapter.message.created"]
@@ -54,16 +54,16 @@ class Event(Value):
     headers: dict[str, Any] = Field(default_factory=dict)
     """Stored with the event, not interpreted."""
     data: PostedMessage
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
     @field_validator("headers")
     @classmethod
-    def _are_flat(cls, headers: dict[str, Any]) -> dict[str, Any]:
-        return flat(headers)
+    def _check_headers(cls, headers: dict[str, Any]) -> dict[str, Any]:
+        return check_nesting(headers)
 
 
-class Subscription(CamelValue):
+class Subscription(CamelModel):
     """The body of the signal `subscribe`: a task of the FollowUp `subscriber` waits until `expires_at`.
 
     A repeat with another `expires_at` replaces it.
@@ -73,11 +73,11 @@ class Subscription(CamelValue):
     """The workflow id of the follow-up."""
     task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """The task of the follow-up."""
-    expires_at: int | None = Field(default=None, ge=0, le=MOST_TIME)
+    expires_at: int | None = Field(default=None, ge=0, le=MAX_TIME)
     """Milliseconds since 1970; a time in the past ends the subscription. None: no limit."""
 
 
-class Sent(Value):
+class Sent(FrozenModel):
     """A sent event, in histories older than `marks`."""
 
     subscriber: str
@@ -85,14 +85,14 @@ class Sent(Value):
     event: str
 
 
-class TopicInput(Value):
+class TopicInput(FrozenModel):
     """The input of `EventTopic`."""
 
     type: Literal["topic.open"] = "topic.open"
     key: str = Field(min_length=1, max_length=1000)
 
 
-class TopicState(Value):
+class TopicState(FrozenModel):
     """The state of an `EventTopic`: its input after continue-as-new, and the answer of `state`.
 
     `marks` are short digests of sent events and their subscribers, so that a topic sends nothing twice. `late` are
@@ -102,12 +102,12 @@ class TopicState(Value):
 
     type: Literal["topic.continue"] = "topic.continue"
     key: str
-    ends_at: int = Field(ge=0, le=MOST_TIME)
+    ends_at: int = Field(ge=0, le=MAX_TIME)
     events: tuple[Event, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
-    sent: tuple[Sent, ...] = sparse(())
+    sent: tuple[Sent, ...] = omit_default(())
     marks: tuple[str, ...] = ()
-    known: tuple[str, ...] = sparse(())
+    known: tuple[str, ...] = omit_default(())
     late: tuple[str, ...] = ()
     forgotten: int = 0
     ignored: tuple[str, ...] = ()

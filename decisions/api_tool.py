@@ -11,20 +11,20 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
-def api_fault(name: str, description: str, input_schema: Any) -> tuple[str, str] | None:
+def api_rejection(name: str, description: str, input_schema: Any) -> tuple[str, str] | None:
     """Return the field that the API rejects, and its rule, if any."""
     if not _NAME.fullmatch(name):
         return "name", "the name must match ^[a-zA-Z0-9_-]{1,64}$"
     if not isinstance(input_schema, dict):
         return "input_schema", "the schema must be an object"
-    if error := _schema_fault(input_schema):
+    if error := _schema_rejection(input_schema):
         return error
     if len(json.dumps([description, input_schema]).encode()) > MAX_DEFINITION:
         return "input_schema", f"the definition is larger than {MAX_DEFINITION:,} bytes"
     return None
 
 
-def _schema_fault(schema: dict[str, Any]) -> tuple[str, str] | None:
+def _schema_rejection(schema: dict[str, Any]) -> tuple[str, str] | None:
     """Check the root of the schema. Deeper levels may have combinators, and properties of any name."""
     if schema.get("type") != "object":
         return "input_schema.type", 'the schema must have the type "object"'

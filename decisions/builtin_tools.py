@@ -17,9 +17,9 @@ WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
 DELEGATE = "delegate"
 
 # Settled after the other calls of their turn, since they judge those results.
-CONTROL = (FINISH, ESCALATE, REFRAME)
-JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
-FOLLOW_UP = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
+CONTROL_TOOLS = (FINISH, ESCALATE, REFRAME)
+JOURNAL_TOOLS = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
+FOLLOW_UP_TOOLS = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
 
 # Part of results, since tools and prompt must not change, for the provider's cache. Small models repeat a call whose
 # result does not state the next step.
@@ -29,97 +29,99 @@ TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
 LIST_SECTIONS = ("verified_findings", "decisions", "artifacts", "open_questions", "blockers")
 
 
-def _text(description: str) -> dict[str, str]:
+def _text_schema(description: str) -> dict[str, str]:
     return {"type": "string", "description": description}
 
 
-def _texts(description: str) -> dict[str, Any]:
+def _list_schema(description: str) -> dict[str, Any]:
     return {"type": "array", "items": {"type": "string"}, "description": description}
 
 
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def _object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
 
 
-def _tool(name: str, description: str, properties: dict[str, Any], *required: str) -> ToolSchema:
-    return ToolSchema(name=name, description=description, input_schema=_object(properties, *required))
+def _tool_schema(name: str, description: str, properties: dict[str, Any], *required: str) -> ToolSchema:
+    return ToolSchema(name=name, description=description, input_schema=_object_schema(properties, *required))
 
 
 SCHEMAS = (
-    _tool(
+    _tool_schema(
         FINISH,
         "End the run: the goal is reached. Say what was achieved, and name the files that hold it.",
         {
-            "outcome": _text("What was achieved, in one to three sentences."),
-            "artifacts": _texts("Paths of the results."),
+            "outcome": _text_schema("What was achieved, in one to three sentences."),
+            "artifacts": _list_schema("Paths of the results."),
         },
         "outcome",
     ),
-    _tool(
+    _tool_schema(
         REFRAME,
         "The approach does not work: state the task anew, and go on from there.",
-        {"frame": _text("The task as you see it now."), "reason": _text("Why the old one failed.")},
+        {"frame": _text_schema("The task as you see it now."), "reason": _text_schema("Why the old one failed.")},
         "frame",
     ),
-    _tool(
+    _tool_schema(
         ESCALATE,
         "Give the task back to a person: it cannot be done with these tools or rights.",
-        {"reason": _text("What stands in the way, and what a person would have to do.")},
+        {"reason": _text_schema("What stands in the way, and what a person would have to do.")},
         "reason",
     ),
-    _tool(
+    _tool_schema(
         ASK_HUMAN,
         "Ask a person one question and wait for the answer, however long it takes.",
         {
-            "question": _text("One question, understandable without the conversation."),
-            "options": _texts("Suggested answers, if any."),
+            "question": _text_schema("One question, understandable without the conversation."),
+            "options": _list_schema("Suggested answers, if any."),
         },
         "question",
     ),
-    _tool(GET_JOURNAL, "Read your run journal: your own notes, which outlast the conversation.", {}),
-    _tool(
+    _tool_schema(GET_JOURNAL, "Read your run journal: your own notes, which outlast the conversation.", {}),
+    _tool_schema(
         UPDATE_JOURNAL,
         "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
         "milestone: old messages are dropped when the conversation grows long, the journal is not.",
         {
-            "objective": _text("The task in your own words."),
-            "current_state": _text("Where the work stands, in a few sentences."),
-            "handoff_next_action": _text("What should happen next if you stopped here, in one line."),
-            "verified_findings": _texts("What you have confirmed."),
-            "decisions": _texts("What was decided, and why."),
-            "artifacts": _texts("Where the results are: paths, ids."),
-            "open_questions": _texts("What is unresolved."),
-            "blockers": _texts("What stands in the way; an empty list once it is gone."),
+            "objective": _text_schema("The task in your own words."),
+            "current_state": _text_schema("Where the work stands, in a few sentences."),
+            "handoff_next_action": _text_schema("What should happen next if you stopped here, in one line."),
+            "verified_findings": _list_schema("What you have confirmed."),
+            "decisions": _list_schema("What was decided, and why."),
+            "artifacts": _list_schema("Where the results are: paths, ids."),
+            "open_questions": _list_schema("What is unresolved."),
+            "blockers": _list_schema("What stands in the way; an empty list once it is gone."),
         },
     ),
-    _tool(
+    _tool_schema(
         APPEND_JOURNAL,
         "Add one entry to a list of your run journal.",
         {
             "section": {"type": "string", "enum": list(LIST_SECTIONS)},
-            "entry": _text("One sentence, understandable without the conversation."),
+            "entry": _text_schema("One sentence, understandable without the conversation."),
         },
         "section",
         "entry",
     ),
-    _tool(
+    _tool_schema(
         WORKFLOW_CREATE,
         "Create a follow-up: tasks that resolve later, after this run has ended. When they have, a new request "
         "goes on with the work, in the session of resumeTarget. Add its tasks, then end this run.",
         {
-            "definition": _object(
+            "definition": _object_schema(
                 {
-                    "summary": _text("What is being done and what is waited for; nothing else is known on resume."),
+                    "summary": _text_schema(
+                        "What is being done and what is waited for; nothing else is known on resume."
+                    ),
                     "completion": {
                         "type": "string",
                         "enum": list(Completion),
                         "description": "Resume after all tasks (the default), or after any of them.",
                     },
-                    "resumeTarget": _object(
+                    "resumeTarget": _object_schema(
                         {
-                            "session_id": _text("The session to go on in; this one by default."),
-                            "request_client": _text("Its platform, e.g. discord."),
-                            "mention_user_id": _text("Who is to be mentioned there."),
+                            "session_id": _text_schema("The session to go on in; this one by default."),
+                            "request_client": _text_schema("Its platform, e.g. discord."),
+                            "mention_user_id": _text_schema("Who is to be mentioned there."),
                         }
                     ),
                     "origin": {"type": "object", "description": "By default this run's own request."},
@@ -130,13 +132,13 @@ SCHEMAS = (
         },
         "definition",
     ),
-    _tool(
+    _tool_schema(
         WORKFLOW_TASK_CREATE,
         "Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
         {
-            "workflowId": _text("As workflow_create returned it."),
+            "workflowId": _text_schema("As workflow_create returned it."),
             "kind": {"type": "string", "enum": list(KINDS)},
-            "description": _text("What is waited for, understandable without the conversation."),
+            "description": _text_schema("What is waited for, understandable without the conversation."),
             "input": {
                 "type": "object",
                 "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
@@ -147,23 +149,23 @@ SCHEMAS = (
         "description",
         "input",
     ),
-    _tool(
+    _tool_schema(
         WORKFLOW_WAIT_FOR_REPLY,
         "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
         "created for it, which goes on with the work in this session.",
         {
-            "workflowId": _text("A follow-up to add it to, if any."),
-            "description": _text("What is waited for, understandable without the conversation."),
-            "platform": _text("Where the message was sent: discord (the default), slack, github, …"),
-            "channelId": _text("The channel of the message."),
-            "messageId": _text(
+            "workflowId": _text_schema("A follow-up to add it to, if any."),
+            "description": _text_schema("What is waited for, understandable without the conversation."),
+            "platform": _text_schema("Where the message was sent: discord (the default), slack, github, …"),
+            "channelId": _text_schema("The channel of the message."),
+            "messageId": _text_schema(
                 "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue."
             ),
-            "after": _text(
+            "after": _text_schema(
                 "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
                 "GitHub the id of your comment. Only what was written after it counts."
             ),
-            "fromUserId": _text("Only a reply of this user counts."),
+            "fromUserId": _text_schema("Only a reply of this user counts."),
             "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
         },
         "description",
@@ -173,23 +175,23 @@ SCHEMAS = (
 )
 
 # Only for agents that have peers, if the depth limit allows it.
-DELEGATE_SCHEMA = _tool(
+DELEGATE_SCHEMA = _tool_schema(
     DELEGATE,
     "Have peers do parts of the task: a DAG of subtasks, each a run of its own. Those that wait for nothing start "
     "at once. Comes back when all are done, with their results, which you put together; or when one has failed.",
     {
         "subtasks": {
             "type": "array",
-            "items": _object(
+            "items": _object_schema(
                 {
-                    "id": _text("A short name: letters, digits, - and _."),
-                    "agent": _text("Which peer does it."),
-                    "instructions": _text(
+                    "id": _text_schema("A short name: letters, digits, - and _."),
+                    "agent": _text_schema("Which peer does it."),
+                    "instructions": _text_schema(
                         "All that the peer must know: it sees neither this conversation nor the DAG."
                     ),
-                    "depends_on": _texts("Ids of the subtasks whose results it needs, and is given."),
-                    "expected_output": _text("What it should bring back, and in which form."),
-                    "timeout": _text('How long it may take, such as "10m".'),
+                    "depends_on": _list_schema("Ids of the subtasks whose results it needs, and is given."),
+                    "expected_output": _text_schema("What it should bring back, and in which form."),
+                    "timeout": _text_schema('How long it may take, such as "10m".'),
                 },
                 "id",
                 "agent",
@@ -206,26 +208,26 @@ DELEGATE_SCHEMA = _tool(
 )
 
 
-def _route(schema: ToolSchema) -> ToolRoute:
+def _route_of(schema: ToolSchema) -> ToolRoute:
     return ToolRoute(
         name=schema.name,
         kind=ToolKind.builtin,
-        effect=Effect.keyed if schema.name in FOLLOW_UP else Effect.read,
-        takes_step=schema.name not in (*CONTROL, *JOURNAL),
+        effect=Effect.keyed if schema.name in FOLLOW_UP_TOOLS else Effect.read,
+        takes_step=schema.name not in (*CONTROL_TOOLS, *JOURNAL_TOOLS),
     )
 
 
 ALL_SCHEMAS = (*SCHEMAS, DELEGATE_SCHEMA)
-ROUTES = tuple(_route(schema) for schema in ALL_SCHEMAS)
+ROUTES = tuple(_route_of(schema) for schema in ALL_SCHEMAS)
 
-NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
-NOTIFY = "notify"  # not a tool: a kind of task, by which an agent sends a message
-GATED = (*FOLLOW_UP, DELEGATE, NOTIFY)  # may wait for an approval, as they reach beyond the run
+BUILTIN_NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
+NOTIFY_KIND = "notify"  # not a tool: a kind of task, by which an agent sends a message
+GATED = (*FOLLOW_UP_TOOLS, DELEGATE, NOTIFY_KIND)  # may wait for an approval, as they reach beyond the run
 
 
-def offered(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
+def builtin_schemas(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
     """Return the built-in tools of an agent."""
-    optional = ((delegates, (DELEGATE,)), (journal, JOURNAL), (follow_ups, FOLLOW_UP))
+    optional = ((delegates, (DELEGATE,)), (journal, JOURNAL_TOOLS), (follow_ups, FOLLOW_UP_TOOLS))
     left_out = {name for is_allowed, names in optional if not is_allowed for name in names}
     return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
 
@@ -235,12 +237,12 @@ def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]
 
     A gate of `notify` applies only to tasks of that kind.
     """
-    return tuple(_gated(route, gates) for route in ROUTES)
+    return tuple(_gate_route(route, gates) for route in ROUTES)
 
 
-def _gated(route: ToolRoute, gates: Mapping[str, timedelta | None]) -> ToolRoute:
+def _gate_route(route: ToolRoute, gates: Mapping[str, timedelta | None]) -> ToolRoute:
     if route.name in gates:
         return route.model_copy(update={"approval": Approval.always, "approval_timeout": gates[route.name]})
-    if route.name == WORKFLOW_TASK_CREATE and NOTIFY in gates:
-        return route.model_copy(update={"approval_kinds": (NOTIFY,), "approval_timeout": gates[NOTIFY]})
+    if route.name == WORKFLOW_TASK_CREATE and NOTIFY_KIND in gates:
+        return route.model_copy(update={"approval_kinds": (NOTIFY_KIND,), "approval_timeout": gates[NOTIFY_KIND]})
     return route

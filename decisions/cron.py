@@ -69,7 +69,7 @@ def split_zone(line: str, time_zone: str | None) -> tuple[str, str | None]:
     return line[match.end() :].strip(), zone or None
 
 
-def check(line: str) -> None:
+def check_cron(line: str) -> None:
     """Reject a line that does not mean what it seems to, with CronError. The server checks lines unknown here."""
     if line.startswith("@every"):
         raise CronError(f'"{line}" is an interval: give it as --every {line.removeprefix("@every").strip() or "1h"}')
@@ -98,31 +98,31 @@ def _check_steps(text: str, field: _Field) -> None:
             )
 
 
-def describe(line: str, time_zone: str | None) -> str:
+def describe_cron(line: str, time_zone: str | None) -> str:
     """Say in words when the line starts something, like "at 09:00 on Monday to Friday in Europe/Berlin"."""
     zone = f"in {time_zone or 'UTC'}"
-    sets = [_values(text, field) for text, field in zip(_expanded(line), _FIELDS, strict=False)]
+    sets = [_read_field(text, field) for text, field in zip(_split_fields(line), _FIELDS, strict=False)]
     if len(sets) != len(_FIELDS) or None in sets:
         return f"{line} {zone}"  # the server accepts more than this module reads
     minutes, hours, days, months, weekdays = (values or [] for values in sets)
     weekdays = sorted({day % 7 for day in weekdays})
-    return " ".join(filter(None, (_times(minutes, hours), _on_days(days, weekdays), _in_months(months), zone)))
+    return " ".join(filter(None, (_format_times(minutes, hours), _on_days(days, weekdays), _in_months(months), zone)))
 
 
-def _expanded(line: str) -> list[str]:
+def _split_fields(line: str) -> list[str]:
     return SHORTHANDS.get(line, line).partition("#")[0].split()
 
 
-def _values(text: str, field: _Field) -> list[int] | None:
+def _read_field(text: str, field: _Field) -> list[int] | None:
     """Return all values of the field, sorted, if this module can read it."""
     values: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
-        if match is None or (first := _number(match[1], field)) is None:
+        if match is None or (first := _read_number(match[1], field)) is None:
             return None
         last = field.high if match[1] == "*" or (match[2] is None and match[3]) else first
         if match[2] is not None:
-            end = _number(match[2], field)
+            end = _read_number(match[2], field)
             if end is None:
                 return None
             last = end
@@ -132,7 +132,7 @@ def _values(text: str, field: _Field) -> list[int] | None:
     return sorted(values)
 
 
-def _number(text: str, field: _Field) -> int | None:
+def _read_number(text: str, field: _Field) -> int | None:
     if text == "*":
         return field.low
     if text.isdecimal():
@@ -141,11 +141,11 @@ def _number(text: str, field: _Field) -> int | None:
     return short.index(text[:3].lower()) + field.low if text[:3].lower() in short else None
 
 
-def _times(minutes: list[int], hours: list[int]) -> str:
+def _format_times(minutes: list[int], hours: list[int]) -> str:
     if len(minutes) * len(hours) <= MAX_TIMES:
-        return "at " + _listed([f"{hour:02}:{minute:02}" for hour in hours for minute in minutes])
+        return "at " + _join_words([f"{hour:02}:{minute:02}" for hour in hours for minute in minutes])
     when = _of_hour(minutes)
-    return when if len(hours) == 24 else f"{when}, in the hours {_listed(_ranges(hours, str))}"
+    return when if len(hours) == 24 else f"{when}, in the hours {_join_words(_format_ranges(hours, str))}"
 
 
 def _of_hour(minutes: list[int]) -> str:
@@ -156,22 +156,26 @@ def _of_hour(minutes: list[int]) -> str:
         return f"every {step} minutes"
     if len(minutes) == 1:
         return f"at minute {minutes[0]} of each hour"
-    return f"at the minutes {_listed(_ranges(minutes, str))} of each hour"
+    return f"at the minutes {_join_words(_format_ranges(minutes, str))} of each hour"
 
 
 def _on_days(days: list[int], weekdays: list[int]) -> str:
-    on_month = "" if len(days) == 31 else f"on day {_listed(_ranges(days, str))} of the month"
-    on_week = "" if len(weekdays) == len(DAYS) else _listed(_ranges(weekdays, DAYS.__getitem__))
+    on_month = "" if len(days) == 31 else f"on day {_join_words(_format_ranges(days, str))} of the month"
+    on_week = "" if len(weekdays) == len(DAYS) else _join_words(_format_ranges(weekdays, DAYS.__getitem__))
     if on_month and on_week:
         return f"{on_month}, only if that is {on_week},"
     return on_month or (on_week and f"on {on_week}")
 
 
 def _in_months(months: list[int]) -> str:
-    return "" if len(months) == len(MONTHS) else f"in {_listed(_ranges(months, lambda month: MONTHS[month - 1]))}"
+    return (
+        ""
+        if len(months) == len(MONTHS)
+        else f"in {_join_words(_format_ranges(months, lambda month: MONTHS[month - 1]))}"
+    )
 
 
-def _ranges(values: list[int], name: Callable[[int], str]) -> list[str]:
+def _format_ranges(values: list[int], name: Callable[[int], str]) -> list[str]:
     """Format runs of three or more as "a to b"."""
     runs: list[list[int]] = []
     for value in values:
@@ -186,5 +190,5 @@ def _ranges(values: list[int], name: Callable[[int], str]) -> list[str]:
     ]
 
 
-def _listed(texts: list[str]) -> str:
+def _join_words(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

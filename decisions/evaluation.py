@@ -5,63 +5,63 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from contracts.evaluation import Case, Expectation, Facts, Score
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
-MOST_SHOWN = 120  # characters of a text in a reason
+MAX_REASON_TEXT = 120  # characters of a text in a reason
 
 
-def faults(expect: Expectation, facts: Facts) -> tuple[str, ...]:
+def failed_checks(expect: Expectation, facts: Facts) -> tuple[str, ...]:
     """Return the failed checks; empty if the run meets its expectation."""
-    question = _question_fault(expect, facts)
+    question = _question_check(expect, facts)
     if question is not None:
         return (question,)
     if facts.unanswered is not None:  # it asked as expected, and was stopped there
-        return tuple(_call_faults(expect, facts))
-    return (*_end_faults(expect, facts), *_call_faults(expect, facts), *_limit_faults(expect, facts))
+        return tuple(_call_checks(expect, facts))
+    return (*_end_checks(expect, facts), *_call_checks(expect, facts), *_limit_checks(expect, facts))
 
 
-def _question_fault(expect: Expectation, facts: Facts) -> str | None:
+def _question_check(expect: Expectation, facts: Facts) -> str | None:
     if facts.unanswered is not None and (expect.asks is None or expect.answer):
         unsettled = ", and no answer settles it" if expect.answer else ""
-        return f"it asks a person{unsettled}: {_short(facts.unanswered)}"
+        return f"it asks a person{unsettled}: {_shorten(facts.unanswered)}"
     if expect.asks is None:
         return None
     if not facts.asked:
-        return f"it asks no question; it is {facts.status}: {_short(facts.text)}"
+        return f"it asks no question; it is {facts.status}: {_shorten(facts.text)}"
     if expect.asks is not True and not any(expect.asks in asked for asked in facts.asked):
-        return f"it asks something else: {_short(facts.asked[0])}"
+        return f"it asks something else: {_shorten(facts.asked[0])}"
     return None
 
 
-def _end_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
+def _end_checks(expect: Expectation, facts: Facts) -> Iterator[str]:
     if facts.status != expect.status:
-        yield f"it is {facts.status}, not {expect.status}: {_short(facts.text)}"
+        yield f"it is {facts.status}, not {expect.status}: {_shorten(facts.text)}"
         return
     for text in expect.contains:
         if text not in facts.text:
-            yield f"it does not say {_short(text)!r}, but {_short(facts.text)!r}"
+            yield f"it does not say {_shorten(text)!r}, but {_shorten(facts.text)!r}"
     for text in expect.not_contains:
         if text in facts.text:
-            yield f"it says {_short(text)!r}"
+            yield f"it says {_shorten(text)!r}"
     for pattern in expect.matches:
         if not re.search(pattern, facts.text):
-            yield f"it does not match {_short(pattern)!r}: {_short(facts.text)!r}"
+            yield f"it does not match {_shorten(pattern)!r}: {_shorten(facts.text)!r}"
     for pattern in expect.artifact:
         if not any(fnmatchcase(file, pattern) for file in facts.files):
             files = ", ".join(facts.files) or "none"
-            yield f"there is no file {_short(pattern)}; there are: {_short(files)}"
+            yield f"there is no file {_shorten(pattern)}; there are: {_shorten(files)}"
 
 
-def _call_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
+def _call_checks(expect: Expectation, facts: Facts) -> Iterator[str]:
     for tool in expect.calls:
         if tool not in facts.made:
-            yield f"it does not call {tool}; it calls: {_short(', '.join(facts.made) or 'nothing')}"
+            yield f"it does not call {tool}; it calls: {_shorten(', '.join(facts.made) or 'nothing')}"
     for tool in expect.never_calls:
         if tool in facts.tried:
             yield f"it calls {tool}"
 
 
-def _limit_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
+def _limit_checks(expect: Expectation, facts: Facts) -> Iterator[str]:
     if expect.max_steps is not None and facts.steps > expect.max_steps:
         yield f"it takes {facts.steps} steps; the limit is {expect.max_steps}"
     if expect.max_cost_usd is None:
@@ -72,14 +72,14 @@ def _limit_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
         yield f"it costs USD {facts.cost_usd:.4f}; the limit is {expect.max_cost_usd:g}"
 
 
-def rate(scores: Sequence[Score]) -> float:
+def pass_rate(scores: Sequence[Score]) -> float:
     """Return the share that passed, 0 to 1."""
-    return sum(score.passed for score in scores) / len(scores)
+    return sum(score.has_passed for score in scores) / len(scores)
 
 
-def name_of(case: Case) -> str:
-    return case.name or cut(" ".join(case.goal.split()), 60)
+def case_name(case: Case) -> str:
+    return case.name or truncate(" ".join(case.goal.split()), 60)
 
 
-def _short(text: str) -> str:
-    return cut(" ".join(text.split()), MOST_SHOWN)
+def _shorten(text: str) -> str:
+    return truncate(" ".join(text.split()), MAX_REASON_TEXT)

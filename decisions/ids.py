@@ -7,44 +7,44 @@ from hashlib import blake2b, sha256
 from typing import Any
 from urllib.parse import quote
 
-Arguments = Mapping[str, Any]
-RESUMED = ".r"
-RUN = "run:"
-FOLLOW_UP = "wf:"
-SCHEDULE = "schedule:"
+CallArguments = Mapping[str, Any]
+RESUMED_MARK = ".r"
+RUN_PREFIX = "run:"
+FOLLOW_UP_PREFIX = "wf:"
+SCHEDULE_PREFIX = "schedule:"
 _DELEGATION = "/delegation:"
 _AGAIN = re.compile(r"~[0-9a-f]{12}$")  # the end of a `key_id`
-MOST_AGENT = 160  # characters of an agent's name in a conversation's id, which may have 200
-MOST_KEY = 400  # characters of a topic's key; a longer one is replaced by its digest
-MOST_WORKFLOW_ID = 1000  # bytes that the server accepts
-MOST_PLAIN = 800  # bytes of a run id that is composed of others
+MAX_AGENT_NAME = 160  # characters of an agent's name in a conversation's id, which may have 200
+MAX_TOPIC_KEY = 400  # characters of a topic's key; a longer one is replaced by its digest
+MAX_WORKFLOW_ID_BYTES = 1000  # bytes that the server accepts
+MAX_PLAIN_ID = 800  # bytes of a run id that is composed of others
 
 
 def run_workflow_id(run_id: str) -> str:
-    return RUN + run_id
+    return RUN_PREFIX + run_id
 
 
-def run_id_of(workflow_id: str) -> str:
+def run_id_of_workflow(workflow_id: str) -> str:
     """Return the id after `run:`; a workflow started under another id is its own run id."""
-    return workflow_id.removeprefix(RUN)
+    return workflow_id.removeprefix(RUN_PREFIX)
 
 
-def addressed(named: str) -> str:
+def addressed_workflow_id(named: str) -> str:
     """Return the id of the workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
-    return named if named.startswith(FOLLOW_UP) else run_workflow_id(run_id_of(named))
+    return named if named.startswith(FOLLOW_UP_PREFIX) else run_workflow_id(run_id_of_workflow(named))
 
 
-def start_of(first_execution: str, continued: str | None, *, is_retry: bool) -> str:
+def run_start_id(first_execution: str, continued: str | None, *, is_retry: bool) -> str:
     """Identify the start of a run: its first Temporal execution, except for a later tick of a cron workflow.
 
     All ticks have one first execution, but each continues another one. A retry by Temporal is the same run again.
     """
-    return first_execution if continued is None or is_retry else _digest("tick", continued, size=6)
+    return first_execution if continued is None or is_retry else _digest_names("tick", continued, size=6)
 
 
 def key_id(run_id: str, start: str) -> str:
     """Return the id that replaces `run_id` in keys and ids if an earlier run had that id: unique over time."""
-    return f"{run_id}~{_digest(start, size=6)}"
+    return f"{run_id}~{_digest_names(start, size=6)}"
 
 
 def without_start(key_id: str) -> str:
@@ -63,26 +63,26 @@ def conversation_id_of(workflow_id: str) -> str:
 
 def turn_run_id(conversation_id: str, request_id: str) -> str:
     """Return the run id of a request's turn. A repeated request finds its run, even if its lane has forgotten it."""
-    return "c-" + _digest(conversation_id, request_id)
+    return "c-" + _digest_names(conversation_id, request_id)
 
 
 def follow_up_workflow_id(workflow_id: str) -> str:
     """Return the id of a FollowUp, and of its store. `workflow_id` is the source's `workflowId`."""
-    return FOLLOW_UP + workflow_id
+    return FOLLOW_UP_PREFIX + workflow_id
 
 
-def schedule_id(name: str) -> str:
+def run_schedule_id(name: str) -> str:
     """Return the id of Temporal's schedule that starts runs `<name>-<time>`."""
-    return SCHEDULE + name
+    return SCHEDULE_PREFIX + name
 
 
 def follow_up_id(run_id: str, step: int) -> str:
     """Return the id of the follow-up that a run creates in a step: the same on every attempt."""
-    return "f-" + _digest("follow-up", run_id, str(step), size=6)
+    return "f-" + _digest_names("follow-up", run_id, str(step), size=6)
 
 
 def task_id(run_id: str, step: int) -> str:
-    return "t-" + _digest("task", run_id, str(step), size=6)
+    return "t-" + _digest_names("task", run_id, str(step), size=6)
 
 
 def resume_request_id(workflow_id: str, seq: int) -> str:
@@ -98,7 +98,7 @@ def notify_key(workflow_id: str, task: str) -> str:
 def topic_key(platform: str, channel: str, message: str) -> str:
     """Return the key of the topic for replies to a message."""
     key = ":".join(quote(part, safe="", errors="surrogatepass") for part in (platform, channel, message))
-    return key if len(key) <= MOST_KEY else _digest(key, size=16)
+    return key if len(key) <= MAX_TOPIC_KEY else _digest_names(key, size=16)
 
 
 def topic_workflow_id(key: str) -> str:
@@ -112,33 +112,37 @@ def delegation_workflow_id(run_id: str, step: int) -> str:
     the run stuck.
     """
     plain = f"{run_workflow_id(run_id)}{_DELEGATION}{step}"
-    return plain if _bytes(plain) <= MOST_WORKFLOW_ID else f"{run_workflow_id(stand_in(run_id))}{_DELEGATION}{step}"
+    return (
+        plain
+        if _byte_length(plain) <= MAX_WORKFLOW_ID_BYTES
+        else f"{run_workflow_id(placeholder_id(run_id))}{_DELEGATION}{step}"
+    )
 
 
 def delegating_run_id(workflow_id: str) -> str | None:
     """Return the run that made this delegation, or its placeholder. Other workflows have no such run."""
     owner, mark, _ = workflow_id.rpartition(_DELEGATION)
-    return without_start(run_id_of(owner)) if mark else None
+    return without_start(run_id_of_workflow(owner)) if mark else None
 
 
 def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
     """Return a readable id, unless the server would reject it: the delegation would be stuck."""
     plain = f"{run_id}.{step}-{subtask}"
-    return plain if _bytes(plain) <= MOST_PLAIN else stand_in(plain)
+    return plain if _byte_length(plain) <= MAX_PLAIN_ID else placeholder_id(plain)
 
 
-def stand_in(run_id: str) -> str:
+def placeholder_id(run_id: str) -> str:
     """Return the replacement for a run id that is too long."""
-    return "d-" + _digest(run_id)
+    return "d-" + _digest_names(run_id)
 
 
-def _bytes(text: str) -> int:
+def _byte_length(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def run_id_for(dedupe_key: str) -> str:
     """Return the run id of a dedupe key: two starts with one key find the same run (A10)."""
-    return "k-" + _digest(dedupe_key)
+    return "k-" + _digest_names(dedupe_key)
 
 
 def run_id_for_caller(caller: str, key: str) -> str:
@@ -154,17 +158,17 @@ def start_digest(payload: Mapping[str, Any]) -> str:
 
 def resumed_id(run_id: str) -> str:
     """Return the id of the run that resumes this one: "a", "a.r2", "a.r3". Resuming twice finds the same run."""
-    stem, number = _lineage(run_id)
-    return f"{stem}{RESUMED}{number + 1}"
+    stem, number = _split_lineage(run_id)
+    return f"{stem}{RESUMED_MARK}{number + 1}"
 
 
-def heirs_prefix(run_id: str) -> str:
+def successors_prefix(run_id: str) -> str:
     """Return the prefix of the ids of all runs that resume this run, or the run that it resumes."""
-    return f"{_lineage(run_id)[0]}{RESUMED}"
+    return f"{_split_lineage(run_id)[0]}{RESUMED_MARK}"
 
 
-def _lineage(run_id: str) -> tuple[str, int]:
-    stem, mark, number = run_id.rpartition(RESUMED)
+def _split_lineage(run_id: str) -> tuple[str, int]:
+    stem, mark, number = run_id.rpartition(RESUMED_MARK)
     return (stem, int(number)) if mark and number.isdecimal() else (run_id, 1)
 
 
@@ -199,12 +203,12 @@ def trace_id(namespace: str, workflow_id: str) -> str:
 
     It depends on the namespace: several installations may report to one place, and their run ids may be equal.
     """
-    return _digest("trace", namespace, workflow_id, size=16)
+    return _digest_names("trace", namespace, workflow_id, size=16)
 
 
 def root_span_id(namespace: str, workflow_id: str) -> str:
     """Return the id of a run's root span, 16 hex digits: known before that span is made, at the end."""
-    return _digest("span", namespace, workflow_id, size=8)
+    return _digest_names("span", namespace, workflow_id, size=8)
 
 
 def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -213,7 +217,7 @@ def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
     return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 
-def approval_digest(run: tuple[str, str], question: str, step: int | None, tool: str, arguments: Arguments) -> str:
+def approval_digest(run: tuple[str, str], question: str, step: int | None, tool: str, arguments: CallArguments) -> str:
     """Return the id of the call that an approval is for, 24 hex digits: at another step the same call has another id.
 
     `run` is its id and its first Temporal execution, since an id may be reused.
@@ -235,18 +239,18 @@ def mail_queue(folder: str) -> str:
     return f"mail:{folder}"
 
 
-def letter_key(message_id: str, sha256: str) -> str:
+def message_key(message_id: str, sha256: str) -> str:
     """Return the key of a message: its id and its content, since ids get reused (C2)."""
-    return _digest("letter", message_id, sha256)
+    return _digest_names("letter", message_id, sha256)
 
 
 def task_key(plan_id: str, task_id: str, subtask_id: str | None) -> str:
-    return _digest("task", plan_id, task_id, subtask_id or "")
+    return _digest_names("task", plan_id, task_id, subtask_id or "")
 
 
 def mail_conversation_id(agent: str, task: str) -> str:
     """Return the lane of a task that arrived by mail. `task` is its `task_key`."""
-    return f"mail:{agent if len(agent) <= MOST_AGENT else _digest(agent)}:{task}"
+    return f"mail:{agent if len(agent) <= MAX_AGENT_NAME else _digest_names(agent)}:{task}"
 
 
 def mail_request_id(key: str, attempt: int) -> str:
@@ -259,23 +263,23 @@ def delegated_task_id(run_id: str, step: int) -> str:
     return f"{run_id}.{step}"
 
 
-def _digest(*names: str, size: int = 10) -> str:
+def _digest_names(*names: str, size: int = 10) -> str:
     return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 
-def named(attribute: str, value: str) -> str:
+def query_equals(attribute: str, value: str) -> str:
     """Format the query that the attribute equals the value, or begins like it if the value cannot be quoted."""
-    return f"{attribute} = '{value}'" if _asked(value) == value else begins(attribute, value)
+    return f"{attribute} = '{value}'" if _quotable_part(value) == value else query_begins(attribute, value)
 
 
-def unlike(attribute: str, value: str) -> str:
+def query_differs(attribute: str, value: str) -> str:
     """Format the query that the attribute differs from the value, or is set if the value cannot be quoted."""
-    return f"{attribute} != '{value}'" if _asked(value) == value else f"{attribute} IS NOT NULL"
+    return f"{attribute} != '{value}'" if _quotable_part(value) == value else f"{attribute} IS NOT NULL"
 
 
-def begins(attribute: str, prefix: str) -> str:
-    return f"{attribute} STARTS_WITH '{_asked(prefix)}'"
+def query_begins(attribute: str, prefix: str) -> str:
+    return f"{attribute} STARTS_WITH '{_quotable_part(prefix)}'"
 
 
-def _asked(text: str) -> str:
+def _quotable_part(text: str) -> str:
     return re.split(r"""["'\\]""", text, maxsplit=1)[0]

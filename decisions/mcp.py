@@ -12,9 +12,9 @@ from contracts.tool import Effect
 from decisions.text.visible_text import render_visible
 
 SEPARATOR = "__"
-MOST_NAME = 64  # characters of a tool's name in the Messages API
-MOST_WORD = 60  # characters of a value in a schema; a longer one is prose
-MOST_DIFFERENCE = 4000  # characters of a diff
+MAX_API_TOOL_NAME = 64  # characters of a tool's name in the Messages API
+MAX_WORD = 60  # characters of a value in a schema; a longer one is prose
+MAX_PIN_DIFFERENCE = 4000  # characters of a diff
 
 # From the loosest to the strictest.
 STRICTNESS = (Effect.read, Effect.keyed, Effect.once)
@@ -32,21 +32,21 @@ def tool_name(server: str, tool: str) -> str:
     return f"{server}{SEPARATOR}{tool}"
 
 
-def server_of(name: str) -> str | None:
+def server_of_tool(name: str) -> str | None:
     """Return the server in `server__tool` and `server__*`, if any."""
     server, separator, tool = name.partition(SEPARATOR)
     return server if separator and server and tool else None
 
 
-def unfit(server: str, tool: str) -> str | None:
+def name_rejection(server: str, tool: str) -> str | None:
     """Return the reason why the Messages API rejects such a name, if any."""
     name = tool_name(server, tool)
     if not _TOOL.fullmatch(tool):
         return f"{tool[:100]!r} has characters that a model's tool may not have"
-    if len(name) > MOST_NAME:
-        spare = MOST_NAME - len(SEPARATOR) - len(tool)
+    if len(name) > MAX_API_TOOL_NAME:
+        spare = MAX_API_TOOL_NAME - len(SEPARATOR) - len(tool)
         hint = f"rename the server to at most {spare} characters" if spare > 0 else "no server name is short enough"
-        return f"{name[:100]!r} has {len(name)} characters; the limit is {MOST_NAME}: {hint}"
+        return f"{name[:100]!r} has {len(name)} characters; the limit is {MAX_API_TOOL_NAME}: {hint}"
     return None
 
 
@@ -61,11 +61,11 @@ def is_looser(effect: Effect, than: Effect) -> bool:
     return STRICTNESS.index(effect) < STRICTNESS.index(than)
 
 
-def strictest(*effects: Effect) -> Effect:
+def strictest_effect(*effects: Effect) -> Effect:
     return max(effects, key=STRICTNESS.index)
 
 
-def pin(description: str, input_schema: dict[str, Any], annotations: dict[str, Any]) -> Pin:
+def pin_tool(description: str, input_schema: dict[str, Any], annotations: dict[str, Any]) -> Pin:
     """Return a definition with its hash, which does not depend on the order of fields."""
     fields = {"annotations": annotations, "description": description, "inputSchema": input_schema}
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -75,15 +75,15 @@ def pin(description: str, input_schema: dict[str, Any], annotations: dict[str, A
 
 def is_sound(stored: Pin) -> bool:
     """Return whether the hash is right. A file that was edited by hand, or merged badly, is not accepted."""
-    return pin(stored.description, stored.input_schema, stored.annotations).sha256 == stored.sha256
+    return pin_tool(stored.description, stored.input_schema, stored.annotations).sha256 == stored.sha256
 
 
-def states(accepted: Mapping[str, Pin], now: Mapping[str, Pin]) -> dict[str, PinState]:
+def pin_states(accepted: Mapping[str, Pin], now: Mapping[str, Pin]) -> dict[str, PinState]:
     """Return the state of every tool on either side, by name."""
-    return {name: _state(accepted.get(name), now.get(name)) for name in sorted({*accepted, *now})}
+    return {name: _pin_state(accepted.get(name), now.get(name)) for name in sorted({*accepted, *now})}
 
 
-def _state(accepted: Pin | None, now: Pin | None) -> PinState:
+def _pin_state(accepted: Pin | None, now: Pin | None) -> PinState:
     if accepted is None:
         return PinState.new
     if now is None:
@@ -91,34 +91,34 @@ def _state(accepted: Pin | None, now: Pin | None) -> PinState:
     return PinState.pinned if accepted.sha256 == now.sha256 else PinState.changed
 
 
-def difference(accepted: Pin | None, now: Pin | None) -> str:
+def diff_pins(accepted: Pin | None, now: Pin | None) -> str:
     """Format the changes as a unified diff."""
-    lines = unified_diff(_told(accepted), _told(now), "accepted", "now", lineterm="", n=1)
+    lines = unified_diff(_visible_lines(accepted), _visible_lines(now), "accepted", "now", lineterm="", n=1)
     text = "\n".join(lines)
-    return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
+    return text if len(text) <= MAX_PIN_DIFFERENCE else f"{text[:MAX_PIN_DIFFERENCE]}\n… (cut)"
 
 
-def visible(text: str) -> str:
+def render_visible_line(text: str) -> str:
     """Render hidden and control characters visibly, so that a person can judge hidden words too."""
     return render_visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def remarks(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def schema_texts(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield each text of a schema that a model would read, with its place: descriptions, and long values."""
     inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     for key, value in inner:
         place = f"{path}.{key}" if path else str(key)
-        if isinstance(value, str) and (key == "description" or len(value) > MOST_WORD):
+        if isinstance(value, str) and (key == "description" or len(value) > MAX_WORD):
             yield place.removesuffix(".description").removeprefix("properties."), value
         else:
-            yield from remarks(value, place)
+            yield from schema_texts(value, place)
 
 
-def _told(tool: Pin | None) -> list[str]:
-    return [] if tool is None else [visible(line) for line in _lines(tool)]
+def _visible_lines(tool: Pin | None) -> list[str]:
+    return [] if tool is None else [render_visible_line(line) for line in _definition_lines(tool)]
 
 
-def _lines(tool: Pin) -> Iterator[str]:
+def _definition_lines(tool: Pin) -> Iterator[str]:
     yield from (f"description: {line}" for line in tool.description.split("\n"))
     for field, value in (("annotations", tool.annotations), ("inputSchema", tool.input_schema)):
         if value:

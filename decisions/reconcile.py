@@ -11,49 +11,51 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from contracts.failures import Escalation
-from contracts.reconcile import Finding, Place, Problem, ReconcileReport, Repair, Standing, StoreMark
+from contracts.reconcile import Finding, FindingKind, Place, ReconcileReport, Repair, StoreMark, WorkflowStatus
 from contracts.run.state import RunState, RunStatus
 from contracts.tool import ToolKind
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
 ORPHAN_GRACE = timedelta(minutes=1)  # a parent may be asking its children to stop just now
 CLAIM_MARGIN = timedelta(minutes=5)  # after the time by which the effect has ended
-PATIENCE = timedelta(hours=24)  # for a person's answer
+PERSON_PATIENCE = timedelta(hours=24)  # for a person's answer
 TOOL_MARGIN = timedelta(minutes=5)  # after a tool's own timeout, which the run should have enforced
 UNATTENDED_AFTER = timedelta(minutes=10)  # a worker that is being replaced is back by then
 GONE_FOR = timedelta(hours=1)  # from the first check that misses a run to the one that clears its store
-MOST_NAMED = 20  # findings of one problem
+MAX_FINDINGS = 20  # findings of one problem
 
-MEND = "roll the workers back or fix their code; the run then continues by itself"
-_CUT_SHORT = frozenset({Standing.failed, Standing.cancelled, Standing.terminated, Standing.timed_out})
+MEND_ADVICE = "roll the workers back or fix their code; the run then continues by itself"
+_CUT_SHORT = frozenset(
+    {WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out}
+)
 _VIOLATIONS = frozenset({Escalation.step_never_issued, Escalation.wrong_tool})
 _CLAIM = re.compile(r"(?:([0-9a-f]+)-)?step-(\d+)(?:-(\d+))?\.claim")
 
 
-def wedged(run_id: str, reported: Sequence[str]) -> Finding:
-    causes = f" ({cut(', '.join(reported), 200)})" if reported else ""
+def wedged_finding(run_id: str, reported: Sequence[str]) -> Finding:
+    causes = f" ({truncate(', '.join(reported), 200)})" if reported else ""
     return Finding(
-        problem=Problem.wedged,
+        problem=FindingKind.wedged,
         run_id=run_id,
         found=f"its workflow tasks fail{causes}",
-        advice=MEND,
+        advice=MEND_ADVICE,
     )
 
 
 @dataclass(frozen=True)
 class Parent:
     workflow_id: str
-    standing: Standing
+    standing: WorkflowStatus
     closed_at: datetime | None = None
 
 
-def orphaned(run_id: str, parent: Parent, now: datetime, *, is_wedged: bool = False) -> Finding | None:
+def orphaned_finding(run_id: str, parent: Parent, now: datetime, *, is_wedged: bool = False) -> Finding | None:
     """Report an open run whose parent has closed. If the parent was cut short, the run is stopped as well."""
-    if parent.standing is Standing.open or (parent.closed_at and now < parent.closed_at + ORPHAN_GRACE):
+    if parent.standing is WorkflowStatus.open or (parent.closed_at and now < parent.closed_at + ORPHAN_GRACE):
         return None
     stops = parent.standing in _CUT_SHORT and not is_wedged
     return Finding(
-        problem=Problem.orphaned,
+        problem=FindingKind.orphaned,
         run_id=run_id,
         found=f"its parent {parent.workflow_id} is {parent.standing}",
         advice="the reconciler asks it to stop" if stops else f"if it is not needed: perdure cancel {run_id}",
@@ -61,9 +63,9 @@ def orphaned(run_id: str, parent: Parent, now: datetime, *, is_wedged: bool = Fa
     )
 
 
-def unattended(run_id: str, task_queue: str) -> Finding:
+def unattended_finding(run_id: str, task_queue: str) -> Finding:
     return Finding(
-        problem=Problem.unattended,
+        problem=FindingKind.unattended,
         run_id=run_id,
         found=f"no worker polls its task queue {task_queue}",
         advice=f"start a worker with PERDURE_TASK_QUEUE={task_queue}, or cancel it",
@@ -71,7 +73,7 @@ def unattended(run_id: str, task_queue: str) -> Finding:
 
 
 @dataclass(frozen=True, order=True)
-class Page:
+class LedgerKey:
     """A ledger entry: one call, in one generation. `of` distinguishes runs that had the same id."""
 
     step: int
@@ -84,27 +86,27 @@ class Page:
         return stem + (f"-{self.generation}" if self.generation > 1 else "")
 
 
-def loose(names: Iterable[str]) -> list[Page]:
+def unsettled_claims(names: Iterable[str]) -> list[LedgerKey]:
     """Return a ledger's claims without a result. A later generation shows that a person settled the earlier one."""
     existing = set(names)
     matches = [match for name in existing if (match := _CLAIM.fullmatch(name))]
-    claims = [Page(int(match[2]), int(match[3] or 1), match[1] or "") for match in matches]
+    claims = [LedgerKey(int(match[2]), int(match[3] or 1), match[1] or "") for match in matches]
     latest = {(page.step, page.of): page for page in sorted(claims)}
     return [page for _, page in sorted(latest.items()) if f"{page.name}.result" not in existing]
 
 
 @dataclass(frozen=True)
-class Claimed:
+class OpenClaim:
     """A claim without a result, and the run that is responsible for it: the one that made it, or that resumes it.
 
     `until` and `tool` are empty if the claim cannot be read; `state` is None if the run does not report it.
     """
 
-    page: Page
+    page: LedgerKey
     tool: str
     until: datetime | None
     keeper: str
-    standing: Standing
+    standing: WorkflowStatus
     asks: bool  # the run waits for a person
     at_work: bool  # an activity of the call, or one that may be, is pending
     state: RunState | None
@@ -115,16 +117,16 @@ def is_fresh(until: datetime | None, now: datetime) -> bool:
     return until is not None and now < until + CLAIM_MARGIN
 
 
-def unowned(run_id: str, claim: Claimed, now: datetime) -> Finding | None:
+def unowned_finding(run_id: str, claim: OpenClaim, now: datetime) -> Finding | None:
     """Report a claim whose result no run awaits, and which no person will be asked about."""
     if is_fresh(claim.until, now) or (claim.state is not None and _has_outcome(claim.state, claim.page.step)):
         return None
-    if claim.standing is Standing.open and (claim.asks or claim.at_work):
+    if claim.standing is WorkflowStatus.open and (claim.asks or claim.at_work):
         return None
     run = f"run {claim.keeper}" if claim.keeper != run_id else "the run"
-    settled = "is open and does not handle it" if claim.standing is Standing.open else f"is {claim.standing}"
+    settled = "is open and does not handle it" if claim.standing is WorkflowStatus.open else f"is {claim.standing}"
     return Finding(
-        problem=Problem.claim,
+        problem=FindingKind.claim,
         run_id=run_id,
         found=f"{claim.tool or 'a call'} (step {claim.page.step}) may have happened: its claim has no result, "
         f"and {run} {settled}",
@@ -142,25 +144,25 @@ def _has_outcome(state: RunState, step: int) -> bool:
     return step <= state.step and not is_open
 
 
-def overdue(state: RunState, now: datetime) -> Finding | None:
+def overdue_finding(state: RunState, now: datetime) -> Finding | None:
     """Report a wait that has taken too long: for a person, or for a result past its timeout."""
     if state.question is not None:
         waited = now - state.question.asked_at
-        if waited < PATIENCE:
+        if waited < PERSON_PATIENCE:
             return None
         return Finding(
-            problem=Problem.overdue,
+            problem=FindingKind.overdue,
             run_id=state.run_id,
-            found=f"has waited {_hours(waited)} for a person: {cut(state.question.text, 80)}",
+            found=f"has waited {_format_hours(waited)} for a person: {truncate(state.question.text, 80)}",
             advice=f"perdure answer {state.run_id}",
         )
     timeouts = {route.name: route.timeout for route in state.tools if route.kind is ToolKind.signal}
     for pending in state.pending:
         timeout = timeouts.get(pending.tool)
         if pending.outside and timeout is not None and now >= pending.since + timeout + TOOL_MARGIN:
-            late = _hours(now - pending.since)
+            late = _format_hours(now - pending.since)
             return Finding(
-                problem=Problem.overdue,
+                problem=FindingKind.overdue,
                 run_id=state.run_id,
                 found=f"waits for {pending.tool} (step {pending.step}) past its timeout: {late}",
                 advice=f"send its result, or perdure cancel {state.run_id}",
@@ -168,7 +170,7 @@ def overdue(state: RunState, now: datetime) -> Finding | None:
     return None
 
 
-def _hours(time: timedelta) -> str:
+def _format_hours(time: timedelta) -> str:
     return (
         f"{time / timedelta(hours=1):.0f} h" if time >= timedelta(hours=1) else f"{time / timedelta(minutes=1):.0f} min"
     )
@@ -184,7 +186,7 @@ class Sweep(StrEnum):
     clear = "clear"
 
 
-def swept(seen: StoreMark | None, here: Place, now: datetime, *, claims: int, has_heir: bool) -> Sweep:
+def decide_sweep(seen: StoreMark | None, here: Place, now: datetime, *, claims: int, has_heir: bool) -> Sweep:
     """Decide about a store. Only one that was seen here with its run, and has been without it for long, is cleared.
 
     So a run that is just starting, a server that lost its state, and another server's runs in the same folder never
@@ -199,11 +201,11 @@ def swept(seen: StoreMark | None, here: Place, now: datetime, *, claims: int, ha
     return Sweep.name if claims else Sweep.clear
 
 
-def left(run_id: str, claims: Sequence[Page] = ()) -> Finding:
+def left_store_finding(run_id: str, claims: Sequence[LedgerKey] = ()) -> Finding:
     """Report a store whose run the server no longer has."""
     if not claims:
         return Finding(
-            problem=Problem.left_store,
+            problem=FindingKind.left_store,
             run_id=run_id,
             found="the server no longer has the run, but its store still exists",
             advice="the reconciler removes the store; the run's files stay",
@@ -211,25 +213,25 @@ def left(run_id: str, claims: Sequence[Page] = ()) -> Finding:
         )
     steps = ", ".join(f"step {page.step}" for page in claims[:5])
     return Finding(
-        problem=Problem.claim,
+        problem=FindingKind.claim,
         run_id=run_id,
         found=f"a call may have happened ({steps}): its claim has no result, and the server no longer has the run",
         advice="check whether it happened, then remove the ledger from the run's store",
     )
 
 
-def named(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def limit_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the first findings of each problem."""
-    counts: Counter[Problem] = Counter()
+    counts: Counter[FindingKind] = Counter()
     reported = []
     for finding in findings:
         counts[finding.problem] += 1
-        if counts[finding.problem] <= MOST_NAMED:
+        if counts[finding.problem] <= MAX_FINDINGS:
             reported.append(finding)
     return tuple(reported)
 
 
-def told(report: ReconcileReport) -> str:
+def render_report(report: ReconcileReport) -> str:
     """Render the report as Markdown."""
     if not report.findings:
         return f"No problems found. Checked {report.stores} stores."

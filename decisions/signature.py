@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from contracts.run.signals import HumanInput
 
-FORMAT = "perdure.answer.1"
+SIGNATURE_FORMAT = "perdure.answer.1"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SignedQuestion:
     """The question that a signature must cover: its run, the first Temporal execution, and the call."""
 
     run: str
@@ -40,17 +40,17 @@ def signed_bytes(run: str, execution: str, answer: HumanInput) -> bytes:
     As canonical JSON: names in order, no blanks, ASCII.
     """
     fields = answer.model_dump(mode="json", exclude={"signature"}, exclude_none=True)
-    claims = {"format": FORMAT, "run": run, "execution": execution, **fields}
+    claims = {"format": SIGNATURE_FORMAT, "run": run, "execution": execution, **fields}
     return json.dumps(claims, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def sign(run: str, execution: str, answer: HumanInput, key_id: str, key: Ed25519PrivateKey) -> HumanInput:
+def add_signature(run: str, execution: str, answer: HumanInput, key_id: str, key: Ed25519PrivateKey) -> HumanInput:
     """Return the answer with its signature. It must name its question, and its call if there is one."""
     value = b64encode(key.sign(signed_bytes(run, execution, answer))).decode()
     return answer.model_copy(update={"signature": f"{key_id}:{value}"})
 
 
-def signature_error(keys: Mapping[str, str], asked: Asked, answer: HumanInput) -> str | None:
+def signature_error(keys: Mapping[str, str], asked: SignedQuestion, answer: HumanInput) -> str | None:
     """Return the reason why the answer's signature does not cover the question, if the run has keys."""
     if not keys:
         return None

@@ -6,11 +6,11 @@ from contracts.tool import ToolKind
 from decisions.ids import request_key, request_nonce
 from decisions.run.resume import origin_of
 
-PREFIX = "agentic.tool_request."  # of a request's type, followed by the tool's name
+REQUEST_TYPE_PREFIX = "agentic.tool_request."  # of a request's type, followed by the tool's name
 
 
 def request_event(payload: ToolRequestPayload, key: str, nonce: str | None = None) -> ToolRequestEvent:
-    return ToolRequestEvent(type=f"{PREFIX}{payload.tool}", payload=payload, dedupe_key=key, nonce=nonce)
+    return ToolRequestEvent(type=f"{REQUEST_TYPE_PREFIX}{payload.tool}", payload=payload, dedupe_key=key, nonce=nonce)
 
 
 def nonce_of(state: RunState, call: Call) -> str | None:

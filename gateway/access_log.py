@@ -7,8 +7,8 @@ from typing import Any
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.models import printable
-from decisions.text.formatting import cut
+from contracts.models import escape_unprintable
+from decisions.text.formatting import truncate
 
 PROBES = ("/healthz", "/readyz")  # called every few seconds: only failures are logged
 
@@ -44,10 +44,10 @@ class AccessLog:
             status = status or 500  # an outer middleware answers
             raise
         finally:
-            _record(scope, status, round((perf_counter() - started) * 1000))
+            _log_request(scope, status, round((perf_counter() - started) * 1000))
 
 
-def _record(scope: Scope, status: int | None, ms: int) -> None:
+def _log_request(scope: Scope, status: int | None, ms: int) -> None:
     """Log a request; without a `status` the client left before the answer."""
     route = scope.get("route")
     path = route.path if isinstance(route, APIRoute) else None
@@ -58,14 +58,14 @@ def _record(scope: Scope, status: int | None, ms: int) -> None:
     token = state.get("token")
     line = {
         "event": "gateway.login_failed" if refused else "gateway.request",
-        "method": cut(printable(str(scope["method"])), 20),
+        "method": truncate(escape_unprintable(str(scope["method"])), 20),
         "route": path,
         "status": status,
         "duration_ms": ms,
         "address": scope["client"][0] if scope.get("client") else None,
         "token": token.name if token is not None else None,
-        "run_id": _named(scope, "run_id"),
-        "conversation_id": _named(scope, "conversation_id"),
+        "run_id": _path_parameter(scope, "run_id"),
+        "conversation_id": _path_parameter(scope, "conversation_id"),
         "reason": refused,
     }
     level = logging.WARNING if refused or (status or 0) >= 500 else logging.INFO
@@ -73,11 +73,11 @@ def _record(scope: Scope, status: int | None, ms: int) -> None:
     _log.log(level, line["event"], extra={"event": event})
 
 
-def _named(scope: Scope, name: str) -> str | None:
+def _path_parameter(scope: Scope, name: str) -> str | None:
     value: Any = scope.get("path_params", {}).get(name)
-    return cut(printable(value), 200) if isinstance(value, str) else None
+    return truncate(escape_unprintable(value), 200) if isinstance(value, str) else None
 
 
-def note_refused_login(scope: Scope, reason: str) -> None:
+def note_login_failure(scope: Scope, reason: str) -> None:
     """Record for the log line why this request was not authenticated, in a word."""
     scope.setdefault("state", {})["login_refused"] = reason

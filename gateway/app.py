@@ -10,7 +10,7 @@ from starlette.routing import Match
 from gateway import page
 from gateway.access_log import AccessLog
 from gateway.auth import Gateway
-from gateway.problems import Failure, Problem, answer_to, handlers
+from gateway.problems import ApiError, ProblemDetails, create_handlers, problem_response
 from gateway.request_body import BoundedBodies
 from gateway.routes import conversations, events, health, questions, runs, webhooks
 from gateway.slashes import EncodedSlashes
@@ -27,12 +27,12 @@ ROUTERS = (
 )
 
 
-async def _wrong_method(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+async def _method_not_allowed(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
     """Answer 405 with the methods of all routes of the address; Starlette names those of one."""
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     allowed = {method for route in matching for method in route.methods or ()} or {"GET", "HEAD"}
-    return answer_to(Failure(405, "method not allowed", headers={"Allow": ", ".join(sorted(allowed))}))
+    return problem_response(ApiError(405, "method not allowed", headers={"Allow": ", ".join(sorted(allowed))}))
 
 
 def make_app(gateway: Gateway) -> FastAPI:
@@ -44,10 +44,10 @@ def make_app(gateway: Gateway) -> FastAPI:
         docs_url=None,  # its scripts would come from another host
         redoc_url=None,
         redirect_slashes=False,  # a redirect cannot hold an address with an encoded slash
-        exception_handlers=handlers(gateway.session.settings.secrets),
+        exception_handlers=create_handlers(gateway.session.settings.secrets),
     )
     app.state.gateway = gateway
-    app.add_exception_handler(405, _wrong_method)
+    app.add_exception_handler(405, _method_not_allowed)
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BoundedBodies)
@@ -57,7 +57,7 @@ def make_app(gateway: Gateway) -> FastAPI:
 
     def openapi_with_problems() -> dict[str, Any]:
         schema = describe()
-        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        schema["components"]["schemas"].setdefault("Problem", ProblemDetails.model_json_schema())
         return schema
 
     app.openapi = openapi_with_problems  # type: ignore[method-assign]  # FastAPI's documented way

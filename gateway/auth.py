@@ -12,17 +12,17 @@ from fastapi.security import HTTPBearer
 from pydantic import AfterValidator
 
 from contracts.sender import Sender
-from gateway.access_log import note_refused_login
-from gateway.problems import AGAIN, Failure
+from gateway.access_log import note_login_failure
+from gateway.problems import RETRY_SOON, ApiError
 from gateway.request_body import StrictRequest
 from gateway.signatures import Webhook
-from gateway.slashes import restore
-from gateway.tokens import Scope, Token, Tokens, Unreadable
-from perdure.client.door import speak_as
-from perdure.client.runs import MOST_ID_BYTES, has_length_of_id
+from gateway.slashes import restore_slashes
+from gateway.tokens import Scope, Token, TokenFileError, Tokens
+from perdure.client.door import set_sender
+from perdure.client.runs import MAX_RUN_ID_BYTES, has_length_of_id
 from perdure.session import Session
 
-PATIENCE = 45.0  # seconds for an answer, except a stream; submitting to a lane takes up to 30
+REQUEST_TIMEOUT = 45.0  # seconds for an answer, except a stream; submitting to a lane takes up to 30
 _BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")
 
 
@@ -40,19 +40,19 @@ class Gateway:
     drop: Callable[[Any], None] = lambda _: None
 
 
-def require(token: Token, scope: Scope) -> None:
+def require_scope(token: Token, scope: Scope) -> None:
     """Raises Failure 403 if the token lacks the scope."""
     if scope not in token.scopes:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
-        raise Failure(403, f"token {token.name} has no scope {scope}", headers=challenge)
+        raise ApiError(403, f"token {token.name} has no scope {scope}", headers=challenge)
 
 
-def needs(scope: Scope) -> Any:
+def needs_scope(scope: Scope) -> Any:
     """Return a dependency that declares the scope a route needs; `Route` enforces it."""
     return Security(_BEARER, scopes=[scope])
 
 
-class Route(APIRoute):
+class ScopedRoute(APIRoute):
     """A route that requires its scopes, reads JSON strictly and has a timeout."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -66,43 +66,43 @@ class Route(APIRoute):
         takes_json = self.body_field is not None
 
         async def handle_strictly(received: Request) -> Response:
-            restore(received.scope)
+            restore_slashes(received.scope)
             request = StrictRequest(received.scope, received.receive)
             for scope in scopes:
-                _admitted(request, scope)
-                speak_as(Sender(door="gateway", token=request.state.token.name))
+                _authenticate(request, scope)
+                set_sender(Sender(door="gateway", token=request.state.token.name))
             if takes_json and _has_body(request) and not _says_json(request):
-                raise Failure(415, "the body needs Content-Type: application/json")
+                raise ApiError(415, "the body needs Content-Type: application/json")
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(REQUEST_TIMEOUT):
                     return await handle(request)
             except TimeoutError:
-                raise Failure(503, f"no answer within {PATIENCE:g} s", headers=AGAIN) from None
+                raise ApiError(503, f"no answer within {REQUEST_TIMEOUT:g} s", headers=RETRY_SOON) from None
 
         return handle_strictly
 
 
-def _admitted(request: Request, scope: Scope) -> None:
+def _authenticate(request: Request, scope: Scope) -> None:
     """Check the token and its scope, and store it in the request. Raises Failure."""
     scheme, _, written = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not written.strip():
-        note_refused_login(request.scope, "no_token")
+        note_login_failure(request.scope, "no_token")
         reason = "this needs a token: Authorization: Bearer … (perdure token create)"
-        raise Failure(401, reason, headers={"WWW-Authenticate": "Bearer"})
+        raise ApiError(401, reason, headers={"WWW-Authenticate": "Bearer"})
     gateway: Gateway = request.app.state.gateway
     try:
-        token = gateway.tokens.holder(written.strip(), datetime.now(UTC))
-    except Unreadable:
-        raise Failure(503, "the gateway cannot read its tokens; its operator must fix this") from None
+        token = gateway.tokens.find_token(written.strip(), datetime.now(UTC))
+    except TokenFileError:
+        raise ApiError(503, "the gateway cannot read its tokens; its operator must fix this") from None
     if token is None:
-        note_refused_login(request.scope, "unknown_token")
+        note_login_failure(request.scope, "unknown_token")
         reason = "the token is unknown, expired or revoked"
-        raise Failure(401, reason, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
+        raise ApiError(401, reason, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
     request.state.token = token
     try:
-        require(token, scope)
-    except Failure:
-        note_refused_login(request.scope, "missing_scope")
+        require_scope(token, scope)
+    except ApiError:
+        note_login_failure(request.scope, "missing_scope")
         raise
 
 
@@ -114,27 +114,27 @@ def _says_json(request: Request) -> bool:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
 
 
-def _here(request: Request) -> Gateway:
+def _get_gateway(request: Request) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
 
 
-def _holder(request: Request) -> Token:
+def _get_token(request: Request) -> Token:
     token: Token = request.state.token
     return token
 
 
-def _by(request: Request) -> str:
-    return _holder(request).name
+def _get_caller_name(request: Request) -> str:
+    return _get_token(request).name
 
 
-def _fits(run_id: str) -> str:
+def _check_run_id(run_id: str) -> str:
     if not has_length_of_id(run_id):
-        raise ValueError(f"an id has 1 to {MOST_ID_BYTES} bytes")
+        raise ValueError(f"an id has 1 to {MAX_RUN_ID_BYTES} bytes")
     return run_id
 
 
-Here = Annotated[Gateway, Depends(_here)]
-Holder = Annotated[Token, Depends(_holder)]
-By = Annotated[str, Depends(_by)]
-RunId = Annotated[str, Path(description="The run's id, percent-encoded, a slash too."), AfterValidator(_fits)]
+CurrentGateway = Annotated[Gateway, Depends(_get_gateway)]
+CurrentToken = Annotated[Token, Depends(_get_token)]
+CallerName = Annotated[str, Depends(_get_caller_name)]
+RunId = Annotated[str, Path(description="The run's id, percent-encoded, a slash too."), AfterValidator(_check_run_id)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 
-HERE = Path(__file__).parent
+STATIC_FILES = Path(__file__).parent
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-cache",
@@ -20,5 +20,5 @@ router = APIRouter(include_in_schema=False)
 @router.get("/page.js")
 @router.get("/page.css")
 @router.get("/page.svg")
-async def page(request: Request) -> FileResponse:
-    return FileResponse(HERE / (request.scope["route"].path[1:] or "page.html"), headers=HEADERS)
+async def get_page_file(request: Request) -> FileResponse:
+    return FileResponse(STATIC_FILES / (request.scope["route"].path[1:] or "page.html"), headers=HEADERS)

@@ -13,22 +13,28 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as RoutingError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.followup.topic import NotAwaited
+from activities.followup.topic import NotAwaitedError
 from activities.security.secrets import NO_SECRETS, Secrets
 from contracts.conversation import LaneFault
-from contracts.models import sparse
+from contracts.models import omit_default
 from decisions.conversation.lane import RETRY_AFTER
-from decisions.text.formatting import cut
-from perdure.client.errors import NoSuchRun, NotReachable, Refused, ResultRefused, TooLarge
-from perdure.client.lanes import NotTaken
+from decisions.text.formatting import truncate
+from perdure.client.errors import (
+    RejectedError,
+    ResultRejectedError,
+    RunNotFoundError,
+    StartTooLargeError,
+    TemporalUnavailableError,
+)
+from perdure.client.lanes import RequestRejectedError
 
 MEDIA_TYPE = "application/problem+json"
-AGAIN = {"Retry-After": "2"}  # seconds, if a server is down
+RETRY_SOON = {"Retry-After": "2"}  # seconds, if a server is down
 
 _log = logging.getLogger(__name__)
 
 
-class Kind(StrEnum):
+class ProblemKind(StrEnum):
     """The kind of a problem, if the status alone does not say it: `type` is `urn:perdure:<kind>`."""
 
     refused = "refused"
@@ -51,17 +57,17 @@ class Kind(StrEnum):
     """This gateway has no free stream. Retry after `Retry-After`, or use another gateway."""
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """RFC 9457 problem details. `field` names the part of the request at fault, if any."""
 
     type: str = Field(description="The kind of problem; about:blank if the status says all.")
     title: str
     status: int
     detail: str
-    field: str | None = sparse(None)
+    field: str | None = omit_default(None)
 
 
-class Failure(HTTPException):
+class ApiError(HTTPException):
     """An error response of the gateway."""
 
     def __init__(
@@ -69,7 +75,7 @@ class Failure(HTTPException):
         status: int,
         detail: str,
         *,
-        kind: Kind | None = None,
+        kind: ProblemKind | None = None,
         field: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
@@ -77,93 +83,93 @@ class Failure(HTTPException):
         self.kind, self.field = kind, field
 
 
-def answer_to(failure: Failure, secrets: Secrets = NO_SECRETS) -> JSONResponse:
-    problem = Problem(
+def problem_response(failure: ApiError, secrets: Secrets = NO_SECRETS) -> JSONResponse:
+    problem = ProblemDetails(
         type=f"urn:perdure:{failure.kind}" if failure.kind else "about:blank",
         title=HTTPStatus(failure.status_code).phrase,
         status=failure.status_code,
-        detail=secrets.redact(cut(str(failure.detail), 1000)),
-        field=failure.field and cut(failure.field, 200),
+        detail=secrets.redact(truncate(str(failure.detail), 1000)),
+        field=failure.field and truncate(failure.field, 200),
     )
     return JSONResponse(problem.model_dump(), failure.status_code, dict(failure.headers or {}), media_type=MEDIA_TYPE)
 
 
-def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
+def create_handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
     """Return a handler for each exception that ends a request."""
 
-    def handler_of(read: Callable[[Any], Failure]) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
+    def handler_of(read: Callable[[Any], ApiError]) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
         async def answer_problem(request: Request, error: Any) -> Response:  # noqa: ARG001 - Starlette's signature
-            return answer_to(read(error), secrets)
+            return problem_response(read(error), secrets)
 
         return answer_problem
 
-    known: dict[Any, Callable[[Any], Failure]] = {
-        Failure: lambda error: error,
-        RoutingError: _of_routing,
-        RequestValidationError: _of_validation,
-        NoSuchRun: lambda error: Failure(404, str(error)),
-        NotTaken: _of_lane,
-        TooLarge: lambda error: Failure(413, str(error)),
-        ResultRefused: _of_result,
-        Refused: lambda error: Failure(409, str(error), kind=Kind.refused),
-        NotAwaited: lambda error: Failure(422, str(error), kind=Kind.not_awaited),
-        NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),
-        RPCError: _of_rpc,
-        OSError: _of_store,
-        Exception: lambda _: Failure(500, "the gateway failed; the error is in its log"),
+    known: dict[Any, Callable[[Any], ApiError]] = {
+        ApiError: lambda error: error,
+        RoutingError: _from_routing_error,
+        RequestValidationError: _from_validation_error,
+        RunNotFoundError: lambda error: ApiError(404, str(error)),
+        RequestRejectedError: _from_lane_error,
+        StartTooLargeError: lambda error: ApiError(413, str(error)),
+        ResultRejectedError: _from_result_error,
+        RejectedError: lambda error: ApiError(409, str(error), kind=ProblemKind.refused),
+        NotAwaitedError: lambda error: ApiError(422, str(error), kind=ProblemKind.not_awaited),
+        TemporalUnavailableError: lambda error: ApiError(503, str(error), headers=RETRY_SOON),
+        RPCError: _from_rpc_error,
+        OSError: _from_store_error,
+        Exception: lambda _: ApiError(500, "the gateway failed; the error is in its log"),
     }
     return {kind: handler_of(read) for kind, read in known.items()}
 
 
-def _of_result(error: ResultRefused) -> Failure:
-    return Failure(409, str(error), kind=Kind.result_conflict if error.is_conflict else Kind.refused)
+def _from_result_error(error: ResultRejectedError) -> ApiError:
+    return ApiError(409, str(error), kind=ProblemKind.result_conflict if error.is_conflict else ProblemKind.refused)
 
 
-def _of_routing(error: RoutingError) -> Failure:
+def _from_routing_error(error: RoutingError) -> ApiError:
     reason = "there is nothing at this address" if error.status_code == 404 else str(error.detail)
-    return Failure(error.status_code, reason, headers=dict(error.headers or {}))
+    return ApiError(error.status_code, reason, headers=dict(error.headers or {}))
 
 
-def _of_validation(error: RequestValidationError) -> Failure:
+def _from_validation_error(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     field = ".".join(path[1:] if path[0] in ("body", "query", "path", "header") else path)
     reason = "unknown field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-    return Failure(422, f"{field}: {reason}" if field else f"the body: {reason}", field=field or None)
+    return ApiError(422, f"{field}: {reason}" if field else f"the body: {reason}", field=field or None)
 
 
 # The status, the kind of problem, and whether a retry may succeed.
-_OF_LANES: dict[LaneFault | None, tuple[int, Kind, bool]] = {
-    LaneFault.invalid_input: (422, Kind.refused, False),
-    LaneFault.request_reused: (409, Kind.request_reused, False),
-    LaneFault.lane_full: (429, Kind.lane_full, True),
-    LaneFault.lane_busy: (409, Kind.lane_busy, True),
-    LaneFault.no_such_turn: (404, Kind.refused, False),
-    LaneFault.lane_closing: (409, Kind.lane_closing, True),
+_LANE_PROBLEMS: dict[LaneFault | None, tuple[int, ProblemKind, bool]] = {
+    LaneFault.invalid_input: (422, ProblemKind.refused, False),
+    LaneFault.request_reused: (409, ProblemKind.request_reused, False),
+    LaneFault.lane_full: (429, ProblemKind.lane_full, True),
+    LaneFault.lane_busy: (409, ProblemKind.lane_busy, True),
+    LaneFault.no_such_turn: (404, ProblemKind.refused, False),
+    LaneFault.lane_closing: (409, ProblemKind.lane_closing, True),
 }
 
 
-def _of_lane(error: NotTaken) -> Failure:
-    status, kind, is_retryable = _OF_LANES.get(error.kind, (409, Kind.refused, False))
+def _from_lane_error(error: RequestRejectedError) -> ApiError:
+    status, kind, is_retryable = _LANE_PROBLEMS.get(error.kind, (409, ProblemKind.refused, False))
     headers = {"Retry-After": f"{RETRY_AFTER:.0f}"} if is_retryable else None
-    return Failure(status, str(error), kind=kind, headers=headers)
+    return ApiError(status, str(error), kind=kind, headers=headers)
 
 
-def _of_rpc(error: RPCError) -> Failure:
+def _from_rpc_error(error: RPCError) -> ApiError:
     """Convert an error of Temporal that the client functions did not."""
     if error.status is RPCStatusCode.INVALID_ARGUMENT:
-        return Failure(422, f"Temporal rejected the request: {cut(error.message, 300)}")
-    _log.warning("Temporal: %s", cut(error.message, 300))
-    return Failure(503, f"Temporal is not available: {cut(error.message, 300)}", headers=AGAIN)
+        return ApiError(422, f"Temporal rejected the request: {truncate(error.message, 300)}")
+    _log.warning("Temporal: %s", truncate(error.message, 300))
+    return ApiError(503, f"Temporal is not available: {truncate(error.message, 300)}", headers=RETRY_SOON)
 
 
-def _of_store(error: OSError) -> Failure:
+def _from_store_error(error: OSError) -> ApiError:
     """Convert an error of the object store of large payloads."""
-    _log.warning("%s", cut(str(error), 300))
-    return Failure(503, "the object store with this data does not answer", headers=AGAIN)
+    _log.warning("%s", truncate(str(error), 300))
+    return ApiError(503, "the object store with this data does not answer", headers=RETRY_SOON)
 
 
-def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def describe_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe these statuses as problems, for OpenAPI."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}

@@ -8,21 +8,21 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts import strict_json
-from contracts.models import MOST_DEPTH, depth, printable
+from contracts.models import MAX_NESTING, escape_unprintable, nesting_depth
 from contracts.strict_json import JsonError
-from gateway.problems import Failure, answer_to
+from gateway.problems import ApiError, problem_response
 
-MOST_BODY = 1024 * 1024  # bytes
-MOST_DRAINED = 16 * MOST_BODY
-PATIENCE = 20.0  # seconds to receive a body
-MOST_NESTED = MOST_DEPTH + 10  # room for the fields around a value of that depth
+MAX_BODY_BYTES = 1024 * 1024  # bytes
+MAX_DRAINED_BYTES = 16 * MAX_BODY_BYTES
+BODY_TIMEOUT = 20.0  # seconds to receive a body
+MAX_BODY_NESTING = MAX_NESTING + 10  # room for the fields around a value of that depth
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class BoundedBodies:
     """Middleware that rejects bodies which are too large or too slow, also chunked ones."""
 
-    def __init__(self, app: ASGIApp, limit: int = MOST_BODY, patience: float = PATIENCE) -> None:
+    def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES, patience: float = BODY_TIMEOUT) -> None:
         self._app, self._limit, self._patience = app, limit, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,17 +32,17 @@ class BoundedBodies:
         headers = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
             reason = "Content-Length and Transfer-Encoding together: the end of the body is ambiguous"
-            await answer_to(Failure(400, reason, headers=_CLOSE))(scope, receive, send)
+            await problem_response(ApiError(400, reason, headers=_CLOSE))(scope, receive, send)
             return
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limit:
             if b"expect" not in headers:  # otherwise the client waits before it sends
-                await self._drain(receive, asyncio.get_running_loop().time() + self._patience)
-            await answer_to(self._too_large())(scope, receive, send)
+                await self._drain_body(receive, asyncio.get_running_loop().time() + self._patience)
+            await problem_response(self._too_large_error())(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send)
+        await self._app(scope, self._bound_receive(receive), send)
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bound_receive(self, receive: Receive) -> Receive:
         taken, is_read, deadline = 0, False, 0.0
 
         async def receive_bounded() -> Message:
@@ -55,45 +55,45 @@ class BoundedBodies:
                     message = await receive()
             except TimeoutError:
                 reason = f"the body did not arrive within {self._patience:g} s"
-                raise Failure(408, reason, headers=_CLOSE) from None
+                raise ApiError(408, reason, headers=_CLOSE) from None
             taken += len(message.get("body", b""))
             is_read = not message.get("more_body", False)
             if taken > self._limit:
                 if not is_read:
-                    await self._drain(receive, deadline)
-                raise self._too_large()
+                    await self._drain_body(receive, deadline)
+                raise self._too_large_error()
             return message
 
         return receive_bounded
 
-    async def _drain(self, receive: Receive, deadline: float) -> None:
+    async def _drain_body(self, receive: Receive, deadline: float) -> None:
         """Read the rest of a body, up to a limit: a client that still sends would see a reset, not the answer."""
         taken, more = 0, True
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                while more and taken < MOST_DRAINED:
+                while more and taken < MAX_DRAINED_BYTES:
                     message = await receive()
                     taken += len(message.get("body", b""))
                     more = message.get("more_body", False)
 
-    def _too_large(self) -> Failure:
-        return Failure(413, f"a body may have {self._limit:,} bytes", headers=_CLOSE)
+    def _too_large_error(self) -> ApiError:
+        return ApiError(413, f"a body may have {self._limit:,} bytes", headers=_CLOSE)
 
 
 class StrictRequest(Request):
     async def json(self) -> Any:
-        return read_json(await self.body())
+        return read_body_json(await self.body())
 
 
-def read_json(data: bytes) -> Any:
+def read_body_json(data: bytes) -> Any:
     """Parse JSON. Raises Failure if it is ambiguous, invalid or nested too deep."""
     try:
-        value = strict_json.read_json(data)
-        is_flat = depth(value) <= MOST_NESTED
+        value = strict_json.parse_strict_json(data)
+        is_flat = nesting_depth(value) <= MAX_BODY_NESTING
     except RecursionError:
         is_flat, value = False, None
     except JsonError as error:
-        raise Failure(400, f"the body: {printable(str(error))}", field=error.place or None) from None
+        raise ApiError(400, f"the body: {escape_unprintable(str(error))}", field=error.place or None) from None
     if not is_flat:
-        raise Failure(400, f"the body: nested more than {MOST_NESTED} levels deep")
+        raise ApiError(400, f"the body: nested more than {MAX_BODY_NESTING} levels deep")
     return value

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.app import make_app
 from gateway.auth import Gateway
-from perdure.client.errors import NotReachable
+from perdure.client.errors import TemporalUnavailableError
 
 HEAD_PATIENCE = 20.0  # seconds to receive the head of a request
 GRACE = 10  # seconds for active requests at shutdown
@@ -70,17 +70,19 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket. Raises NotReachable if the address is in use or not local."""
+def open_listener(host: str, port: int) -> socket.socket:
+    """Open the listening socket. Raises TemporalUnavailableError if the address is in use or not local."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise NotReachable(f"the gateway cannot listen on {host} port {port} ({reason}): use another --port") from None
+        raise TemporalUnavailableError(
+            f"the gateway cannot listen on {host} port {port} ({reason}): use another --port"
+        ) from None
 
 
-async def serve(gateway: Gateway, listener: socket.socket) -> None:
+async def serve_gateway(gateway: Gateway, listener: socket.socket) -> None:
     """Serve until `gateway.stopping` is set; then end open streams and answer active requests."""
     config = uvicorn.Config(
         make_app(gateway),

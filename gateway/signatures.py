@@ -18,9 +18,9 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, WebhookVerificati
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 from contracts.topic import MESSAGE_CREATED, Event
-from decisions.errors import fault_line
+from decisions.errors import format_validation_error
 from decisions.followup.topic import platform_name
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 from settings import ProjectError
 from settings.file import WebhookSettings
 
@@ -28,22 +28,22 @@ WINDOW = 300  # seconds between a signature's time and now, as in the standard's
 # GitHub signs no time, so the comment's time counts. The window is shorter than a topic's time to live: an event
 # that is replayed after its topic has ended is too old.
 GITHUB_WINDOW = 3600  # seconds
-LEAST_SECRET = 16  # characters
-BY_PEOPLE = (None, "thread_broadcast", "file_share")  # Slack: plain, shown in the channel too, with a file
+MIN_SECRET_LENGTH = 16  # characters
+HUMAN_SUBTYPES = (None, "thread_broadcast", "file_share")  # Slack: plain, shown in the channel too, with a file
 
 Headers = Mapping[str, str]
 
 
-class Forged(Exception):
+class ForgedSignatureError(Exception):
     """The signature is missing, wrong or too old."""
 
 
-class Unusable(Exception):
+class InvalidEventError(Exception):
     """The body is signed, but is not an event of the scheme. The message is one line."""
 
 
 @dataclass(frozen=True)
-class Ignored:
+class IgnoredEvent:
     """A valid event that Perdure ignores; the answer says so, and the sender does not retry."""
 
     why: str
@@ -56,7 +56,7 @@ class Challenge:
     challenge: str
 
 
-class WrongPlatform(Exception):
+class WrongPlatformError(Exception):
     """The event's platform is not allowed for this sender. The message is one line."""
 
 
@@ -68,33 +68,33 @@ class Webhook:
     secret: str = field(repr=False)
     platforms: frozenset[str] = frozenset()
 
-    def check(self, headers: Headers, body: bytes) -> None:
-        """Check the signature. Raises Forged."""
+    def check_signature(self, headers: Headers, body: bytes) -> None:
+        """Check the signature. Raises ForgedSignatureError."""
         _SCHEMES[self.scheme][0](self.secret, headers, body)
 
-    def read(self, headers: Headers, value: Any) -> Event | Ignored | Challenge:
-        """Convert a checked body to an event. Raises Unusable, WrongPlatform."""
+    def read_event(self, headers: Headers, value: Any) -> Event | IgnoredEvent | Challenge:
+        """Convert a checked body to an event. Raises InvalidEventError, WrongPlatformError."""
         if not isinstance(value, dict):
-            raise Unusable("the body: expected an object")
+            raise InvalidEventError("the body: expected an object")
         try:
             read = _SCHEMES[self.scheme][1](headers, value)
         except ValidationError as error:
-            raise Unusable(fault_line(error)) from None
+            raise InvalidEventError(format_validation_error(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise Unusable(f"the body is not an event of the scheme {self.scheme}") from None
+            raise InvalidEventError(f"the body is not an event of the scheme {self.scheme}") from None
         if isinstance(read, Event) and platform_name(read.data.platform) not in self.platforms:
-            raise WrongPlatform("this webhook may not publish events of this platform")
+            raise WrongPlatformError("this webhook may not publish events of this platform")
         return read
 
 
-def webhooks_of(settings: Mapping[str, WebhookSettings], environment: Mapping[str, str]) -> dict[str, Webhook]:
+def read_webhooks(settings: Mapping[str, WebhookSettings], environment: Mapping[str, str]) -> dict[str, Webhook]:
     """Read the secrets of the configured webhooks. Raises ProjectError if one is missing or too short."""
     webhooks = {}
     for name, webhook in settings.items():
         variable = f"[gateway.webhooks.{name}]: the variable {webhook.secret_env}"
         secret = environment.get(webhook.secret_env) or ""
-        if len(secret) < LEAST_SECRET:
-            raise ProjectError(f"{variable} must hold the sender's secret, at least {LEAST_SECRET} characters")
+        if len(secret) < MIN_SECRET_LENGTH:
+            raise ProjectError(f"{variable} must hold the sender's secret, at least {MIN_SECRET_LENGTH} characters")
         if webhook.scheme == "standard":
             try:
                 StandardWebhook(secret)
@@ -109,43 +109,43 @@ def _check_standard(secret: str, headers: Headers, body: bytes) -> None:
     try:
         StandardWebhook(secret).verify(body, dict(headers), json_parse=False)
     except (WebhookVerificationError, ValueError):  # the library fails this way on malformed headers
-        raise Forged from None
+        raise ForgedSignatureError from None
 
 
 def _check_slack(secret: str, headers: Headers, body: bytes) -> None:
     stamp = headers.get("x-slack-request-timestamp", "")
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12) or abs(time.time() - int(stamp)) > WINDOW:
-        raise Forged
-    _compare("v0=", secret, b"v0:" + stamp.encode() + b":" + body, headers.get("x-slack-signature", ""))
+        raise ForgedSignatureError
+    _compare_signature("v0=", secret, b"v0:" + stamp.encode() + b":" + body, headers.get("x-slack-signature", ""))
 
 
 def _check_github(secret: str, headers: Headers, body: bytes) -> None:
-    _compare("sha256=", secret, body, headers.get("x-hub-signature-256", ""))
+    _compare_signature("sha256=", secret, body, headers.get("x-hub-signature-256", ""))
 
 
-def _compare(prefix: str, secret: str, signed: bytes, provided: str) -> None:
+def _compare_signature(prefix: str, secret: str, signed: bytes, provided: str) -> None:
     expected = prefix + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
     if not hmac.compare_digest(expected.encode(), provided.encode(errors="replace")):
-        raise Forged
+        raise ForgedSignatureError
 
 
-def _read_standard(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
+def _read_standard(headers: Headers, value: dict[str, Any]) -> Event | IgnoredEvent:
     if value.get("type") != MESSAGE_CREATED:
-        return Ignored(f"only {MESSAGE_CREATED} is accepted, not {cut(str(value.get('type')), 100)}")
+        return IgnoredEvent(f"only {MESSAGE_CREATED} is accepted, not {truncate(str(value.get('type')), 100)}")
     return Event.model_validate({"id": headers["webhook-id"], **value})
 
 
-def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | Ignored | Challenge:
+def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | IgnoredEvent | Challenge:
     if value["type"] == "url_verification":
         return Challenge(str(value["challenge"]))
     event = value["event"] if value["type"] == "event_callback" else {}
-    if event.get("type") != "message" or event.get("subtype") not in BY_PEOPLE or event.get("bot_id") is not None:
-        return Ignored("only messages by people are accepted")
+    if event.get("type") != "message" or event.get("subtype") not in HUMAN_SUBTYPES or event.get("bot_id") is not None:
+        return IgnoredEvent("only messages by people are accepted")
     seconds, _, micros = str(event["ts"]).partition(".")
     raw: dict[str, Any] = {"teamId": value.get("team_id"), "eventId": value.get("event_id")}
     if event.get("thread_ts") not in (None, event["ts"]):
         raw["replyToMessageId"] = event["thread_ts"]
-    return _message(
+    return _message_event(
         "slack",
         channelId=event["channel"],
         messageId=event["ts"],
@@ -156,16 +156,18 @@ def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | Ignored | C
     )
 
 
-def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
+def _read_github(headers: Headers, value: dict[str, Any]) -> Event | IgnoredEvent:
     if headers.get("x-github-event") != "issue_comment" or value["action"] != "created":
-        return Ignored("only new comments on issues and pull requests are accepted")
+        return IgnoredEvent("only new comments on issues and pull requests are accepted")
     comment, issue = value["comment"], value["issue"]
     if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
-        return Ignored("only comments by people are accepted")
-    written_at = _seconds(comment["created_at"])
-    if not all(_is_recent(at) for at in (written_at, _seconds(comment.get("updated_at") or comment["created_at"]))):
-        return Ignored(f"only comments of the last {GITHUB_WINDOW // 60} minutes are accepted: GitHub signs no time")
-    return _message(
+        return IgnoredEvent("only comments by people are accepted")
+    written_at = _parse_time(comment["created_at"])
+    if not all(_is_recent(at) for at in (written_at, _parse_time(comment.get("updated_at") or comment["created_at"]))):
+        return IgnoredEvent(
+            f"only comments of the last {GITHUB_WINDOW // 60} minutes are accepted: GitHub signs no time"
+        )
+    return _message_event(
         "github",
         channelId=value["repository"]["full_name"],
         messageId=str(comment["id"]),
@@ -177,7 +179,7 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
     )
 
 
-def _seconds(written: str) -> float:
+def _parse_time(written: str) -> float:
     """Return seconds since 1970. Raises ValueError for a time without a zone."""
     at = datetime.fromisoformat(written)
     if at.tzinfo is None:
@@ -189,13 +191,13 @@ def _is_recent(at: float) -> bool:
     return -WINDOW <= time.time() - at <= GITHUB_WINDOW
 
 
-def _message(platform: str, **data: Any) -> Event:
+def _message_event(platform: str, **data: Any) -> Event:
     """Return the event of a message, without an id: it then equals the one that another adapter publishes."""
     return Event.model_validate({"type": MESSAGE_CREATED, "data": {"platform": platform, **data}})
 
 
 _Check = Callable[[str, Headers, bytes], None]
-_Reader = Callable[[Headers, dict[str, Any]], Event | Ignored | Challenge]
+_Reader = Callable[[Headers, dict[str, Any]], Event | IgnoredEvent | Challenge]
 _SCHEMES: dict[str, tuple[_Check, _Reader]] = {
     "standard": (_check_standard, _read_standard),
     "slack": (_check_slack, _read_slack),

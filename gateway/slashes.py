@@ -21,6 +21,6 @@ class EncodedSlashes:
         await self._app(scope, receive, send)
 
 
-def restore(scope: Scope) -> None:
+def restore_slashes(scope: Scope) -> None:
     """Restore the slashes in the path parameters of a routed request."""
     scope["path_params"] = {name: value.replace(_WITHIN, "/") for name, value in scope["path_params"].items()}

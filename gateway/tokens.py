@@ -21,16 +21,16 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from contracts.models import Edge
-from decisions.errors import fault_line
+from contracts.models import StrictModel
+from decisions.errors import format_validation_error
 from decisions.followup.topic import platform_name
 from settings import ProjectError
 
-VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, in place of the file
+TOKENS_VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, in place of the file
 PREFIX = "pdr_"  # secret scanners recognize it
 PLATFORM = r"[a-z0-9][a-z0-9_.-]{0,63}"
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
-NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
+OTHERS_ACCESS = stat.S_IRWXG | stat.S_IRWXO
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
 
 
 class Scope(StrEnum):
@@ -43,10 +43,10 @@ class Scope(StrEnum):
     publish = "events:publish"  # publish events from outside
 
 
-class Token(Edge):
+class Token(StrictModel):
     """A stored token."""
 
-    name: str = Field(pattern=f"^{NAME}$")
+    name: str = Field(pattern=f"^{NAME_PATTERN}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: tuple[Scope, ...] = Field(min_length=1)
     created_at: datetime | None = None
@@ -57,11 +57,11 @@ class Token(Edge):
         return self.expires_at is not None and now >= self.expires_at
 
 
-class TokenFile(Edge):
+class TokenFile(StrictModel):
     tokens: tuple[Token, ...] = ()
 
 
-class Unreadable(Exception):
+class TokenFileError(Exception):
     """The token file cannot be read, so every request is rejected. The message says why."""
 
 
@@ -69,7 +69,7 @@ def new_token(
     name: str, scopes: tuple[Scope, ...], lifetime: timedelta | None, platforms: tuple[str, ...] = ()
 ) -> tuple[str, Token]:
     """Create a token; return its text, which is shown once, and its stored form. Raises ProjectError."""
-    if not re.fullmatch(NAME, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise ProjectError(f"a token's name has 1 to 64 of the characters A-Z a-z 0-9 _ . @ -, not {name[:80]!r}")
     platforms = tuple(map(platform_name, platforms))
     if wrong := next((platform for platform in platforms if not re.fullmatch(PLATFORM, platform)), None):
@@ -81,12 +81,12 @@ def new_token(
         raise ProjectError("--expires is too large; leave it out for a token that does not expire") from None
     order = tuple(scope for scope in Scope if scope in scopes)
     stored = Token(
-        name=name, sha256=digest(written), scopes=order, created_at=now, expires_at=expires, platforms=platforms
+        name=name, sha256=token_digest(written), scopes=order, created_at=now, expires_at=expires, platforms=platforms
     )
     return written, stored
 
 
-def digest(written: str) -> str:
+def token_digest(written: str) -> str:
     return hashlib.sha256(written.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -99,55 +99,55 @@ class Tokens:
     _kept: tuple[Token, ...] = ()
     _stamp: tuple[int, ...] | None = field(default=None)
 
-    def all(self) -> tuple[Token, ...]:
-        """Return all tokens. Raises Unreadable."""
+    def read_all(self) -> tuple[Token, ...]:
+        """Return all tokens. Raises TokenFileError."""
         try:
             info = self.path.stat()
-            if info.st_mode & OTHERS:
-                raise Unreadable(f"{self.path}: other users can open it; run: chmod 600 {self.path}")
+            if info.st_mode & OTHERS_ACCESS:
+                raise TokenFileError(f"{self.path}: other users can open it; run: chmod 600 {self.path}")
             stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
             if stamp != self._stamp:
-                self._kept, self._stamp = _read(self.path), stamp
+                self._kept, self._stamp = _read_token_file(self.path), stamp
         except FileNotFoundError:
             self._kept, self._stamp = (), None
         except OSError as error:
-            raise Unreadable(f"{self.path}: {error.strerror}") from None
+            raise TokenFileError(f"{self.path}: {error.strerror}") from None
         return (*self.fixed, *self._kept)
 
-    def holder(self, written: str, now: datetime) -> Token | None:
-        """Return the token with this text, if valid; compares all in constant time. Raises Unreadable."""
-        provided, match = digest(written), None
-        for token in self.all():
+    def find_token(self, written: str, now: datetime) -> Token | None:
+        """Return the token with this text, if valid; compares all in constant time. Raises TokenFileError."""
+        provided, match = token_digest(written), None
+        for token in self.read_all():
             if hmac.compare_digest(provided, token.sha256) and not token.is_expired(now):
                 match = token
         return match
 
     def add(self, token: Token) -> None:
-        """Store a token. Raises ProjectError if its name exists, Unreadable."""
-        with self._changing():
-            if any(other.name == token.name for other in self.all()):
+        """Store a token. Raises ProjectError if its name exists, TokenFileError."""
+        with self._lock_file():
+            if any(other.name == token.name for other in self.read_all()):
                 raise ProjectError(f"token {token.name!r} already exists; revoke it first, or choose another name")
-            self._write((*self._kept, token))
+            self._write_file((*self._kept, token))
 
     def revoke(self, name: str) -> None:
-        """Remove a token. Raises ProjectError if the file does not have it, Unreadable."""
+        """Remove a token. Raises ProjectError if the file does not have it, TokenFileError."""
         if any(token.name == name for token in self.fixed):
-            raise ProjectError(f"token {name!r} is from {VARIABLE}: remove it there and restart the gateway")
-        with self._changing():
-            remaining = tuple(token for token in self.all() if token.name != name and token not in self.fixed)
+            raise ProjectError(f"token {name!r} is from {TOKENS_VARIABLE}: remove it there and restart the gateway")
+        with self._lock_file():
+            remaining = tuple(token for token in self.read_all() if token.name != name and token not in self.fixed)
             if len(remaining) == len(self._kept):
                 raise ProjectError(f"there is no token {name!r}; see: perdure token list")
-            self._write(remaining)
+            self._write_file(remaining)
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _lock_file(self) -> Iterator[None]:
         """Hold the lock for one change, also against other processes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _write(self, tokens: tuple[Token, ...]) -> None:
+    def _write_file(self, tokens: tuple[Token, ...]) -> None:
         """Replace the file atomically."""
         draft = self.path.with_suffix(".new")
         draft.unlink(missing_ok=True)
@@ -159,40 +159,40 @@ class Tokens:
         draft.replace(self.path)
 
 
-def _read(path: Path) -> tuple[Token, ...]:
+def _read_token_file(path: Path) -> tuple[Token, ...]:
     try:
         return TokenFile.model_validate_json(path.read_bytes()).tokens
     except ValidationError as error:
-        raise Unreadable(f"{path}: {fault_line(error, 'the file')}") from None
+        raise TokenFileError(f"{path}: {format_validation_error(error, 'the file')}") from None
 
 
-def tokens_of(home: Path, environment: Mapping[str, str]) -> Tokens:
+def read_tokens(home: Path, environment: Mapping[str, str]) -> Tokens:
     """Return the tokens of a home folder and of the environment. Raises ProjectError."""
-    return Tokens(home / "tokens.json", tuple(_in_variable(environment.get(VARIABLE) or "")))
+    return Tokens(home / "tokens.json", tuple(_parse_variable(environment.get(TOKENS_VARIABLE) or "")))
 
 
-def _in_variable(text: str) -> Iterator[Token]:
+def _parse_variable(text: str) -> Iterator[Token]:
     """Parse the variable. Errors never quote an entry, which may be a token instead of its hash."""
     names = set()
     for number, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, _, rest = entry.partition(":")
         sha256, _, rights = rest.partition(":")
-        scopes, platforms = _rights(rights)
+        scopes, platforms = _split_rights(rights)
         try:
             token = Token.model_validate({"name": name, "sha256": sha256, "scopes": scopes, "platforms": platforms})
         except ValidationError as error:
             field_name = error.errors()[0]["loc"][0]
             raise ProjectError(
-                f"{VARIABLE}: entry {number}: {field_name}: expected name:sha256:scope+scope, with 64 hex digits and "
-                f"scopes of {', '.join(Scope)}, and after a colon the platforms of {Scope.publish}"
+                f"{TOKENS_VARIABLE}: entry {number}: {field_name}: expected name:sha256:scope+scope, with 64 hex "
+                f"digits and scopes of {', '.join(Scope)}, and after a colon the platforms of {Scope.publish}"
             ) from None
         if name in names:
-            raise ProjectError(f"{VARIABLE}: entry {number}: the name {name!r} occurs twice")
+            raise ProjectError(f"{TOKENS_VARIABLE}: entry {number}: the name {name!r} occurs twice")
         names.add(name)
         yield token
 
 
-def _rights(text: str) -> tuple[list[str], list[str]]:
+def _split_rights(text: str) -> tuple[list[str], list[str]]:
     """Split `scope+scope:platform+platform` into scopes and platforms."""
     parts = re.fullmatch(r"([a-z]+:[a-z]+(?:\+[a-z]+:[a-z]+)*)(?::(.+))?", text)
     if parts is None:
@@ -200,7 +200,7 @@ def _rights(text: str) -> tuple[list[str], list[str]]:
     return parts[1].split("+"), parts[2].split("+") if parts[2] else []
 
 
-def entry_of(token: Token) -> str:
+def format_token_entry(token: Token) -> str:
     """Format a token as an entry of the variable, which has no expiry."""
     platforms = f":{'+'.join(token.platforms)}" if token.platforms else ""
     return f"{token.name}:{token.sha256}:{'+'.join(token.scopes)}{platforms}"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from contracts.run.signals import HumanInput
-from decisions.signature import public_text, sign
-from perdure.codec import BadKeys, key_entries
+from decisions.signature import add_signature, public_text
+from perdure.codec import InvalidKeysError, parse_key_entries
 
-VARIABLE = "PERDURE_ANSWER_KEY"
-PUBLIC = "public:"
+ANSWER_KEY_VARIABLE = "PERDURE_ANSWER_KEY"
+PUBLIC_PREFIX = "public:"
 
 
 class MissingKeyError(Exception):
@@ -30,25 +30,27 @@ class AnswerKeys:
     public: Mapping[str, str] = field(default_factory=dict)
     secret: Mapping[str, Ed25519PrivateKey] = field(default_factory=dict, repr=False)
 
-    def signed(self, run: str, execution: str, accepted: Mapping[str, str], answer: HumanInput) -> HumanInput:
+    def sign_for(self, run: str, execution: str, accepted: Mapping[str, str], answer: HumanInput) -> HumanInput:
         """Return the answer signed with one of the accepted keys, if any are. Raises MissingKeyError."""
         if not accepted:
             return answer
         for key_id, key in self.secret.items():
             if accepted.get(key_id) == self.public[key_id]:
-                return sign(run, execution, answer, key_id, key)
+                return add_signature(run, execution, answer, key_id, key)
         names = " or ".join(accepted)
-        raise MissingKeyError(f"{run} accepts only answers signed with key {names}: set {VARIABLE} to that key")
+        raise MissingKeyError(
+            f"{run} accepts only answers signed with key {names}: set {ANSWER_KEY_VARIABLE} to that key"
+        )
 
 
 NO_KEYS = AnswerKeys()
 
 
 def read_answer_keys(text: str) -> AnswerKeys:
-    """Parse `PERDURE_ANSWER_KEY`. Raises BadKeys."""
+    """Parse `PERDURE_ANSWER_KEY`. Raises InvalidKeysError."""
     public: dict[str, str] = {}
     secret: dict[str, Ed25519PrivateKey] = {}
-    for key_id, data, is_public in key_entries(text, PUBLIC):
+    for key_id, data, is_public in parse_key_entries(text, PUBLIC_PREFIX):
         if is_public:
             public[key_id] = public_text(Ed25519PublicKey.from_public_bytes(data))
         else:
@@ -59,11 +61,11 @@ def read_answer_keys(text: str) -> AnswerKeys:
 
 def format_public(keys: AnswerKeys) -> str:
     """Format the public halves as `PERDURE_ANSWER_KEY` of a worker that only verifies."""
-    return ",".join(f"{key_id}:{PUBLIC}{public}" for key_id, public in keys.public.items())
+    return ",".join(f"{key_id}:{PUBLIC_PREFIX}{public}" for key_id, public in keys.public.items())
 
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(f"{format_public(read_answer_keys(os.environ.get(VARIABLE) or ''))}\n")
-    except BadKeys as error:
-        sys.exit(f"{VARIABLE}: {error}")
+        sys.stdout.write(f"{format_public(read_answer_keys(os.environ.get(ANSWER_KEY_VARIABLE) or ''))}\n")
+    except InvalidKeysError as error:
+        sys.exit(f"{ANSWER_KEY_VARIABLE}: {error}")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadCodec
 
-VARIABLE = "PERDURE_CODEC_KEYS"
+CODEC_KEYS_VARIABLE = "PERDURE_CODEC_KEYS"
 ENCRYPTED = b"binary/encrypted"
 UNREADABLE = b"binary/unreadable"  # a payload that cannot be decrypted, or whose stored data is gone
 
@@ -29,16 +29,17 @@ _ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")  # shorter than a key in base64, so th
 logger = logging.getLogger(__name__)
 
 
-class BadKeys(ValueError):
+class InvalidKeysError(ValueError):
     """The keys are invalid. The message is one line and shows no key."""
 
 
-class UnknownKey(Exception):
+class UnknownKeyError(Exception):
     """A payload needs a key that this process lacks. In a workflow the task must fail, so that it is retried."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(
-            f"a payload is encrypted with key {key_id!r}, which is missing: add {key_id}:<its key> to {VARIABLE}"
+            f"a payload is encrypted with key {key_id!r}, which is missing: "
+            f"add {key_id}:<its key> to {CODEC_KEYS_VARIABLE}"
         )
 
 
@@ -56,79 +57,83 @@ class AesGcmCodec(PayloadCodec):
         return self.key_ids[0]
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        return [self._sealed(payload) for payload in payloads]
+        return [self._encrypt(payload) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt payloads; broken ones become `UNREADABLE`, as a bad signal must not stop a run. Raises UnknownKey."""
-        return [self.opened(payload) for payload in payloads]
+        """Decrypt payloads; broken ones become `UNREADABLE`, as a bad signal must not stop a run. Raises
+        UnknownKeyError.
+        """
+        return [self.decrypt(payload) for payload in payloads]
 
-    def _sealed(self, payload: Payload) -> Payload:
+    def _encrypt(self, payload: Payload) -> Payload:
         bound = self.key_id.encode()
         nonce = os.urandom(_NONCE_BYTES)
         data = nonce + self._ciphers[self.key_id].encrypt(nonce, payload.SerializeToString(), bound)
         return Payload(metadata={"encoding": ENCRYPTED, _KEY_ID: bound}, data=data)
 
-    def opened(self, payload: Payload) -> Payload:
+    def decrypt(self, payload: Payload) -> Payload:
         if payload.metadata.get("encoding") != ENCRYPTED:
             return payload
-        key_id = key_id_of(payload)
+        key_id = payload_key_id(payload)
         if key_id is None:
-            return unreadable("it says that it is encrypted, but not with which key")
+            return unreadable_payload("it says that it is encrypted, but not with which key")
         if len(payload.data) < _NONCE_BYTES + _TAG_BYTES:
-            return unreadable("it says that it is encrypted, but is too short for that")
+            return unreadable_payload("it says that it is encrypted, but is too short for that")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise self._unknown(key_id)
+            raise self._unknown_key_error(key_id)
         nonce, sealed = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
         try:
             return Payload.FromString(cipher.decrypt(nonce, sealed, key_id.encode()))
         except InvalidTag:
-            return unreadable(f"it cannot be decrypted with key {key_id!r}, which it names")
+            return unreadable_payload(f"it cannot be decrypted with key {key_id!r}, which it names")
 
-    def _unknown(self, key_id: str) -> UnknownKey:
+    def _unknown_key_error(self, key_id: str) -> UnknownKeyError:
         """Create the error, and log it once per key: a waiting run retries."""
-        error = UnknownKey(key_id)
+        error = UnknownKeyError(key_id)
         if key_id not in self._missed:
             self._missed.add(key_id)
             logger.error("%s; runs that need it wait", error)
         return error
 
 
-def key_id_of(payload: Payload) -> str | None:
+def payload_key_id(payload: Payload) -> str | None:
     """Return the key id of an encrypted payload, if valid."""
     name = payload.metadata.get(_KEY_ID, b"").decode(errors="replace")
     return name if payload.metadata.get("encoding") == ENCRYPTED and _ID.fullmatch(name) else None
 
 
-def unreadable(reason: str) -> Payload:
+def unreadable_payload(reason: str) -> Payload:
     """Return a placeholder for an unreadable payload, which decodes to `Undecodable` without a type."""
     return Payload(metadata={"encoding": UNREADABLE}, data=reason.encode())
 
 
 def read_codec(text: str) -> AesGcmCodec:
-    """Return the codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises BadKeys."""
-    return AesGcmCodec({key_id: key for key_id, key, _ in key_entries(text)})
+    """Return the codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises InvalidKeysError."""
+    return AesGcmCodec({key_id: key for key_id, key, _ in parse_key_entries(text)})
 
 
-def key_entries(text: str, mark: str = "") -> list[tuple[str, bytes, bool]]:
-    """Return the id of each key, its 32 bytes, and whether `mark` precedes them. Raises BadKeys."""
+def parse_key_entries(text: str, mark: str = "") -> list[tuple[str, bytes, bool]]:
+    """Return the id of each key, its 32 bytes, and whether `mark` precedes them. Raises InvalidKeysError."""
     entries: dict[str, tuple[str, bytes, bool]] = {}
     for number, entry in enumerate(text.split(","), 1):
         key_id, _, encoded = entry.strip().partition(":")
         if not encoded or not _ID.fullmatch(key_id):
-            raise BadKeys(f'entry {number}: expected "id:key", the id of at most 32 letters, digits, "_", "." and "-"')
+            raise InvalidKeysError(
+                f'entry {number}: expected "id:key", the id of at most 32 letters, digits, "_", "." and "-"'
+            )
         if key_id in entries:
-            raise BadKeys(f"key {key_id} occurs twice")
+            raise InvalidKeysError(f"key {key_id} occurs twice")
         is_marked = bool(mark) and encoded.startswith(mark)
-        entries[key_id] = (key_id, _key_of(key_id, encoded.removeprefix(mark) if is_marked else encoded), is_marked)
+        entries[key_id] = (key_id, _parse_key(key_id, encoded.removeprefix(mark) if is_marked else encoded), is_marked)
     return list(entries.values())
 
 
-def _key_of(key_id: str, encoded: str) -> bytes:
+def _parse_key(key_id: str, encoded: str) -> bytes:
     try:
         key = b64decode(encoded.translate(str.maketrans("-_", "+/")), validate=True)
     except (binascii.Error, ValueError):
-        raise BadKeys(f"key {key_id} is not base64") from None
+        raise InvalidKeysError(f"key {key_id} is not base64") from None
     if len(key) != _KEY_BYTES:
-        raise BadKeys(f"key {key_id} has {len(key)} bytes, not {_KEY_BYTES} (openssl rand -base64 32)")
+        raise InvalidKeysError(f"key {key_id} has {len(key)} bytes, not {_KEY_BYTES} (openssl rand -base64 32)")
     return key

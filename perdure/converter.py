@@ -23,12 +23,12 @@ from temporalio.converter import (
     StorageDriver,
 )
 
-from contracts.models import Terse, Undecodable
-from contracts.strict_json import read_json
-from decisions.text.formatting import cut
-from perdure.codec import UNREADABLE, UnknownKey, key_id_of, unreadable
+from contracts.models import SparseModel, Undecodable
+from contracts.strict_json import parse_strict_json
+from decisions.text.formatting import truncate
+from perdure.codec import UNREADABLE, UnknownKeyError, payload_key_id, unreadable_payload
 
-LARGE = 64 * 1024  # bytes; a run's step is smaller, its state and external input may be larger
+OFFLOAD_THRESHOLD = 64 * 1024  # bytes; a run's step is smaller, its state and external input may be larger
 
 
 # Shared, because the SDK creates a converter for each run, and pydantic's would rebuild its validators each time.
@@ -46,38 +46,40 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         super().__init__(*_BY_ENCODING)
 
     def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
-        return super().to_payloads([_tersely(value) if isinstance(value, Terse) else value for value in values])
+        return super().to_payloads(
+            [_to_sparse_payload(value) if isinstance(value, SparseModel) else value for value in values]
+        )
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         hints: Sequence[type | None] = type_hints or [None] * len(payloads)
-        return [self._read(payload, hint) for payload, hint in zip(payloads, hints, strict=False)]
+        return [self._read_payload(payload, hint) for payload, hint in zip(payloads, hints, strict=False)]
 
-    def _read(self, payload: Payload, hint: type | None) -> Any:
-        if (key_id := key_id_of(payload)) is not None:  # still encrypted: this process has no codec
-            raise UnknownKey(key_id)
+    def _read_payload(self, payload: Payload, hint: type | None) -> Any:
+        if (key_id := payload_key_id(payload)) is not None:  # still encrypted: this process has no codec
+            raise UnknownKeyError(key_id)
         if hint is not None and hint is not Any:
             return super().from_payloads([payload], [hint])[0]
         if payload.metadata.get("encoding") == UNREADABLE:
-            return Undecodable(reason=cut(payload.data.decode(errors="replace"), 200))
+            return Undecodable(reason=truncate(payload.data.decode(errors="replace"), 200))
         try:
-            _must_say_one_thing(payload)
+            _check_unambiguous(payload)
             return super().from_payloads([payload])[0]
         except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
 
 
-def _must_say_one_thing(payload: Payload) -> None:
+def _check_unambiguous(payload: Payload) -> None:
     """Raises JsonError for ambiguous or invalid JSON."""
     if payload.metadata.get("encoding") == b"json/plain":
-        read_json(payload.data)
+        parse_strict_json(payload.data)
 
 
-def _tersely(value: Terse) -> RawValue:
+def _to_sparse_payload(value: SparseModel) -> RawValue:
     data = value.model_dump_json(exclude_defaults=True).encode()
     return RawValue(Payload(metadata={"encoding": b"json/plain"}, data=data))
 
 
-class EncryptedFailures(DefaultFailureConverter):
+class EncryptedFailureConverter(DefaultFailureConverter):
     """Encrypts message and trace of a failure, as payloads.
 
     A missing key stays readable: its readers may not have the key of the writer.
@@ -88,7 +90,7 @@ class EncryptedFailures(DefaultFailureConverter):
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         super().to_failure(exception, payload_converter, failure)
-        if isinstance(exception, UnknownKey) or isinstance(exception.__cause__, UnknownKey):
+        if isinstance(exception, UnknownKeyError) or isinstance(exception.__cause__, UnknownKeyError):
             failure.message = str(exception)
             failure.ClearField("encoded_attributes")
 
@@ -102,13 +104,13 @@ class TolerantDataConverter(DataConverter):
     """
 
     async def _decode_reference_payload_sequence(self, payloads: Sequence[Payload]) -> list[Payload]:
-        return await _each(super()._decode_reference_payload_sequence, payloads)
+        return await _read_each(super()._decode_reference_payload_sequence, payloads)
 
     async def _external_retrieve_payload_sequence(self, payloads: Sequence[Payload]) -> list[Payload]:
-        return await _each(super()._external_retrieve_payload_sequence, payloads)
+        return await _read_each(super()._external_retrieve_payload_sequence, payloads)
 
 
-async def _each(
+async def _read_each(
     read: Callable[[Sequence[Payload]], Awaitable[list[Payload]]], payloads: Sequence[Payload]
 ) -> list[Payload]:
     try:
@@ -117,8 +119,8 @@ async def _each(
         raise
     except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
         if len(payloads) > 1:
-            return [(await _each(read, [payload]))[0] for payload in payloads]
-        return [unreadable(f"it is kept outside of Temporal, and cannot be had: {cut(str(error), 200)}")]
+            return [(await _read_each(read, [payload]))[0] for payload in payloads]
+        return [unreadable_payload(f"it is kept outside of Temporal, and cannot be had: {truncate(str(error), 200)}")]
 
 
 data_converter = TolerantDataConverter(
@@ -127,11 +129,11 @@ data_converter = TolerantDataConverter(
 )
 
 
-def encrypting(codec: PayloadCodec) -> DataConverter:
+def with_encryption(codec: PayloadCodec) -> DataConverter:
     """Return the converter with encryption."""
-    return replace(data_converter, payload_codec=codec, failure_converter_class=EncryptedFailures)
+    return replace(data_converter, payload_codec=codec, failure_converter_class=EncryptedFailureConverter)
 
 
-def offloading(converter: DataConverter, store: StorageDriver) -> DataConverter:
+def with_offloading(converter: DataConverter, store: StorageDriver) -> DataConverter:
     """Return a converter that stores large payloads in `store`; Temporal gets a reference."""
-    return replace(converter, external_storage=ExternalStorage([store], payload_size_threshold=LARGE))
+    return replace(converter, external_storage=ExternalStorage([store], payload_size_threshold=OFFLOAD_THRESHOLD))

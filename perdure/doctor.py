@@ -11,29 +11,29 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.mcp import PinState
-from contracts.reconcile import Finding, Problem, ReconcileReport
+from contracts.reconcile import Finding, FindingKind, ReconcileReport
 from decisions.model_names import DEFAULT, provider_of
-from decisions.text.formatting import cut
-from devserver import ServerDidNotStart
-from perdure.answer_keys import VARIABLE as ANSWER_KEY
+from decisions.text.formatting import truncate
+from devserver import ServerStartError
+from perdure.answer_keys import ANSWER_KEY_VARIABLE as ANSWER_KEY
 from perdure.client.connection import configured_address, register_search_attributes
-from perdure.client.errors import NotReachable
-from perdure.codec import VARIABLE
-from perdure.process.mcp_tools import Standing, standings
-from perdure.process.reconcile_schedule import latest_look
+from perdure.client.errors import TemporalUnavailableError
+from perdure.codec import CODEC_KEYS_VARIABLE
+from perdure.process.mcp_tools import ServerStatus, server_statuses
+from perdure.process.reconcile_schedule import last_check_time
 from perdure.session import Needs, open_session
-from settings import Deployment, ProjectError, Settings, load
+from settings import Deployment, ProjectError, Settings, load_settings
 
-MOST_TOLD = 5  # findings in a line
+MAX_FINDINGS_SHOWN = 5  # findings in a line
 HEADINGS = {
-    Problem.wedged: "wedged runs",
-    Problem.orphaned: "orphaned runs",
-    Problem.unattended: "unattended runs",
-    Problem.claim: "claims",
-    Problem.overdue: "waits",
-    Problem.left_store: "left stores",
+    FindingKind.wedged: "wedged runs",
+    FindingKind.orphaned: "orphaned runs",
+    FindingKind.unattended: "unattended runs",
+    FindingKind.claim: "claims",
+    FindingKind.overdue: "waits",
+    FindingKind.left_store: "left stores",
 }
-OURS = ("contracts", "decisions", "workflows", "activities")
+PACKAGES = ("contracts", "decisions", "workflows", "activities")
 
 
 @dataclass(frozen=True)
@@ -45,43 +45,43 @@ class Check:
     found: str
 
 
-async def examine() -> AsyncIterator[Check]:
+async def run_checks() -> AsyncIterator[Check]:
     """Run the checks in the order of a start."""
     python = ".".join(str(n) for n in sys.version_info[:3])
     yield Check("python", sys.version_info >= (3, 11), f"{python} (3.11 or later is needed)")
     yield Check("temporal SDK", ok=True, found=version("temporalio"))
-    yield _names()
+    yield _check_import_names()
     try:
-        settings = load()
+        settings = load_settings()
     except ProjectError as error:
         yield Check("project", ok=False, found=str(error))
         return
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
-    yield _modules(settings.folder)
-    yield _model(settings)
-    yield _encryption(settings)
-    yield _answers(settings)
-    async for check in _tools(settings):
+    yield _check_module_names(settings.folder)
+    yield _check_model(settings)
+    yield _check_encryption(settings)
+    yield _check_answer_keys(settings)
+    async for check in _check_tools(settings):
         yield check
-    async for check in _object_stores(settings):
+    async for check in _check_object_stores(settings):
         yield check
     if settings.servers:
-        yield await _mcp(settings)
-    async for check in _server(settings):
+        yield await _check_mcp(settings)
+    async for check in _check_server(settings):
         yield check
 
 
-def _names() -> Check:
+def _check_import_names() -> Check:
     """Check that no other distribution installs one of Perdure's top-level names: it could be imported instead."""
     owners = packages_distributions()
-    foreign = {name: owner for name in OURS for owner in owners.get(name, ()) if owner != "perdure"}
+    foreign = {name: owner for name in PACKAGES for owner in owners.get(name, ()) if owner != "perdure"}
     if foreign:
         conflicts = ", ".join(f"{owner} also installs `{name}`" for name, owner in foreign.items())
         return Check("import names", ok=False, found=f"{conflicts}: use an environment without it")
     return Check("import names", ok=True, found="no other package installs Perdure's modules")
 
 
-def _modules(folder: Path) -> Check:
+def _check_module_names(folder: Path) -> Check:
     """Check the project's module names: its folder is last on the import path, so Perdure's modules win."""
     if folder == Path(__file__).parents[1]:
         return Check("module names", ok=True, found="the project is Perdure's own folder")
@@ -94,21 +94,23 @@ def _modules(folder: Path) -> Check:
     return Check("module names", ok=True, found="no project module shadows a Perdure module")
 
 
-def _model(settings: Settings) -> Check:
-    from perdure.process.models import clients_of
+def _check_model(settings: Settings) -> Check:
+    from perdure.process.models import create_clients
 
     try:
-        clients_of(settings)
+        create_clients(settings)
     except ProjectError as error:
         return Check("model", ok=False, found=str(error))
-    if settings.rehearses:
+    if settings.is_rehearsal:
         found = "rehearsal, as no model is configured; for a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL"
         return Check("model", ok=True, found=found)
     names = (settings.model, *settings.fallbacks)
-    return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
+    return Check(
+        "model", ok=True, found=f"{', else '.join(_format_provider(settings, name) for name in names)} (not called)"
+    )
 
 
-def _placed(settings: Settings, name: str) -> str:
+def _format_provider(settings: Settings, name: str) -> str:
     providers = settings.file.model.providers
     where, _ = provider_of(name, providers)
     if where == DEFAULT:
@@ -121,14 +123,14 @@ def _placed(settings: Settings, name: str) -> str:
     return f"{name} at {settings.secrets.redact(place)}, {'with' if key else 'without'} a key"
 
 
-def _encryption(settings: Settings) -> Check:
+def _check_encryption(settings: Settings) -> Check:
     if settings.codec is None:
-        return Check("encryption", ok=True, found=f"off: to encrypt payloads set {VARIABLE}")
+        return Check("encryption", ok=True, found=f"off: to encrypt payloads set {CODEC_KEYS_VARIABLE}")
     reads = f"; {', '.join(settings.codec.key_ids[1:])} can be read too" if settings.codec.key_ids[1:] else ""
     return Check("encryption", ok=True, found=f"payloads are encrypted with key {settings.codec.key_id}{reads}")
 
 
-def _answers(settings: Settings) -> Check:
+def _check_answer_keys(settings: Settings) -> Check:
     keys = settings.answer_keys
     if not keys.public:
         found = f"any client of Temporal may answer: to require signatures set {ANSWER_KEY}"
@@ -137,12 +139,12 @@ def _answers(settings: Settings) -> Check:
     return Check("answers", ok=True, found=f"runs accept those signed with key {' or '.join(keys.public)}{signs}")
 
 
-async def _tools(settings: Settings) -> AsyncIterator[Check]:
-    from perdure.process.project import looked_at, unpriced_budgets
+async def _check_tools(settings: Settings) -> AsyncIterator[Check]:
+    from perdure.process.project import display_project, unpriced_budgets
 
     try:
         settings.check_headers()
-        async with looked_at(settings) as project:
+        async with display_project(settings) as project:
             tools, unpriced = project.tools, unpriced_budgets(project)
     except ProjectError as error:
         yield Check("tools", ok=False, found=str(error))
@@ -152,34 +154,36 @@ async def _tools(settings: Settings) -> AsyncIterator[Check]:
         yield Check("budget", ok=False, found=line)
 
 
-async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
+async def _check_object_stores(settings: Settings) -> AsyncIterator[Check]:
     """Check the configured object stores, with the credentials of this environment."""
     if settings.store:
         from activities.storage.object_store import RemoteStores
 
         try:
-            count = await asyncio.to_thread(lambda: sum(1 for _ in RemoteStores.at(settings.store or "").folders()))
+            count = await asyncio.to_thread(
+                lambda: sum(1 for _ in RemoteStores.at(settings.store or "").list_folders())
+            )
             yield Check("object store", ok=True, found=f"{settings.store}: answers, {count} runs")
         except (OSError, ValueError) as error:
             yield Check("object store", ok=False, found=str(error))
     if settings.payloads:
         try:
-            await settings.payloads.look()
+            await settings.payloads.check_access()
             yield Check("large payloads", ok=True, found="PERDURE_PAYLOADS answers")
         except OSError as error:
             yield Check("large payloads", ok=False, found=str(error))
 
 
-async def _mcp(settings: Settings) -> Check:
+async def _check_mcp(settings: Settings) -> Check:
     try:
-        servers = await standings(settings)
+        servers = await server_statuses(settings)
     except ProjectError as error:
         return Check("MCP servers", ok=False, found=str(error))
-    found = "; ".join(map(_standing, servers))
+    found = "; ".join(map(_format_server_status, servers))
     return Check("MCP servers", ok=all(server.is_settled for server in servers), found=found)
 
 
-def _standing(standing: Standing) -> str:
+def _format_server_status(standing: ServerStatus) -> str:
     if standing.down:
         return standing.down
     if not standing.is_seen:
@@ -189,7 +193,7 @@ def _standing(standing: Standing) -> str:
     return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}{refused}"
 
 
-async def _server(settings: Settings) -> AsyncIterator[Check]:
+async def _check_server(settings: Settings) -> AsyncIterator[Check]:
     try:
         where = configured_address() or "embedded"
         async with open_session(settings, Needs.answers) as here:
@@ -202,15 +206,15 @@ async def _server(settings: Settings) -> AsyncIterator[Check]:
                 found = "polled" if has_worker else "not polled: start a worker with perdure worker"
                 yield Check("worker", has_worker, f"task queue {settings.task_queue}: {found}")
                 if settings.deployment:
-                    yield await _deployment(here.client, settings.deployment)
-            yield await _reconciler(here.client, settings.task_queue)
-            for check in await _runs(here.client, settings):
+                    yield await _check_deployment(here.client, settings.deployment)
+            yield await _check_reconciler(here.client, settings.task_queue)
+            for check in await _check_runs(here.client, settings):
                 yield check
-    except (NotReachable, ServerDidNotStart) as error:
+    except (TemporalUnavailableError, ServerStartError) as error:
         yield Check("Temporal", ok=False, found=str(error))
 
 
-async def _deployment(client: Client, deployment: Deployment) -> Check:
+async def _check_deployment(client: Client, deployment: Deployment) -> Check:
     """Check the worker deployment: without a current build, new runs do not start."""
     from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
 
@@ -231,43 +235,45 @@ async def _deployment(client: Client, deployment: Deployment) -> Check:
     return Check("deployment", ok=False, found=f"{deployment}: no build is current, so no new run starts: {command}")
 
 
-async def _reconciler(client: Client, task_queue: str) -> Check:
+async def _check_reconciler(client: Client, task_queue: str) -> Check:
     try:
-        at = await latest_look(client, task_queue)
+        at = await last_check_time(client, task_queue)
     except RPCError as error:
-        reason = "" if error.status == RPCStatusCode.NOT_FOUND else f" ({cut(error.message, 100)})"
+        reason = "" if error.status == RPCStatusCode.NOT_FOUND else f" ({truncate(error.message, 100)})"
         return Check("reconciler", ok=True, found=f"not scheduled yet{reason}; a worker schedules it when it starts")
     found = f"every five minutes, {f'last at {at:%Y-%m-%d %H:%M} UTC' if at else 'not run yet'}"
     return Check("reconciler", ok=True, found=found)
 
 
-async def _runs(client: Client, settings: Settings) -> list[Check]:
+async def _check_runs(client: Client, settings: Settings) -> list[Check]:
     """Run the reconciler's checks, without repairs."""
-    from activities.reconcile.reconcile import Reconciliations
-    from perdure.process.project import looked_at
+    from activities.reconcile.reconcile import Reconciler
+    from perdure.process.project import display_project
 
     try:
-        async with looked_at(settings) as project:
-            report = await Reconciliations(client, project.stores, settings.task_queue).look()
+        async with display_project(settings) as project:
+            report = await Reconciler(client, project.stores, settings.task_queue).run_pass()
     except ProjectError as error:
         return [Check("runs", ok=False, found=f"not checked: {error}")]
     except RPCError as error:
-        return [Check("runs", ok=False, found=f"cannot be checked: {cut(error.message, 200)}")]
-    return [_told(problem, report) for problem in Problem]
+        return [Check("runs", ok=False, found=f"cannot be checked: {truncate(error.message, 200)}")]
+    return [_problem_check(problem, report) for problem in FindingKind]
 
 
-def _told(problem: Problem, report: ReconcileReport) -> Check:
+def _problem_check(problem: FindingKind, report: ReconcileReport) -> Check:
     findings = [finding for finding in report.findings if finding.problem is problem]
     count = report.found.get(problem, 0)
-    lines = "; ".join(f"{finding.run_id}: {finding.found} → {finding.advice}" for finding in findings[:MOST_TOLD])
-    found = f"{count}: {lines}{' …' if count > MOST_TOLD else ''}" if count else "none"
-    if problem in (Problem.claim, Problem.overdue) and report.unasked:
+    lines = "; ".join(
+        f"{finding.run_id}: {finding.found} → {finding.advice}" for finding in findings[:MAX_FINDINGS_SHOWN]
+    )
+    found = f"{count}: {lines}{' …' if count > MAX_FINDINGS_SHOWN else ''}" if count else "none"
+    if problem in (FindingKind.claim, FindingKind.overdue) and report.unasked:
         found += f" ({report.unasked} runs did not answer or were not queried)"
-    if problem in (Problem.claim, Problem.left_store) and report.after:
+    if problem in (FindingKind.claim, FindingKind.left_store) and report.after:
         found += f" (in the first {report.stores} stores; the reconciler checks the others)"
-    return Check(HEADINGS[problem], ok=all(map(_is_seen_to, findings)), found=found)
+    return Check(HEADINGS[problem], ok=all(map(_is_repaired, findings)), found=found)
 
 
-def _is_seen_to(finding: Finding) -> bool:
+def _is_repaired(finding: Finding) -> bool:
     """Return whether the reconciler repairs it."""
     return finding.repair is not None

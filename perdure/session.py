@@ -19,16 +19,16 @@ from temporalio.client import Client
 from activities.security.private import create_private
 from activities.storage.workspace import folder_name
 from decisions import ids
-from devserver import NAMESPACE, DevServer, embedded, prepared
+from devserver import NAMESPACE, DevServer, embedded_server, prepare_home
 from perdure.client.connection import configured_address, connect, register_search_attributes
-from perdure.client.errors import NotReachable
-from perdure.process.encryption_marker import affix, check
+from perdure.client.errors import TemporalUnavailableError
+from perdure.process.encryption_marker import check_encryption, set_marker
 from perdure.process.streams import detach_tools
 from settings import Settings
 from telemetry import log_to
 
-STARTS_WITHIN = 15.0  # seconds to wait for a starting worker, which takes two or three
-LOOKS_EVERY = 0.05
+WORKER_START_TIMEOUT = 15.0  # seconds to wait for a starting worker, which takes two or three
+LOCK_POLL_INTERVAL = 0.05
 
 
 class Needs(Enum):
@@ -46,7 +46,7 @@ class Session:
     ui: str | None  # of the embedded server
     is_busy: Callable[[], bool] = bool  # whether a worker in this process is making a call
 
-    def page_of(self, run_id: str) -> str | None:
+    def web_ui_page(self, run_id: str) -> str | None:
         """Return the address of the run's page in the Web UI."""
         workflow = quote(ids.run_workflow_id(run_id), safe=":")
         return f"{self.ui}/namespaces/{NAMESPACE}/workflows/{workflow}" if self.ui else None
@@ -54,7 +54,7 @@ class Session:
     async def has_worker(self) -> bool:
         """Return whether the task queue has a worker; with an embedded server, wait for one that is starting."""
         if self.ui is not None:  # the server also reports pollers that left minutes ago
-            return await _is_worked_on(self.settings)
+            return await _has_local_worker(self.settings)
         from temporalio.api.enums.v1 import TaskQueueType
         from temporalio.api.taskqueue.v1 import TaskQueue
         from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
@@ -68,19 +68,19 @@ class Session:
         )
         return bool(answer.pollers)
 
-    async def no_worker(self, run_id: str | None = None) -> str | None:
+    async def missing_worker_message(self, run_id: str | None = None) -> str | None:
         """Return a message if no worker is running, with the command that starts one, for `run_id` if given."""
         if await self.has_worker():
             return None
         if self.ui is None:
             return "no worker is running; start one with: perdure worker"
-        command = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.FOLLOW_UP) else "dev"
+        command = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.FOLLOW_UP_PREFIX) else "dev"
         return f"no worker is running; start one with: perdure {command}"
 
     @property
-    def rehearsal(self) -> str | None:
+    def rehearsal_message(self) -> str | None:
         """A message if no model is configured. Workers on other machines may have one."""
-        if not self.settings.rehearses:
+        if not self.settings.is_rehearsal:
             return None
         so = ", so" if self.ui else " here; if the worker has none either,"
         line = f"No model is configured{so} the rehearsal model answers, by rule."
@@ -93,19 +93,19 @@ def _lock_path(settings: Settings, state: Literal["worker", "starting"]) -> Path
 
 
 @contextmanager
-def _holding(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
-async def _is_worked_on(settings: Settings) -> bool:
-    deadline = asyncio.get_running_loop().time() + STARTS_WITHIN
+async def _has_local_worker(settings: Settings) -> bool:
+    deadline = asyncio.get_running_loop().time() + WORKER_START_TIMEOUT
     while not _is_locked(_lock_path(settings, "worker")):
         if not _is_locked(_lock_path(settings, "starting")) or asyncio.get_running_loop().time() > deadline:
             # Between the two checks the worker may have taken its lock and dropped the starting lock.
             return _is_locked(_lock_path(settings, "worker"))
-        await asyncio.sleep(LOOKS_EVERY)
+        await asyncio.sleep(LOCK_POLL_INTERVAL)
     return True
 
 
@@ -122,54 +122,56 @@ def _is_locked(path: Path) -> bool:
 async def open_session(
     settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
 ) -> AsyncIterator[Session]:
-    """Open a session. Raises NotReachable, ProjectError, devserver.ServerDidNotStart."""
+    """Open a session. Raises TemporalUnavailableError, ProjectError, ServerStartError."""
     if configured_address() is not None:
         if port or ui_port:
-            raise NotReachable("a Temporal server is configured by TEMPORAL_*; ports are for the embedded one")
+            raise TemporalUnavailableError(
+                "a Temporal server is configured by TEMPORAL_*; ports are for the embedded one"
+            )
         remote = Session(await connect(codec=settings.codec, payloads=settings.payloads), settings, None)
-        await check(remote.client, settings.task_queue, settings.codec, remote.has_worker)
+        await check_encryption(remote.client, settings.task_queue, settings.codec, remote.has_worker)
         yield remote
         return
-    prepared(settings.home)
+    prepare_home(settings.home)
     with ExitStack() as starting:
         if needs is Needs.work:  # before the server starts: its other users then wait for this worker
-            starting.enter_context(_holding(_lock_path(settings, "starting")))
+            starting.enter_context(_hold_lock(_lock_path(settings, "starting")))
             # Loading a worker takes over a second, in which the server starts on another core.
             loading = asyncio.create_task(asyncio.to_thread(import_module, "worker"))
             starting.callback(loading.cancel)
         async with (
-            embedded(settings.home, port=port, ui_port=ui_port) as server,
-            _beside(server, settings, needs) as embedded_session,
+            embedded_server(settings.home, port=port, ui_port=ui_port) as server,
+            _open_embedded(server, settings, needs) as embedded_session,
         ):
             starting.close()
             yield embedded_session
 
 
 @asynccontextmanager
-async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncIterator[Session]:
+async def _open_embedded(server: DevServer, settings: Settings, needs: Needs) -> AsyncIterator[Session]:
     client = await connect(server.address, settings.codec, settings.payloads)
     await register_search_attributes(client)
     opened = Session(client, settings, server.ui)
     if needs is Needs.work:
-        await affix(client, settings.task_queue, settings.codec)
+        await set_marker(client, settings.task_queue, settings.codec)
     else:
-        await check(client, settings.task_queue, settings.codec, opened.has_worker)
+        await check_encryption(client, settings.task_queue, settings.codec, opened.has_worker)
     if needs is Needs.nothing or (needs is Needs.answers and await opened.has_worker()):
         yield opened
         return
     # Loading workflows takes half a second, and a whole worker a second: only commands that need them pay for it.
     if needs is Needs.answers:
-        from perdure.process.workflows import answering
+        from perdure.process.workflows import run_query_worker
 
-        async with answering(client, settings.task_queue):
+        async with run_query_worker(client, settings.task_queue):
             yield opened
         return
-    from worker import working
+    from worker import run_worker
 
     log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
-    async with _ending_in_time() as begin_shutdown, working(client, settings) as observed:
-        with _holding(_lock_path(settings, "worker")):
+    async with _limit_shutdown() as begin_shutdown, run_worker(client, settings) as observed:
+        with _hold_lock(_lock_path(settings, "worker")):
             try:
                 yield replace(opened, is_busy=lambda: observed.attempts > 0)
             finally:
@@ -177,9 +179,9 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
 
 
 @asynccontextmanager
-async def _ending_in_time() -> AsyncIterator[Callable[[], None]]:
+async def _limit_shutdown() -> AsyncIterator[Callable[[], None]]:
     """Limit the shutdown time, counted from the yielded call: the SDK's core sometimes never shuts down."""
-    from worker import GRACE, LEAVING
+    from worker import GRACE, SHUTDOWN_TIMEOUT
 
     cause: BaseException | None = None
     try:
@@ -188,7 +190,7 @@ async def _ending_in_time() -> AsyncIterator[Callable[[], None]]:
             def begin_shutdown() -> None:
                 nonlocal cause
                 cause = sys.exc_info()[1]
-                limit.reschedule(asyncio.get_running_loop().time() + (GRACE + LEAVING).total_seconds())
+                limit.reschedule(asyncio.get_running_loop().time() + (GRACE + SHUTDOWN_TIMEOUT).total_seconds())
 
             yield begin_shutdown
     except TimeoutError:

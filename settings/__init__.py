@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from activities.mcp.config import McpServer
-from activities.security.secrets import NO_SECRETS, Secrets, secrets_of
+from activities.security.secrets import NO_SECRETS, Secrets, collect_secrets
 from contracts.agent import Agent
 from decisions.model_names import DEFAULT, provider_of
 from perdure.answer_keys import NO_KEYS, AnswerKeys
@@ -49,7 +49,7 @@ from settings.file import (
 from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
-from settings.problems import ProjectError, meant, path_from, resolved
+from settings.problems import ProjectError, format_suggestion, path_from, resolve_path
 from settings.tools import (
     BuiltinToolSettings,
     HttpToolSettings,
@@ -125,13 +125,13 @@ class Settings:
         return self.roster.agents
 
     @property
-    def rehearses(self) -> bool:
+    def is_rehearsal(self) -> bool:
         """True if the rehearsal model answers: `PERDURE_MODEL` names it, or no model, key or address is set."""
         return self.model == REHEARSAL
 
     def check_models(self) -> None:
         """Raise ProjectError if a model in use has neither a key nor an address. For workers: clients have no key."""
-        if self.rehearses or self.api_key or self.base_url:
+        if self.is_rehearsal or self.api_key or self.base_url:
             return
         named = [("model", name) for name in (self.model, *self.fallbacks, self.file.model.summary) if name]
         for agent in self.agents.values():
@@ -159,7 +159,7 @@ class Settings:
     def agent(self, name: str) -> Agent:
         """Return the agent of this name. Raises ProjectError if it does not exist."""
         if name not in self.agents:
-            near = meant(name, self.agents)
+            near = format_suggestion(name, self.agents)
             raise ProjectError(f"there is no agent {name!r}{near}; the agents are: {', '.join(self.agents)}")
         return self.agents[name]
 
@@ -187,12 +187,14 @@ def _project_file(env: Mapping[str, str], folder: Path | None) -> Path:
     return path
 
 
-def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
+def load_settings(
+    environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True
+) -> Settings:
     """Load the settings in force. Raises ProjectError. If not `strict`, broken agent files are listed in the roster."""
     env = os.environ if environment is None else environment
     check_libraries(env)
     path = _project_file(env, folder)
-    root = resolved(path).parent
+    root = resolve_path(path).parent
     file = read_file(path) if path.is_file() else ProjectFile()
     servers = read_servers(root / MCP_FILE, env)
     home = _folder_of(env, "PERDURE_HOME", root / ".perdure")
@@ -204,7 +206,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     roster = read_agents(root / "agents", tool_names(file.tools), servers, file.limits)
     if strict:
         roster.check()
-    model, *fallbacks = _models(env, file, roster.agents, is_reachable=bool(key or url))
+    model, *fallbacks = _models_to_ask(env, file, roster.agents, is_reachable=bool(key or url))
     names = {name: table.api_key_env for name, table in file.model.providers.items() if table.api_key_env}
     holders = [*names.values(), *(webhook.secret_env for webhook in file.gateway.webhooks.values())]
     named = [(name, env[name].strip()) for name in holders if name in env]
@@ -231,7 +233,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         codec=codec_of(env),
         answer_keys=answer_keys_of(env),
         payloads=payloads_of(env),
-        secrets=secrets_of(
+        secrets=collect_secrets(
             env,
             urls_of(file) | server_urls(servers.values()),
             [*named_secrets(servers.values()), *named],
@@ -240,7 +242,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
 
 
 def _folder_of(env: Mapping[str, str], variable: str, default: Path) -> Path:
-    return resolved(path_from(env[variable]) if env.get(variable) else default)
+    return resolve_path(path_from(env[variable]) if env.get(variable) else default)
 
 
 def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str, str]]:
@@ -261,7 +263,7 @@ def _header_secrets(env: Mapping[str, str], variables: Mapping[str, str]) -> Ite
         yield name, value.partition(" ")[2].strip()
 
 
-def _models(
+def _models_to_ask(
     env: Mapping[str, str], file: ProjectFile, agents: Mapping[str, Agent], *, is_reachable: bool
 ) -> tuple[str, ...]:
     """Return the models to ask, in order: the rehearsal model if the project has no model, key or address.

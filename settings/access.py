@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from settings.problems import ProjectError
 
-EXPECTED = "expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com"
+EXPECTED_URL = "expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com"
 
 
 _OWN_HEADERS = frozenset(
@@ -17,7 +17,7 @@ _OWN_HEADERS = frozenset(
 )
 
 
-def _checked_headers(variables: dict[str, str]) -> dict[str, str]:
+def _check_headers(variables: dict[str, str]) -> dict[str, str]:
     """Return the headers. Raises ValueError for duplicates and headers that Perdure sets itself."""
     seen = set[str]()
     for name in map(str.lower, variables):
@@ -34,7 +34,7 @@ HeaderVariables = Annotated[
         Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")],
         Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")],
     ],
-    AfterValidator(_checked_headers),
+    AfterValidator(_check_headers),
 ]
 
 
@@ -52,7 +52,7 @@ def base_url_of(env: Mapping[str, str], variable: str) -> str | None:
     if not env.get(variable):
         return None
     try:
-        return checked_url(env[variable])
+        return check_url(env[variable])
     except ValueError as error:
         raise ProjectError(f"{variable}: {error}") from None
 
@@ -70,15 +70,15 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def checked_url(text: str) -> str:
+def check_url(text: str) -> str:
     """Return the URL, stripped. Raises ValueError without the URL, which may contain a password."""
     text = text.strip()
-    if reason := _fault_of(text):
-        raise ValueError(f"{EXPECTED}; {reason}")
+    if reason := _url_error(text):
+        raise ValueError(f"{EXPECTED_URL}; {reason}")
     return text
 
 
-def _fault_of(text: str) -> str | None:
+def _url_error(text: str) -> str | None:
     if not text.isprintable() or " " in text:
         return "it contains a blank or a control character"
     if not text.lower().startswith(("http://", "https://")):
@@ -96,9 +96,9 @@ def _fault_of(text: str) -> str | None:
     return "its port is not a number from 1 to 65535" if port == 0 else None
 
 
-def checked_host(text: str) -> str:
+def check_host(text: str) -> str:
     """Return a host of an allow-list (`host`, `*.host` or `host:port`) in lower case. Raises ValueError."""
     bare = text.strip().lower().removeprefix("*.")
-    if not bare or "*" in bare or "/" in bare or "@" in bare or _fault_of(f"http://{bare}"):
+    if not bare or "*" in bare or "/" in bare or "@" in bare or _url_error(f"http://{bare}"):
         raise ValueError("expected a host such as example.com, *.example.com or example.com:8443")
     return text.strip().lower()

@@ -10,21 +10,28 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.models import Edge
+from contracts.models import StrictModel
 from contracts.run.limits import LimitOverrides
 from decisions import builtin_tools
-from decisions.mcp import server_of
+from decisions.mcp import server_of_tool
 from settings.file import LimitSettings, ModelNames
-from settings.problems import ProjectError, first_fault, meant, text_of, yaml_line, yaml_of
+from settings.problems import (
+    ProjectError,
+    find_yaml_line,
+    first_error,
+    format_suggestion,
+    parse_yaml,
+    read_project_text,
+)
 from settings.tools import NATIVE_TOOLS
 
 
-class _FollowUps(Edge):
+class _FollowUps(StrictModel):
     sessions: tuple[Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)], ...] = ()
     """Other conversations in which its follow-ups may resume work; `x-*` matches a prefix."""
 
 
-class _FrontMatter(Edge):
+class _FrontMatter(StrictModel):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     """The agent's name; by default the file's name without `.md`."""
     description: str = ""
@@ -55,7 +62,7 @@ class _FrontMatter(Edge):
         return value
 
     @model_validator(mode="after")
-    def _is_told_nothing_outside(self) -> Self:
+    def _check_mailbox(self) -> Self:
         if self.mailbox and (idle := self.model_fields_set - {"name", "description", "mailbox"}):
             raise ValueError(f"an agent with a mailbox lives outside and takes no {min(idle)}")
         return self
@@ -91,7 +98,7 @@ def read_agents(
             agent = _read_agent(path)
             _must_be_below_ceiling(agent, path, limits or LimitSettings())
             _must_be_new(agent, path, files)
-            own = tuple(name for name in agent.tools if server_of(name) not in servers)
+            own = tuple(name for name in agent.tools if server_of_tool(name) not in servers)
             _must_be_known("tool", "tools", own, tools, path)
         except ProjectError as error:
             errors[path] = error
@@ -121,20 +128,21 @@ def _must_be_below_ceiling(agent: Agent, path: Path, limits: LimitSettings) -> N
 def _must_be_known(kind: str, setting: str, names: tuple[str, ...], existing: tuple[str, ...], path: Path) -> None:
     for name in names:
         if name not in existing:
-            message = f"there is no {kind} {name!r}{meant(name, existing)}; the {kind}s are: {', '.join(existing)}"
+            suggestion = format_suggestion(name, existing)
+            message = f"there is no {kind} {name!r}{suggestion}; the {kind}s are: {', '.join(existing)}"
             raise ProjectError(f"{place_in(path, setting, item=name)}: {message}")
 
 
 def place_in(path: Path, *setting: str, item: str | None = None) -> str:
     """Return file, line and name of a setting in an agent's file, or of an item in it, for error messages."""
-    head, _ = _parts(path)
-    line = yaml_line(head, setting, item)
+    head, _ = _split_front_matter(path)
+    line = find_yaml_line(head, setting, item)
     return ": ".join(filter(None, (f"{path}{f', line {line}' if line else ''}", ".".join(setting))))
 
 
-def _parts(path: Path) -> tuple[str, str]:
+def _split_front_matter(path: Path) -> tuple[str, str]:
     """Return the front matter, with the line numbers of the file, and the body."""
-    parts = re.match(r"\A---[ \t]*\n(.*?\n)??---[ \t]*(?:\n|\Z)(.*)\Z", text_of(path), re.DOTALL)
+    parts = re.match(r"\A---[ \t]*\n(.*?\n)??---[ \t]*(?:\n|\Z)(.*)\Z", read_project_text(path), re.DOTALL)
     if parts is None:
         raise ProjectError(f'{path}: expected front matter between two lines "---"')
     return f"\n{parts[1] or ''}", parts[2]
@@ -142,11 +150,11 @@ def _parts(path: Path) -> tuple[str, str]:
 
 def _read_agent(path: Path) -> Agent:
     """Read an agent file. The body is the system prompt."""
-    front, body = _parts(path)
+    front, body = _split_front_matter(path)
     try:
-        head = _FrontMatter.model_validate(yaml_of(front) or {})
+        head = _FrontMatter.model_validate(parse_yaml(front) or {})
     except ValidationError as error:
-        setting, expected = first_fault(error, _FrontMatter)
+        setting, expected = first_error(error, _FrontMatter)
         raise ProjectError(f"{place_in(path, *setting)}: {expected}") from None
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
@@ -155,7 +163,7 @@ def _read_agent(path: Path) -> Agent:
         description=head.description,
         model=head.model[0] if head.model else None,
         fallbacks=head.model[1:],
-        tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtin_tools.NAMES)),
+        tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtin_tools.BUILTIN_NAMES)),
         peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,
         prompt=body,

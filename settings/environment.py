@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from contracts.models import is_utf8
+from perdure.answer_keys import ANSWER_KEY_VARIABLE as ANSWER_KEY
 from perdure.answer_keys import NO_KEYS, AnswerKeys, read_answer_keys
-from perdure.answer_keys import VARIABLE as ANSWER_KEY
-from perdure.codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
+from perdure.codec import CODEC_KEYS_VARIABLE, AesGcmCodec, InvalidKeysError, read_codec
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ S = TypeVar("S")
 
 # With other names or builds, the server accepts a worker but never gives it work.
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
-MOST_BUILD_ID = 200
-MOST_PORT = 65_535
-MOST_QUEUE_BYTES = 1000  # the server's limit
+MAX_BUILD_ID = 200
+MAX_PORT = 65_535
+MAX_QUEUE_BYTES = 1000  # the server's limit
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def deployment_of(env: Mapping[str, str]) -> Deployment | None:
     if name is None or build_id is None:
         have, lack = ("TEMPORAL_DEPLOYMENT_NAME", "TEMPORAL_WORKER_BUILD_ID")[:: 1 if name else -1]
         raise ProjectError(f"{have} is set and {lack} is not: worker versioning needs both")
-    if not re.fullmatch(DEPLOYMENT_NAME, name) or len(build_id) > MOST_BUILD_ID:
+    if not re.fullmatch(DEPLOYMENT_NAME, name) or len(build_id) > MAX_BUILD_ID:
         raise ProjectError(
-            f"TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID: expected up to {MOST_BUILD_ID} characters each, "
+            f"TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID: expected up to {MAX_BUILD_ID} characters each, "
             "and a name without . and : that does not begin with __"
         )
     return Deployment(name, build_id)
@@ -53,8 +53,8 @@ def deployment_of(env: Mapping[str, str]) -> Deployment | None:
 
 def task_queue_of(env: Mapping[str, str]) -> str:
     name = env.get("PERDURE_TASK_QUEUE") or "perdure"
-    if not is_utf8(name) or len(name.encode()) > MOST_QUEUE_BYTES:
-        raise ProjectError(f"PERDURE_TASK_QUEUE: expected up to {MOST_QUEUE_BYTES:,} bytes of UTF-8")
+    if not is_utf8(name) or len(name.encode()) > MAX_QUEUE_BYTES:
+        raise ProjectError(f"PERDURE_TASK_QUEUE: expected up to {MAX_QUEUE_BYTES:,} bytes of UTF-8")
     return name
 
 
@@ -69,7 +69,7 @@ def metrics_of(env: Mapping[str, str]) -> str | None:
         address = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
         address = None
-    if address is None or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= MOST_PORT:
+    if address is None or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= MAX_PORT:
         raise ProjectError(f'PERDURE_METRICS: expected a port or "address:port", like 127.0.0.1:9464, not {text!r}')
     return f"[{address}]:{int(port)}" if address.version == 6 else f"{address}:{int(port)}"
 
@@ -105,14 +105,14 @@ def on_object_store(variable: str, url: str, connect: Callable[[str], S]) -> S:
 
 def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:
     try:
-        return read_codec(env[VARIABLE]) if env.get(VARIABLE) else None
-    except BadKeys as error:
-        raise ProjectError(f"{VARIABLE}: {error}") from None
+        return read_codec(env[CODEC_KEYS_VARIABLE]) if env.get(CODEC_KEYS_VARIABLE) else None
+    except InvalidKeysError as error:
+        raise ProjectError(f"{CODEC_KEYS_VARIABLE}: {error}") from None
 
 
 def answer_keys_of(env: Mapping[str, str]) -> AnswerKeys:
     """Return the keys that sign or verify answers. Raises ProjectError."""
     try:
         return read_answer_keys(env[ANSWER_KEY]) if env.get(ANSWER_KEY) else NO_KEYS
-    except BadKeys as error:
+    except InvalidKeysError as error:
         raise ProjectError(f"{ANSWER_KEY}: {error}") from None

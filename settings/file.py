@@ -10,18 +10,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from contracts.duration import Duration
-from contracts.models import Edge
+from contracts.models import StrictModel
 from contracts.run.limits import LimitOverrides
-from contracts.strict_json import read_json
+from contracts.strict_json import parse_strict_json
 from contracts.tool import Effect
 from decisions.model_names import DEFAULT
-from decisions.run.limits import DEFAULTS, format_excess, set_in, with_requested
-from settings.access import HeaderVariables, checked_host, checked_url
-from settings.problems import NESTED, ProjectError, first_fault, path_from, plain_reason, text_of
-from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_fault, with_kind
+from decisions.run.limits import DEFAULTS, apply_requested, format_excess, values_set_in
+from settings.access import HeaderVariables, check_host, check_url
+from settings.problems import NESTED, ProjectError, first_error, path_from, plain_reason, read_project_text
+from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_error, with_kind
 
 
-def _names(value: Any) -> Any:
+def _parse_model_names(value: Any) -> Any:
     """Return the names of models as a tuple. Raises ValueError."""
     if value is None:  # an empty setting in YAML
         return ()
@@ -31,12 +31,12 @@ def _names(value: Any) -> Any:
     return tuple(dict.fromkeys(name.strip() for name in names))
 
 
-HostPattern = Annotated[str, AfterValidator(checked_host)]
-ModelNames = Annotated[tuple[str, ...], BeforeValidator(_names, json_schema_input_type=str | list[str])]
+HostPattern = Annotated[str, AfterValidator(check_host)]
+ModelNames = Annotated[tuple[str, ...], BeforeValidator(_parse_model_names, json_schema_input_type=str | list[str])]
 ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 
 
-class ProviderSettings(Edge):
+class ProviderSettings(StrictModel):
     """A model endpoint. Clouds use their usual credentials, or the bearer token in `api_key_env`."""
 
     kind: Literal["messages", "bedrock", "vertex"] = "messages"
@@ -54,11 +54,11 @@ class ProviderSettings(Edge):
 
     @field_validator("base_url", mode="before")
     @classmethod
-    def _leads_to_a_host(cls, base_url: Any) -> Any:
-        return checked_url(base_url) if isinstance(base_url, str) else base_url
+    def _check_base_url(cls, base_url: Any) -> Any:
+        return check_url(base_url) if isinstance(base_url, str) else base_url
 
     @model_validator(mode="after")
-    def _fits_its_kind(self) -> Self:
+    def _check_kind(self) -> Self:
         if self.region and self.kind == "messages":
             raise ValueError('a region is for kind = "bedrock" or "vertex"')
         if self.project and self.kind != "vertex":
@@ -70,7 +70,7 @@ class ProviderSettings(Edge):
         return self
 
 
-class ModelSettings(Edge):
+class ModelSettings(StrictModel):
     default: ModelNames = ()
     """A model, or a list to try in order: `provider:model`, or a model of `anthropic`."""
     max_tokens: int = Field(default=8192, ge=256, le=128_000)
@@ -83,7 +83,7 @@ class ModelSettings(Edge):
 
     @field_validator("providers")
     @classmethod
-    def _lead_somewhere(cls, providers: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
+    def _check_providers(cls, providers: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
         for name, provider in providers.items():
             if name == DEFAULT and provider.model_fields_set - {"requests_per_minute"}:
                 raise ValueError(f"{name}: takes requests_per_minute only; its address and key are ANTHROPIC_*")
@@ -92,7 +92,7 @@ class ModelSettings(Edge):
         return providers
 
 
-class FetchSettings(Edge):
+class FetchSettings(StrictModel):
     allow_hosts: tuple[str, ...] = ()
     """Hosts that may have private addresses: `host` (any port) or `host:port`."""
     only_hosts: tuple[HostPattern, ...] | None = None
@@ -100,7 +100,7 @@ class FetchSettings(Edge):
     public hosts. Ports other than 80 and 443 must be listed here or in `allow_hosts`."""
 
 
-class OutboxSettings(Edge):
+class OutboxSettings(StrictModel):
     """The delivery of messages."""
 
     kind: Literal["log", "http"] = "log"
@@ -117,7 +117,7 @@ class OutboxSettings(Edge):
     """The only channels for messages: `channel`, `platform:channel` or `platform:*`."""
 
     @model_validator(mode="after")
-    def _goes_somewhere(self) -> Self:
+    def _check_destination(self) -> Self:
         if (self.kind == "http") != (self.url is not None):
             raise ValueError('kind = "http" needs a url, and kind = "log" takes none')
         if self.kind == "log" and self.headers_env:
@@ -127,7 +127,7 @@ class OutboxSettings(Edge):
         return self
 
 
-class WebhookSettings(Edge):
+class WebhookSettings(StrictModel):
     """The sender of requests to `/v1/webhooks/NAME`, and its signature."""
 
     scheme: Literal["standard", "slack", "github"]
@@ -138,7 +138,7 @@ class WebhookSettings(Edge):
     """The platforms whose messages a `standard` sender may publish. Other schemes are for their own platform."""
 
     @model_validator(mode="after")
-    def _names_its_platforms(self) -> Self:
+    def _check_platforms(self) -> Self:
         if self.scheme == "standard" and not self.platforms:
             raise ValueError('platforms: name those that this sender may speak for, such as ["discord"]')
         if self.scheme != "standard" and self.platforms:
@@ -146,11 +146,11 @@ class WebhookSettings(Edge):
         return self
 
 
-class GatewaySettings(Edge):
+class GatewaySettings(StrictModel):
     webhooks: dict[Annotated[str, Field(pattern=TOOL_NAME)], WebhookSettings] = Field(default_factory=dict)
 
 
-class PriceSettings(Edge):
+class PriceSettings(StrictModel):
     """USD per million tokens, in place of the built-in prices."""
 
     input: float = Field(ge=0)
@@ -163,7 +163,7 @@ class PriceSettings(Edge):
     """Input tokens written to the cache."""
 
 
-class WorkerSettings(Edge):
+class WorkerSettings(StrictModel):
     """The capacity of a worker, with Temporal's names and defaults."""
 
     max_concurrent_activities: int = Field(default=100, ge=1, le=10_000)
@@ -176,7 +176,7 @@ class CeilingSettings(LimitOverrides):
     """`[limits.ceiling]`: limits that no run exceeds."""
 
     @model_validator(mode="after")
-    def _has_an_order(self) -> Self:
+    def _check_directive_tool(self) -> Self:
         if self.directive_tool is not None:
             raise ValueError("directive_tool: has no ceiling; set it in [limits]")
         return self
@@ -189,19 +189,19 @@ class LimitSettings(LimitOverrides):
     """The settings of `[limits]` except `directive_tool`. No run exceeds them, whatever its start or agent sets."""
 
     @model_validator(mode="after")
-    def _is_below_its_ceiling(self) -> Self:
+    def _check_ceiling(self) -> Self:
         for excess in self.excess_of(self):
             raise ValueError(f"{excess} (limits.ceiling)")
         return self
 
     def excess_of(self, overrides: LimitOverrides) -> tuple[str, ...]:
         """Return a message for each limit of `overrides` that is above the ceiling."""
-        ceiling = set_in(self.ceiling)
-        requested = {name: value for name, value in set_in(overrides).items() if name in ceiling}
-        return format_excess(with_requested(DEFAULTS, requested), {name: ceiling[name] for name in requested})
+        ceiling = values_set_in(self.ceiling)
+        requested = {name: value for name, value in values_set_in(overrides).items() if name in ceiling}
+        return format_excess(apply_requested(DEFAULTS, requested), {name: ceiling[name] for name in requested})
 
 
-class ProjectFile(Edge):
+class ProjectFile(StrictModel):
     """`perdure.toml`."""
 
     tools: dict[ToolName, ToolSettings] = Field(default_factory=dict)
@@ -216,7 +216,7 @@ class ProjectFile(Edge):
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _knows_what_perdure_brings(cls, tools: Any) -> Any:
+    def _set_builtin_kinds(cls, tools: Any) -> Any:
         """Set the kind of tables that are named for a built-in or native tool."""
         if not isinstance(tools, dict):
             return tools
@@ -224,24 +224,24 @@ class ProjectFile(Edge):
 
     @field_validator("tools")
     @classmethod
-    def _has_names_of_its_own(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
+    def _check_names(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
         for name, tool in tools.items():
-            if reason := name_fault(name, is_builtin=isinstance(tool, BuiltinToolSettings)):
+            if reason := name_error(name, is_builtin=isinstance(tool, BuiltinToolSettings)):
                 raise ValueError(reason)
         return tools
 
 
 def read_file(path: Path) -> ProjectFile:
     """Read `perdure.toml`. Raises ProjectError."""
-    text = text_of(path)
+    text = read_project_text(path)
     try:
         return ProjectFile.model_validate(_with_schemas(tomllib.loads(text), path.parent))
     except tomllib.TOMLDecodeError as error:
         at_end = f"at line {len(text.splitlines())}, the end of the file"
         raise ProjectError(f"{path}: {str(error).replace('at end of document', at_end)}") from None
     except ValidationError as error:
-        setting, expected = first_fault(error, ProjectFile)
-        raise ProjectError(f"{_place(path, text, setting)}: {expected}") from None
+        setting, expected = first_error(error, ProjectFile)
+        raise ProjectError(f"{_format_place(path, text, setting)}: {expected}") from None
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or thousands of brackets
         reason = NESTED if isinstance(error, RecursionError) else plain_reason(error)
         raise ProjectError(f"{path}: {reason}") from None
@@ -255,7 +255,7 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(schema, str):
             path = folder / path_from(schema)
             try:
-                tool["input_schema"] = read_json(text_of(path))
+                tool["input_schema"] = parse_strict_json(read_project_text(path))
             except (ValueError, RecursionError) as error:
                 reason = NESTED if isinstance(error, RecursionError) else error
                 raise ProjectError(f"{path} (input_schema of tool {name}): {reason}") from None
@@ -264,10 +264,10 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def place_of(path: Path, setting: Sequence[str]) -> str:
     """Return file, line and name of a setting, for error messages."""
-    return _place(path, text_of(path), setting)
+    return _format_place(path, read_project_text(path), setting)
 
 
-def _place(path: Path, text: str, setting: Sequence[str]) -> str:
+def _format_place(path: Path, text: str, setting: Sequence[str]) -> str:
     name = ".".join(setting)
     line = _line_of(text, name)
     return f"{path}{f', line {line}' if line else ''}: {name}"

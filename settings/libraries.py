@@ -18,21 +18,21 @@ MAX_SHOWN = 100  # characters of a value
 
 def check_libraries(env: Mapping[str, str]) -> None:
     """Raise ProjectError, with name and value, for a value that would cause a traceback in a library."""
-    for name in (spelled for proxy in PROXIES for spelled in _spelled(proxy)):
-        if reason := _wrong_proxy(env.get(name, "")):
-            raise _error(name, env[name], reason)
-    for name in _spelled(NO_PROXY):
+    for name in (spelled for proxy in PROXIES for spelled in _spellings(proxy)):
+        if reason := _proxy_error(env.get(name, "")):
+            raise _variable_error(name, env[name], reason)
+    for name in _spellings(NO_PROXY):
         for host in filter(None, map(str.strip, env.get(name, "").split(","))):
             if not _is_host(host):
-                raise _error(name, env[name], f"{host!r} is not a host, an address or a domain")
+                raise _variable_error(name, env[name], f"{host!r} is not a host, an address or a domain")
     _check_certificates(env)
 
 
-def _spelled(name: str) -> tuple[str, str]:
+def _spellings(name: str) -> tuple[str, str]:
     return name, name.lower()
 
 
-def _error(name: str, value: str, reason: str) -> ProjectError:
+def _variable_error(name: str, value: str, reason: str) -> ProjectError:
     return ProjectError(f"{name}={_without_password(value)[:MAX_SHOWN]}: {reason}; fix the variable, or unset it")
 
 
@@ -40,7 +40,7 @@ def _without_password(value: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//…@", value)
 
 
-def _wrong_proxy(value: str) -> str | None:
+def _proxy_error(value: str) -> str | None:
     if not value:
         return None
     try:
@@ -69,13 +69,15 @@ def _check_certificates(env: Mapping[str, str]) -> None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
         except (OSError, ValueError) as error:
-            raise _error("SSL_CERT_FILE", path, f"no certificates can be read there ({_why(error)})") from None
+            raise _variable_error(
+                "SSL_CERT_FILE", path, f"no certificates can be read there ({_error_text(error)})"
+            ) from None
     if path := env.get("SSLKEYLOGFILE"):
         try:
             Path(path).open("ab").close()
         except (OSError, ValueError) as error:
-            raise _error("SSLKEYLOGFILE", path, f"it cannot be written ({_why(error)})") from None
+            raise _variable_error("SSLKEYLOGFILE", path, f"it cannot be written ({_error_text(error)})") from None
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.mcp.config import START_TIMEOUT, HttpServer, McpServer, StdioServer
-from contracts.models import MOST_DEPTH, depth
-from contracts.strict_json import read_json
-from decisions.errors import fault_line
+from contracts.models import MAX_NESTING, nesting_depth
+from contracts.strict_json import parse_strict_json
+from decisions.errors import format_validation_error
 from decisions.mcp import is_server_name
-from settings.problems import NESTED, ProjectError, path_from, resolved, text_of
+from settings.problems import NESTED, ProjectError, path_from, read_project_text, resolve_path
 
 NAME = ".mcp.json"
 HTTP = ("http", "streamable-http")
@@ -54,8 +54,8 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
     if not path.is_file():
         return {}
     try:
-        file = read_json(text_of(path))
-        is_flat = depth(file) <= MOST_DEPTH
+        file = parse_strict_json(read_project_text(path))
+        is_flat = nesting_depth(file) <= MAX_NESTING
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
     except RecursionError:
@@ -65,10 +65,10 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
     entries = file.get("mcpServers", file.get("servers", {})) if isinstance(file, dict) else None
     if not isinstance(entries, dict):
         raise ProjectError(f'{path}: expected {{"mcpServers": {{…}}}}')
-    return {name: _server(path, name, entry, env) for name, entry in entries.items()}
+    return {name: _parse_server(path, name, entry, env) for name, entry in entries.items()}
 
 
-def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpServer:
+def _parse_server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpServer:
     place = f"{path}: mcpServers.{name[:100]}"
     if not is_server_name(name):
         expected = "expected a name of letters, digits and -, with single _ between them"
@@ -81,7 +81,7 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
     if kind not in ("stdio", *HTTP):
         raise ProjectError(f'{place}.type: expected "stdio", "http" or "streamable-http", not {kind!r}')
     missing: list[str] = []
-    expanded = _expanded(entry, env, missing)
+    expanded = _expand_variables(entry, env, missing)
     lacks = f"{place}: the environment has no {missing[0]}; set it, or write a default: ${{…:-…}}" if missing else None
     try:
         if kind in HTTP:
@@ -89,14 +89,14 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
             return HttpServer(name, http.url, http.headers, lacks, http.start_timeout)
         stdio = _Stdio.model_validate(expanded)
     except ValidationError as error:
-        raise ProjectError(f"{place}.{fault_line(error)}") from None
-    folder = resolved(path).parent
+        raise ProjectError(f"{place}.{format_validation_error(error)}") from None
+    folder = resolve_path(path).parent
     command = str(path_from(stdio.command)) if stdio.command.startswith("~") else stdio.command
     cwd = folder / path_from(stdio.cwd or ".")
     return StdioServer(name, command, stdio.args, stdio.env, cwd, lacks, stdio.start_timeout)
 
 
-def _expanded(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:
+def _expand_variables(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:
     """Return the value with `${VAR}` and `${VAR:-default}` replaced in every string, except unset variables."""
 
     def replace(match: re.Match[str]) -> str:
@@ -111,9 +111,9 @@ def _expanded(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:
         case str():
             return _VARIABLE.sub(replace, value)
         case dict():
-            return {key: _expanded(inner, env, missing) for key, inner in value.items()}
+            return {key: _expand_variables(inner, env, missing) for key, inner in value.items()}
         case list():
-            return [_expanded(inner, env, missing) for inner in value]
+            return [_expand_variables(inner, env, missing) for inner in value]
         case _:
             return value
 

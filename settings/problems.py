@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from contracts.models import MOST_DEPTH, printable
+from contracts.models import MAX_NESTING, escape_unprintable
 from contracts.tool import ToolKind
 
-MOST_YAML = 4_000_000  # characters, with aliases expanded
+MAX_YAML = 4_000_000  # characters, with aliases expanded
 NESTED = "nested too deeply"
 _TAGS = {None, "!", "tag:yaml.org,2002:str"}
 _OF_TEXT = re.compile(r' in "<[a-z ]+>",')  # PyYAML's name for the input
@@ -24,10 +24,10 @@ class ProjectError(Exception):
     """The project does not load. The message is one line, even if it quotes a file."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(escape_unprintable(message))
 
 
-def resolved(path: Path) -> Path:
+def resolve_path(path: Path) -> Path:
     """Return the absolute path without links. Raises ProjectError."""
     try:
         return path.resolve()
@@ -43,7 +43,7 @@ def path_from(text: str) -> Path:
         raise ProjectError(f"{text}: no such home folder; write the full path") from None
 
 
-def text_of(path: Path) -> str:
+def read_project_text(path: Path) -> str:
     """Return the text of a regular file: reading a pipe could block for ever. Raises ProjectError."""
     try:
         if not S_ISREG(path.stat().st_mode):
@@ -55,7 +55,7 @@ def text_of(path: Path) -> str:
         raise ProjectError(f"{path}: not UTF-8 text") from None
 
 
-def yaml_of(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Return the value of a YAML document. Raises ValueError with the reason."""
     try:
         _must_be_bounded(text)
@@ -70,7 +70,7 @@ def plain_reason(error: Exception) -> str:
     return "a number has too many digits" if is_long else str(error)
 
 
-def yaml_line(text: str, setting: Sequence[str], item: str | None = None) -> int | None:
+def find_yaml_line(text: str, setting: Sequence[str], item: str | None = None) -> int | None:
     """Return the line of a setting in a valid YAML document, or of an item in its list."""
     node, line = yaml.compose(text, Loader=yaml.CBaseLoader), None
     for part in setting:
@@ -98,10 +98,10 @@ def _must_be_bounded(text: str) -> None:
             size += 1 + len(event.value)
         elif isinstance(event, yaml.AliasEvent):
             size += sizes.get(event.anchor or "", 1)
-        if len(outer) > MOST_DEPTH:
+        if len(outer) > MAX_NESTING:
             raise ValueError(NESTED)
-        if size > MOST_YAML:
-            raise ValueError(f"more than {MOST_YAML:,} characters with aliases expanded")
+        if size > MAX_YAML:
+            raise ValueError(f"more than {MAX_YAML:,} characters with aliases expanded")
 
 
 class _Unique(yaml.CSafeLoader):
@@ -116,13 +116,13 @@ class _Unique(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def meant(name: str, existing: Iterable[str]) -> str:
+def format_suggestion(name: str, existing: Iterable[str]) -> str:
     """Return a suffix for the error about an unknown name: " (did you mean x?)", or nothing."""
     near = get_close_matches(name, list(existing), 1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def first_fault(error: ValidationError, model: type[BaseModel]) -> tuple[list[str], str]:
+def first_error(error: ValidationError, model: type[BaseModel]) -> tuple[list[str], str]:
     """Return the setting with the first validation error of a `model`, and what was expected there."""
     errors = error.errors(include_url=False)
     # A misspelt setting is reported as missing too; its own name is more helpful.
@@ -132,12 +132,12 @@ def first_fault(error: ValidationError, model: type[BaseModel]) -> tuple[list[st
     setting = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in branches)]
     if first["type"] == "extra_forbidden":
         *table, name = first["loc"]
-        return setting, f"no such setting in this version{meant(str(name), _settings_of(model, table))}"
+        return setting, f"no such setting in this version{format_suggestion(str(name), _settings_of(model, table))}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in _CHOSEN:
         context = first.get("ctx", {})
         value = context.get("tag", first["input"])
-        message += meant(str(value), re.findall(r"'([^']+)'", str(context[_CHOSEN[first["type"]]])))
+        message += format_suggestion(str(value), re.findall(r"'([^']+)'", str(context[_CHOSEN[first["type"]]])))
     return setting, message
 
 

@@ -7,25 +7,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from contracts.duration import Duration
-from contracts.models import MOST_DEPTH, Edge, depth
+from contracts.models import MAX_NESTING, StrictModel, nesting_depth
 from contracts.tool import Approval, Effect
 from decisions import builtin_tools
 from settings.access import HeaderVariables
 from settings.problems import NESTED
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
-BROUGHT_TOOLS = (*NATIVE_TOOLS, *builtin_tools.GATED)  # those that may need approval
+APPROVABLE_TOOLS = (*NATIVE_TOOLS, *builtin_tools.GATED)  # those that may need approval
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # the pattern of the Messages API
 
 
-class _Approved(Edge):
+class _Approved(StrictModel):
     approval: Approval = Approval.never
     """`always`: a person approves each call, with its arguments."""
     approval_timeout: Duration | None = None
     """The time until a call without a decision is denied. By default it waits."""
 
     @model_validator(mode="after")
-    def _waits_only_for_approvals(self) -> Self:
+    def _check_approval(self) -> Self:
         if self.approval_timeout is not None and self.approval is not Approval.always:
             raise ValueError('approval_timeout needs approval = "always"')
         return self
@@ -75,10 +75,10 @@ class _Described(_Tool):
 
     @field_validator("input_schema")
     @classmethod
-    def _takes_an_object(cls, schema: dict[str, Any] | str) -> dict[str, Any] | str:
+    def _check_schema(cls, schema: dict[str, Any] | str) -> dict[str, Any] | str:
         if isinstance(schema, dict) and schema.get("type") != "object":
             raise ValueError('expected a JSON Schema with type = "object"')
-        if depth(schema) > MOST_DEPTH:
+        if nesting_depth(schema) > MAX_NESTING:
             raise ValueError(NESTED)
         return schema
 
@@ -103,7 +103,7 @@ class SignalToolSettings(_Described):
     """The time to wait for the result."""
 
     @model_validator(mode="after")
-    def _has_a_url_for_its_headers(self) -> Self:
+    def _check_url(self) -> Self:
         if self.headers_env and self.url is None:
             raise ValueError("headers_env needs a url")
         return self
@@ -136,16 +136,16 @@ ToolName = Annotated[str, Field(pattern=TOOL_NAME)]
 
 def with_kind(name: str, table: Any) -> Any:
     """Return a tool's table, with a kind if it is named for a built-in or native tool."""
-    is_ours = name in builtin_tools.NAMES or name in BROUGHT_TOOLS
+    is_ours = name in builtin_tools.BUILTIN_NAMES or name in APPROVABLE_TOOLS
     return {"kind": "builtin", **table} if is_ours and isinstance(table, dict) else table
 
 
-def name_fault(name: str, *, is_builtin: bool) -> str | None:
+def name_error(name: str, *, is_builtin: bool) -> str | None:
     """Return the reason that a table cannot have this name, if there is one."""
-    if is_builtin and name not in BROUGHT_TOOLS:
-        return f"{name!r} takes no approval; those that do: {', '.join(BROUGHT_TOOLS)}"
-    if not is_builtin and (name in builtin_tools.NAMES or name in NATIVE_TOOLS):
-        hint = "; for an approval of its calls leave `kind` out" if name in BROUGHT_TOOLS else ""
+    if is_builtin and name not in APPROVABLE_TOOLS:
+        return f"{name!r} takes no approval; those that do: {', '.join(APPROVABLE_TOOLS)}"
+    if not is_builtin and (name in builtin_tools.BUILTIN_NAMES or name in NATIVE_TOOLS):
+        hint = "; for an approval of its calls leave `kind` out" if name in APPROVABLE_TOOLS else ""
         return f"{name!r} is the name of a built-in tool; choose another{hint}"
     return None
 

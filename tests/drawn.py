@@ -14,9 +14,9 @@ from contracts.run.limits import Limits
 from contracts.run.question import QuestionKind
 from contracts.run.state import Call, RunState, RunStatus
 from contracts.run.turn import ModelTurn, Usage
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 from decisions.builtin_tools import ROUTES
-from decisions.run.question import DECISIONS, DIRECTED
+from decisions.run.question import DIRECTED, QUESTION_DECISIONS
 from tests.played import NOW, Played
 
 GOAL = "see"
@@ -150,7 +150,7 @@ def brought(call: Call) -> ToolOutcome | None:
         case "doubt" if call.effect is Effect.once and call.generation == 1:
             return None
         case "failed":
-            return failed(ToolFault.tool_error, "it broke")
+            return error_outcome(ToolFault.tool_error, "it broke")
         case "nothing":
             return ToolOutcome(result=None)
         case "huge":
@@ -180,7 +180,7 @@ def fitting(rng: Random, run: Played) -> Signal:
     if question is None:
         return _awaited(rng, run)
     said: dict[str, Any] = rng.choice(({}, {"question_id": question.id}, {"by": "Ann"}))
-    decisions = [each for each in DECISIONS[question.kind] if each != "stop" or rng.random() < 0.3]
+    decisions = [each for each in QUESTION_DECISIONS[question.kind] if each != "stop" or rng.random() < 0.3]
     if not decisions or (question.kind in DIRECTED and rng.random() < 0.5):
         return "human_input", ({**said, "text": "go left"},)
     if question.kind is QuestionKind.approval and rng.random() < 0.5:

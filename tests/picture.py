@@ -12,14 +12,23 @@ import cli
 from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
 from contracts.run.state import QuestionView
-from contracts.run.turn import ModelTurn, PassedOver, Usage
+from contracts.run.turn import ModelTurn, SkippedModel, Usage
 from contracts.tool import ToolCall, ToolOutcome
 from decisions.ids import call_digest
-from perdure.client.run_events import Called, Happening, Live, Resumed, Started, Thinking, Thought, Waiting
+from perdure.client.run_events import (
+    ModelCallStarted,
+    ModelReplied,
+    PartialText,
+    RunEvent,
+    RunStarted,
+    ToolCallFinished,
+    WaitEnded,
+    WaitStarted,
+)
 from perdure.terminal import progress
 from perdure.terminal.console import SafeConsole
-from perdure.terminal.prompt import what_is_possible
-from perdure.terminal.run_view import Screen
+from perdure.terminal.prompt import format_input_hint
+from perdure.terminal.run_view import RunScreen
 
 PICTURE = Path(cli.__file__).parent / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS = 100, 36
@@ -42,12 +51,12 @@ class Terminal(StringIO):
         return True
 
 
-def turn(number: int, text: str, usage: Usage, *uses: tuple[str, dict[str, Any]], **more: Any) -> Thought:
+def turn(number: int, text: str, usage: Usage, *uses: tuple[str, dict[str, Any]], **more: Any) -> ModelReplied:
     content = [{"type": "text", "text": text}, *({"type": "tool_use", "name": n, "input": given} for n, given in uses)]
     reply = ModelTurn(
         content=content, stop_reason="tool_use", model=more.pop("model", MODEL), usage=usage, duration_ms=2300, **more
     )
-    return Thought("plan" if number == 1 else "reflect", number, reply)
+    return ModelReplied("plan" if number == 1 else "reflect", number, reply)
 
 
 def call(step: int, tool: str, arguments: dict[str, Any]) -> ToolCall:
@@ -58,7 +67,7 @@ def outcome(result: str, milliseconds: int) -> ToolOutcome:
     return ToolOutcome(result=result, duration_ms=milliseconds)
 
 
-def happened() -> list[tuple[float, Happening]]:
+def happened() -> list[tuple[float, RunEvent]]:
     """Seconds after the start, and what happened then."""
     orders, ledger = call(1, "orders", {"query": "day:2026-01-02 charges:2"}), call(2, "ledger", {"order": "A-1731"})
     refund = call(3, "refund", REFUND)
@@ -70,12 +79,12 @@ def happened() -> list[tuple[float, Happening]]:
         call=call_digest("refund", REFUND),
     )
     found = ("update_run_journal", {"current_state": "[x] 1. one order, A-1731\n[x] 2. the ledger has both charges"})
-    overloaded = (PassedOver(model="claude-opus-4-5", why="overloaded (529)"),)
+    overloaded = (SkippedModel(model="claude-opus-4-5", why="overloaded (529)"),)
     return [
-        (0, Started(GOAL)),
+        (0, RunStarted(GOAL)),
         (2, turn(1, PLAN, Usage(input=412, cache_write=1890, output=118), ("orders", {}), cost_usd=0.0101)),
-        (3, Called(orders, outcome("1 order: A-1731, 48.50 EUR, charged 09:12:03 and 09:12:41", 340))),
-        (3, Called(ledger, outcome("ch_9f1 captured, ch_9f2 captured, no refund", 180))),
+        (3, ToolCallFinished(orders, outcome("1 order: A-1731, 48.50 EUR, charged 09:12:03 and 09:12:41", 340))),
+        (3, ToolCallFinished(ledger, outcome("ch_9f1 captured, ch_9f2 captured, no refund", 180))),
         (
             7,
             turn(
@@ -88,11 +97,16 @@ def happened() -> list[tuple[float, Happening]]:
                 passed_over=overloaded,
             ),
         ),
-        (8, Waiting("waiting_on_human", "human: approve refund", asks)),
-        (31, Resumed()),
-        (33, Called(refund, outcome("refunded 48.50 EUR, re_771", 1240))),
-        (34, Thinking("reflect", 3)),
-        (37, Live("The refund re_771 is made. What is left is the note: which order, which charge, and who approved")),
+        (8, WaitStarted("waiting_on_human", "human: approve refund", asks)),
+        (31, WaitEnded()),
+        (33, ToolCallFinished(refund, outcome("refunded 48.50 EUR, re_771", 1240))),
+        (34, ModelCallStarted("reflect", 3)),
+        (
+            37,
+            PartialText(
+                "The refund re_771 is made. What is left is the note: which order, which charge, and who approved"
+            ),
+        ),
     ]
 
 
@@ -102,15 +116,15 @@ def draw() -> str:
         file=Terminal(), record=True, width=COLUMNS, height=ROWS, force_terminal=True, highlight=False, emoji=False,
         color_system="truecolor", _environ={"TERM": "xterm-256color"},
     )  # fmt: skip
-    screen = Screen(console)
+    screen = RunScreen(console)
     console.print("[bold]run[/]   260105-5d1c77aa")
     for seconds, each in happened():
-        screen.show(each, START + timedelta(seconds=seconds))
-        if isinstance(each, Waiting) and each.question:
-            console.print(f"  [dim]{what_is_possible(each.question)}[/]\n  answer> 1")
+        screen.show_event(each, START + timedelta(seconds=seconds))
+        if isinstance(each, WaitStarted) and each.question:
+            console.print(f"  [dim]{format_input_hint(each.question)}[/]\n  answer> 1")
     screen.progress.max_steps = 20
-    with patch.object(progress, "now", lambda: START + timedelta(seconds=38)):
-        for line in screen.progress.lines(console, COLUMNS - 1, ROWS // 3):
+    with patch.object(progress, "utc_now", lambda: START + timedelta(seconds=38)):
+        for line in screen.progress.render_lines(console, COLUMNS - 1, ROWS // 3):
             console.print(line)
     return console.export_svg(title="perdure run", theme=MONOKAI, unique_id="perdure")
 

@@ -20,25 +20,32 @@ from contracts.run.compaction import ContextFull, Recovery, Summary
 from contracts.run.events import ToolResultEvent, ToolResultPayload
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.run.state import Call, Ending, Forced, RunState, RunStatus
+from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
 from contracts.run.turn import ModelTurn
-from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 from decisions import delegation, ids
-from decisions.builtin_tools import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
-from decisions.followup.tools import commanded
+from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
+from decisions.followup.tools import build_follow_up_commands
 from decisions.run import call_state, loop
 from decisions.run import outcome as endings
 from decisions.run.calls import needs_approval, question_in
-from decisions.run.loop_detection import directed
-from decisions.run.question import DECISIONS, refusal
-from decisions.run.recovery import QUESTION, next_recovery, recovered
+from decisions.run.loop_detection import reset_detection
+from decisions.run.question import QUESTION_DECISIONS, answer_rejection
+from decisions.run.recovery import QUESTION, next_recovery, record_recovery
 from decisions.run.reply import take_turn
-from decisions.run.tool_results import ESCALATES, Verdict, format_notice, judge, outcome_of, record_result
+from decisions.run.tool_results import (
+    ESCALATES,
+    ResultVerdict,
+    format_result_notice,
+    judge_result,
+    outcome_of_result,
+    record_result,
+)
 from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
 from decisions.text import formatting
 from decisions.text.visible_text import render_visible
-from workflows.agent_run.context import MOST_STEERED
-from workflows.handlers import read, read_optional
+from workflows.agent_run.context import MAX_STEERED_IDS
+from workflows.handlers import read_argument, read_optional_argument
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
 KEPT_NOTICES = 20
@@ -125,22 +132,23 @@ class Played:
         try:
             match name:
                 case "tool_result":
-                    self._take_result(read(ToolResultEvent, args).payload)
+                    self._take_result(read_argument(ToolResultEvent, args).payload)
                 case "human_input":
-                    self._take_answer(read(HumanInput, args))
+                    self._take_answer(read_argument(HumanInput, args))
                 case "cancel":
-                    cancel = read_optional(CancelRequest, args)
+                    cancel = read_optional_argument(CancelRequest, args)
                     self._stop((cancel.reason or "cancel signal") + (f" by {cancel.by}" if cancel.by else ""))
                 case "steer":
-                    said = read(SteerRequest, args)
+                    said = read_argument(SteerRequest, args)
                     if said.request_id in self.state.steered:
-                        self._ignore(name, f"{formatting.cut(said.request_id, 80)} was said before")
+                        self._ignore(name, f"{formatting.truncate(said.request_id, 80)} was said before")
                     else:
                         self.said.append(said)
-                        self._update(steered=(*self.state.steered, said.request_id)[-MOST_STEERED:])
+                        self._update(steered=(*self.state.steered, said.request_id)[-MAX_STEERED_IDS:])
                 case _:
                     self._ignore(
-                        formatting.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel"
+                        formatting.truncate(name, 80),
+                        "no such signal; there are tool_result, human_input, steer and cancel",
                     )
         except ApplicationError as refused:
             self._ignore(name, refused.message)
@@ -161,22 +169,24 @@ class Played:
                 case loop.Think():
                     self._begin(self._think())
                 case loop.Act(batch):
-                    self.state = call_state.issued(self.state, batch, NOW)
+                    self.state = call_state.issue_calls(self.state, batch, NOW)
                     self._begin(*(self._settle(call) for call in batch))
                 case loop.CloseTurn():
                     self._close_turn()
-                case loop.Wind():
-                    self.state = loop.wound_up(self.state)
+                case loop.FinalTurn():
+                    self.state = loop.start_final_turn(self.state)
                     self.transcript.append(note_part(loop.LAST_TURN))
                 case loop.Rotate():
                     self._rotate()
                 case loop.End(ending):
-                    self.state = endings.ended(call_state.halted(self.state, self.effects, NOW), ending, NOW)
+                    self.state = endings.end_run(
+                        call_state.settle_interrupted(self.state, self.effects, NOW), ending, NOW
+                    )
                     self._end()
 
     def _listen(self) -> None:
         said, self.said = self.said, []
-        self.state = loop.reopened(self.state)
+        self.state = loop.reopen_run(self.state)
         for each in said:
             self.transcript.append(said_part(each.text))
 
@@ -216,7 +226,7 @@ class Played:
 
     def _end(self) -> None:
         assert not self.waits
-        self.state = call_state.halted(self.state, self.effects, NOW)
+        self.state = call_state.settle_interrupted(self.state, self.effects, NOW)
         self._close_turn()
         ending = self.state.ending
         self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
@@ -225,7 +235,7 @@ class Played:
     def _close_turn(self) -> None:
         for call in self.state.calls:
             self.transcript.append(call_part(call))
-        closed = loop.closed_turn(self.state)
+        closed = loop.settle_turn(self.state)
         self.state = closed.state
         if closed.note:
             self.transcript.append(note_part(closed.note))
@@ -255,7 +265,7 @@ class Played:
             self._update(ending=ending)
             raise Halted
         if forced is not None and forced.asks and self.state.forced is None and self.state.ending is None:
-            self.state = call_state.refused_before(self.state, "not made: a person is asked first", NOW)
+            self.state = call_state.settle_unmade(self.state, "not made: a person is asked first", NOW)
             self._close_turn()
             yield from self._ask_in_its_place(forced)
 
@@ -264,18 +274,18 @@ class Played:
             self._update(window=full.window)
         stage = next_recovery(self.state.recoveries, self.state.turns)
         if self.state.is_closing and stage in (None, Recovery.ask):
-            self.state = endings.out_of_time(self.state)
+            self.state = endings.complete_out_of_time(self.state)
         elif stage is None:
-            self.state = endings.overflowed(self.state, full)
+            self.state = endings.escalate_overflow(self.state, full)
         else:
-            self._update(recoveries=recovered(self.state.recoveries, stage, self.state.turns))
+            self._update(recoveries=record_recovery(self.state.recoveries, stage, self.state.turns))
             yield from self._recover(stage, full)
 
     def _recover(self, stage: Recovery, full: ContextFull) -> Flow[None]:
-        forced = Forced(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
+        forced = ForcedTool(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
         if stage is not Recovery.ask:
             summary: Summary = yield Wait("summary")
-            self.state = loop.summarised(self.state, summary)
+            self.state = loop.add_summary_cost(self.state, summary)
         elif full.was_refused:
             yield from self._ask_in_its_place(forced)
         else:
@@ -283,15 +293,15 @@ class Played:
             self.transcript.append(note_part(note))
             self._update(forced=forced)
 
-    def _ask_in_its_place(self, forced: Forced) -> Flow[None]:
+    def _ask_in_its_place(self, forced: ForcedTool) -> Flow[None]:
         said = yield from self._direction(forced)
         self.transcript.append(note_part(f"A person was asked: {forced.text}\nThe answer: {said}"))
 
-    def _direction(self, forced: Forced, said: str = "", about: Call | None = None) -> Flow[str]:
+    def _direction(self, forced: ForcedTool, said: str = "", about: Call | None = None) -> Flow[str]:
         assert forced.asks is not None
         text = f"{forced.text}\n\n{said}" if said else forced.text
         answer = yield from self._ask(forced.asks, text, about=about)
-        self.state = directed(self.state)
+        self.state = reset_detection(self.state)
         if answer.decision is Decision.stop:
             self._stop(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")
         return answer.text or "keep going"
@@ -299,18 +309,18 @@ class Played:
     # A call, as in workflows/agent_run/tool_calls.py.
 
     def _settle(self, call: Call) -> Flow[None]:
-        if call.tool in CONTROL:
-            self.state = call_state.controlled(self.state, call, NOW)
-        elif call.tool in JOURNAL:
-            self.state = call_state.journaled(self.state, call, NOW)
+        if call.tool in CONTROL_TOOLS:
+            self.state = call_state.run_control_call(self.state, call, NOW)
+        elif call.tool in JOURNAL_TOOLS:
+            self.state = call_state.run_journal_call(self.state, call, NOW)
         else:
             outcome = yield from self._carry_out(call)
-            self.state = call_state.settled(self.state, call, outcome, NOW)
+            self.state = call_state.settle_call(self.state, call, outcome, NOW)
 
     def _carry_out(self, call: Call) -> Flow[ToolOutcome]:
         if call.tool == ASK_HUMAN:
             return (yield from self._ask_human(call))
-        if call.tool in FOLLOW_UP or call.tool == DELEGATE:
+        if call.tool in FOLLOW_UP_TOOLS or call.tool == DELEGATE:
             return (yield from self._built_in(call))
         if needs_approval(self.state, call):
             approved = yield from self._approve(call)
@@ -326,7 +336,7 @@ class Played:
         if self.state.forced is not None:
             return ToolOutcome(result=(yield from self._direction(self.state.forced, text or "", call)))
         if text is None:
-            return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
+            return error_outcome(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
         offered = call.arguments.get("options")
         options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
         answer = yield from self._ask(QuestionKind.question, text, options, about=call)
@@ -335,15 +345,15 @@ class Played:
     def _built_in(self, call: Call) -> Flow[ToolOutcome]:
         """Delegations and follow-ups: what is refused before anything starts; else what a test says they bring."""
         planned: Any = (
-            delegation.planned(self.state, call, self.state.run_id)
+            delegation.plan_delegation(self.state, call, self.state.run_id)
             if call.tool == DELEGATE
-            else commanded(self.state, call)
+            else build_follow_up_commands(self.state, call)
         )
         if isinstance(planned, ToolOutcome):
             return planned
         outcome: ToolOutcome = yield Wait("call", call.model_copy(update={"effect": Effect.read}))
         if call.tool == DELEGATE:
-            self.state = loop.delegated(self.state, Spent(steps=1, tokens=2, usd=0.0))
+            self.state = loop.add_delegated(self.state, Spent(steps=1, tokens=2, usd=0.0))
         return outcome
 
     def _approve(self, call: Call) -> Flow[Call | ToolOutcome]:
@@ -354,12 +364,12 @@ class Played:
             QuestionKind.approval, formatting.format_approval(call.tool, call.arguments), about=call, timeout=timeout
         )
         if answer.decision is None:
-            return failed(ToolFault.denied, f"the approval expired: no person decided within {timeout}")
+            return error_outcome(ToolFault.denied, f"the approval expired: no person decided within {timeout}")
         if answer.decision is Decision.deny:
-            return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
+            return error_outcome(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
         if answer.decision is Decision.approve_tool:
             self._update(approved_tools=(*self.state.approved_tools, call.tool))
-        self.state, call = call_state.approved(self.state, call)
+        self.state, call = call_state.record_approval(self.state, call)
         return call
 
     def _run_tool(self, call: Call) -> Flow[ToolOutcome]:
@@ -375,8 +385,8 @@ class Played:
             settled = yield from self._settle_doubt(call)
             if settled is not None:
                 return settled
-            self.state, call = call_state.made_again(self.state, call)
-            self.state = call_state.reissued(self.state, call.step or 0, NOW)
+            self.state, call = call_state.repeat_call(self.state, call)
+            self.state = call_state.reissue_call(self.state, call.step or 0, NOW)
 
     def _settle_doubt(self, call: Call) -> Flow[ToolOutcome | None]:
         text = (
@@ -407,14 +417,14 @@ class Played:
             self._landed(call)
             if outcome is None:
                 happened = "" if call.effect is Effect.read else "; it was handed out, and may have happened"
-                return failed(ToolFault.timeout, f"no result came within {timeout}{happened}")
+                return error_outcome(ToolFault.timeout, f"no result came within {timeout}{happened}")
             again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
             if not again or delay is None:
                 return outcome
             self._paused.append(step)
             yield Wait("pause", call)
             self._paused.remove(step)
-            self.state = call_state.reissued(self.state, step, NOW)
+            self.state = call_state.reissue_call(self.state, step, NOW)
         raise AssertionError("the last attempt returns")
 
     # What comes from outside, as in workflows/agent_run/context.py.
@@ -443,7 +453,7 @@ class Played:
             id=(name := ids.question_id(number)),
             kind=kind,
             text=text,
-            options=tuple(DECISIONS[kind]) or tuple(options),
+            options=tuple(QUESTION_DECISIONS[kind]) or tuple(options),
             step=about and about.step,
             tool=about and about.tool,
             asked_at=NOW,
@@ -464,24 +474,24 @@ class Played:
 
     def _take_answer(self, answer: HumanInput) -> None:
         question = None if self.halt is not None else self.state.question
-        reason = refusal(question, answer, expired=self.state.expired)
+        reason = answer_rejection(question, answer, expired=self.state.expired)
         if reason is not None:
             self._ignore("human_input", reason)
             return
         self.give(next(wait for wait in self.waits if wait.kind == "person"), answer)
 
     def _take_result(self, result: ToolResultPayload) -> None:
-        verdict = judge(self.state, result, is_halted=self.halt is not None, is_new=self._is_new(result))
-        about = f"step {result.step}, tool {formatting.cut(result.tool, 80)}"
-        if verdict is Verdict.accepted:
+        verdict = judge_result(self.state, result, is_halted=self.halt is not None, is_new=self._is_new(result))
+        about = f"step {result.step}, tool {formatting.truncate(result.tool, 80)}"
+        if verdict is ResultVerdict.accepted:
             self._last[result.step] = result
             self.state = record_result(self.state, result)
-            self._keep_result(result.step, outcome_of(result))
+            self._keep_result(result.step, outcome_of_result(result))
         elif verdict in ESCALATES:
-            self.state = endings.escalated(self.state, Escalation(verdict.value), f"a result came for {about}")
+            self.state = endings.escalate_run(self.state, Escalation(verdict.value), f"a result came for {about}")
             self._stop(f"a result came for {about}")
         else:
-            self._ignore("tool_result", format_notice(verdict, self.state, result))
+            self._ignore("tool_result", format_result_notice(verdict, self.state, result))
 
     def _is_new(self, result: ToolResultPayload) -> bool:
         is_repeated = result.completed_at is not None and self._last.get(result.step) == result
@@ -497,7 +507,7 @@ class Played:
                 return
 
     def _ignore(self, signal: str, why: str) -> None:
-        notice = formatting.cut(f"{signal}: {why}", 300)
+        notice = formatting.truncate(f"{signal}: {why}", 300)
         self._update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
 
     def _in_flight(self, call: Call) -> None:

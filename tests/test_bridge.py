@@ -15,14 +15,14 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 from watchfiles import Change
 
-from activities.mailbox.delivery import MOST_BYTES
+from activities.mailbox.delivery import MAX_BYTES
 from activities.mailbox.folder import MailFolder
-from activities.mailbox.pages import Pages
-from activities.mailbox.picks import Picks
-from activities.mailbox.watch import Watcher
+from activities.mailbox.pages import TaskPages
+from activities.mailbox.picks import InputPicks
+from activities.mailbox.watch import FolderWatcher
 from contracts.mail.mailbox import Delivered, Verdict
-from decisions.mailbox.poll_mode import Mode, Patience
-from perdure.process.mailbox_bridge import FEW, LOST, Bridge
+from decisions.mailbox.poll_mode import PollMode, PollPolicy
+from perdure.process.mailbox_bridge import FILE_GONE, SMALL_BATCH, Bridge
 
 Answer = Callable[[list[dict[str, Any]]], list[Verdict]]
 
@@ -58,9 +58,9 @@ def put(bridge: Bridge, name: str, text: str | None = None) -> None:
 @pytest.fixture
 def bridge(tmp_path: Path) -> Bridge:
     folder = MailFolder(tmp_path / "box", "writer")
-    folder.open()
+    folder.open_folder()
     client: Any = FakeClient(admitted)
-    return Bridge(client, "queue", folder, Patience(idle_after=1, dormant_after=None))
+    return Bridge(client, "queue", folder, PollPolicy(idle_after=1, dormant_after=None))
 
 
 async def holds(claim: Callable[[], bool]) -> None:
@@ -124,7 +124,7 @@ async def test_a_full_mailbox_gets_few_at_a_time_until_it_has_all(bridge: Bridge
     client.answer = full
     await running(bridge, lambda: len(taken) == 30 and len(lines(bridge)) == 30)
     assert len(set(taken)) == 30
-    assert max(len(given) for given in client.delivered[2:]) <= 2 * FEW
+    assert max(len(given) for given in client.delivered[2:]) <= 2 * SMALL_BATCH
 
 
 async def test_a_disk_that_refuses_does_not_end_the_bridge(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +146,15 @@ async def test_a_disk_that_refuses_does_not_end_the_bridge(bridge: Bridge, monke
 async def test_a_plan_that_gives_nothing_holds_up_no_other_and_is_had_once_it_is_mended(bridge: Bridge) -> None:
     put(bridge, "a.json")
     (bridge.folder.root / "inbox/p/.pending").write_text("")
-    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    bridge.patience = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
-    await holds(lambda: bridge.is_quiet and "p/.pending: expected a folder" in bridge.hindrance)
+    await holds(lambda: bridge.is_quiet and "p/.pending: expected a folder" in bridge.last_error)
     assert bridge.trouble == ""
     cycle = bridge.cycle
     await holds(lambda: bridge.cycle > cycle + 2)  # it stays awake: no event tells that it was mended
     (bridge.folder.root / "inbox/p/.pending").unlink()
-    await holds(lambda: verdicts(bridge) == ["admitted"] and not bridge.hindrance)
+    await holds(lambda: verdicts(bridge) == ["admitted"] and not bridge.last_error)
     stop.set()
     await task
 
@@ -164,20 +164,20 @@ async def test_what_people_decide_and_read_is_looked_at_whatever_became_of_the_d
 ) -> None:
     looks, pages = [0], [0]
 
-    async def look(_: Picks) -> int:
+    async def look(_: InputPicks) -> int:
         looks[0] += 1
         return 0
 
-    async def refresh(_: Pages) -> None:
+    async def refresh(_: TaskPages) -> None:
         pages[0] += 1
 
     async def refuses(_: Bridge) -> bool:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Picks, "look", look)
-    monkeypatch.setattr(Pages, "refresh", refresh)
+    monkeypatch.setattr(InputPicks, "check_requests", look)
+    monkeypatch.setattr(TaskPages, "refresh_pages", refresh)
     monkeypatch.setattr(Bridge, "_deliver_next", refuses)
-    monkeypatch.setattr("perdure.process.mailbox_bridge.PAGES_EVERY", 2)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.PAGE_REFRESH_CYCLES", 2)
     bridge.open = 1
     await running(bridge, lambda: looks[0] > 1 and pages[0] > 0)
     assert bridge.trouble.endswith("the disk is full")
@@ -193,19 +193,19 @@ async def test_what_people_decide_and_read_is_looked_at_whatever_became_of_the_d
 async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, matters = list[str](), Watcher._matters
+    seen, matters = list[str](), FolderWatcher._is_relevant
 
-    def notes(watcher: Watcher, change: Change, path: str) -> bool:
+    def notes(watcher: FolderWatcher, change: Change, path: str) -> bool:
         wakes = matters(watcher, change, path)
         seen.append(f"{Path(path).name} wakes" if wakes else Path(path).name)
         return wakes
 
-    monkeypatch.setattr(Watcher, "_matters", notes)
+    monkeypatch.setattr(FolderWatcher, "_is_relevant", notes)
     (bridge.folder.root / "inbox" / "p").mkdir()
-    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    bridge.patience = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
-    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    await holds(lambda: bridge.pace.mode is PollMode.dormant)
     cycle = bridge.cycle
     bridge.folder.below.write(b"x", "outbox", "p", "ack.json")
     (bridge.folder.root / "inbox" / "p" / ".last").write_text("")
@@ -221,7 +221,7 @@ async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(
 
 def blocks(given: list[dict[str, Any]]) -> list[Verdict]:
     """As a mailbox does."""
-    verdicts = {LOST: Verdict.dead, None: Verdict.admitted}
+    verdicts = {FILE_GONE: Verdict.dead, None: Verdict.admitted}
     return [Verdict.blocked if each["missing"] else verdicts[each.get("fault")] for each in given]
 
 
@@ -239,12 +239,12 @@ async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
 ) -> None:
     client: Any = bridge.client
     client.answer = blocks
-    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    bridge.patience = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.mailbox_bridge.INPUTS_AFTER", 0.0)  # it looks at once
+    monkeypatch.setattr("perdure.process.mailbox_bridge.INPUT_DELAY", 0.0)  # it looks at once
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
-    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
+    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is PollMode.dormant)
     (bridge.folder.root / "inputs" / "rates.csv").write_text("1")
     await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
     stop.set()
@@ -257,7 +257,7 @@ async def test_where_nothing_can_be_watched_inputs_are_looked_for_now_and_then(
     client: Any = bridge.client
     client.answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.3)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.3)
 
     def refuses(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
@@ -281,13 +281,13 @@ async def test_no_link_is_watched_and_what_comes_into_new_folders_wakes(bridge: 
     (bridge.folder.root / "inbox" / "plan").symlink_to("/usr")
     (bridge.folder.root / "inputs" / "more").symlink_to("/usr")
     waits_for(bridge, "a.json", "new/*.csv")
-    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    bridge.patience = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
-    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
+    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is PollMode.dormant)
     (bridge.folder.root / "inputs" / "new").mkdir()
-    await holds(lambda: bridge.pace.mode is Mode.idle)
-    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    await holds(lambda: bridge.pace.mode is PollMode.idle)
+    await holds(lambda: bridge.pace.mode is PollMode.dormant)
     assert watches() <= 10
     (bridge.folder.root / "inputs" / "new" / "a.csv").write_text("1")
     await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
@@ -307,7 +307,7 @@ async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_mes
     client: Any = bridge.client
     client.answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.1)
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: verdicts(bridge) == ["blocked"])
@@ -318,7 +318,7 @@ async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_mes
     await holds(lambda: bridge.cycle > cycle + 2)
     stop.set()
     await task
-    assert lines(bridge)[1]["fault"] == LOST
+    assert lines(bridge)[1]["fault"] == FILE_GONE
     assert len(lines(bridge)) == 2
 
 
@@ -329,14 +329,14 @@ async def test_large_heads_are_delivered_in_batches_that_a_mailbox_takes(bridge:
         put(bridge, f"{number}.json", json.dumps({**told, **more}, ensure_ascii=False))
     await running(bridge, lambda: len(lines(bridge)) == 60)
     client: Any = bridge.client
-    assert max(len(json.dumps(given)) for given in client.delivered) < MOST_BYTES + 60
+    assert max(len(json.dumps(given)) for given in client.delivered) < MAX_BYTES + 60
     assert len(client.delivered) < 15
 
 
 async def test_what_cannot_be_read_holds_up_nothing(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.json", "denied.json", "broken.json"):
         put(bridge, name)
-    read, tries = MailFolder.read, [0]
+    read, tries = MailFolder.read_message_file, [0]
 
     def refuses(self: MailFolder, plan: str, file: str) -> bytes:
         if "denied" in file:
@@ -346,9 +346,9 @@ async def test_what_cannot_be_read_holds_up_nothing(bridge: Bridge, monkeypatch:
             raise OSError(errno.EIO, "Input/output error", file)
         return read(self, plan, file)
 
-    monkeypatch.setattr(MailFolder, "read", refuses)
-    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.1)
-    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_AFTER", 0.1)
+    monkeypatch.setattr(MailFolder, "read_message_file", refuses)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_DELAY", 0.1)
     await running(bridge, lambda: len(lines(bridge)) == 3)
     assert sorted(verdicts(bridge)) == ["admitted", "admitted", "dead"]
 
@@ -380,15 +380,15 @@ async def test_what_was_claimed_is_delivered_even_where_the_claim_is_not_durable
 async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.1)
     own = bridge.folder.id
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: bridge.cycle > 1)
     (bridge.folder.root / ".mailbox.json").unlink()
     await holds((bridge.folder.root / ".mailbox.json").exists)
-    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
-    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    bridge.patience = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    await holds(lambda: bridge.pace.mode is PollMode.dormant)
     shutil.rmtree(bridge.folder.root, ignore_errors=True)
     await holds((bridge.folder.root / "inbox").exists)
     put(bridge, "a.json")
@@ -412,9 +412,9 @@ async def test_a_folder_whose_name_cannot_be_told_leaves_the_others_watched(brid
     (bridge.folder.root / "inbox" / os.fsdecode(b"pl\xff")).mkdir()
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
-    await holds(lambda: bridge.is_quiet and bridge.pace.mode is Mode.idle)
-    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
-    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    await holds(lambda: bridge.is_quiet and bridge.pace.mode is PollMode.idle)
+    bridge.patience = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    await holds(lambda: bridge.pace.mode is PollMode.dormant)
     put(bridge, "b.json")
     await holds(lambda: len(lines(bridge)) == 2)
     stop.set()
@@ -436,7 +436,7 @@ async def test_what_the_disk_does_not_give_is_told_of(bridge: Bridge, monkeypatc
     def refuses(*_: Any) -> Any:
         raise OSError(errno.EIO, "Input/output error", "a.json")
 
-    monkeypatch.setattr(MailFolder, "read", refuses)
+    monkeypatch.setattr(MailFolder, "read_message_file", refuses)
     put(bridge, "a.json")
-    await running(bridge, lambda: "is tried again: Input/output error" in bridge.hindrance)
+    await running(bridge, lambda: "is tried again: Input/output error" in bridge.last_error)
     assert [plan for plan, _ in bridge.unread] == ["p"]

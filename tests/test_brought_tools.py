@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from activities.project import Project
-from activities.run.definition import defined
+from activities.run.definition import build_definition
 from contracts.run.state import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind
-from decisions.builtin_tools import FOLLOW_UP, JOURNAL, gated_routes
+from decisions.builtin_tools import FOLLOW_UP_TOOLS, JOURNAL_TOOLS, gated_routes
 from decisions.run.calls import needs_approval
-from perdure.process.project import project_of
-from settings import ProjectError, load
+from perdure.process.project import build_project
+from settings import ProjectError, load_settings
 from settings.agents import read_agents
 from settings.tools import NATIVE_TOOLS
 
@@ -28,7 +28,7 @@ async def project(folder: Path, toml: str = "", agent: str = "") -> Project:
     (folder / "agents").mkdir()
     (folder / "agents" / "a.md").write_text(f"---\n{agent}\n---\nYou are A.\n", encoding="utf-8")
     async with httpx.AsyncClient() as client:
-        return project_of(load({}, folder), client)
+        return build_project(load_settings({}, folder), client)
 
 
 @pytest.mark.parametrize("name", ["fetch", "read_file", "write_file", "list_files"])
@@ -86,10 +86,10 @@ async def test_what_such_a_table_cannot_say_is_refused_in_a_line(tmp_path: Path,
 
 async def test_an_agent_without_a_journal_is_offered_and_told_of_none(tmp_path: Path) -> None:
     made = await project(tmp_path, agent="tools: []\njournal: false")
-    without = defined(made, made.agents["a"], may_delegate=True)
-    with_one = defined(made, made.agents["default"], may_delegate=True)
-    assert {tool.name for tool in without.tools}.isdisjoint({*JOURNAL, "fetch", "read_file", "write_file"})
-    assert {tool.name for tool in with_one.tools}.issuperset(JOURNAL)
+    without = build_definition(made, made.agents["a"], may_delegate=True)
+    with_one = build_definition(made, made.agents["default"], may_delegate=True)
+    assert {tool.name for tool in without.tools}.isdisjoint({*JOURNAL_TOOLS, "fetch", "read_file", "write_file"})
+    assert {tool.name for tool in with_one.tools}.issuperset(JOURNAL_TOOLS)
     assert "{journal}" not in without.system + with_one.system
     assert ("journal" in without.system, "journal" in with_one.system) == (False, True)
 
@@ -109,11 +109,11 @@ async def test_only_an_agent_with_follow_ups_is_offered_their_tools(
     tmp_path: Path, front: str, sessions: tuple[str, ...] | None
 ) -> None:
     made = await project(tmp_path, agent=front)
-    offered = {tool.name for tool in defined(made, made.agents["a"], may_delegate=True).tools}
-    by_default = {tool.name for tool in defined(made, made.agents["default"], may_delegate=True).tools}
+    offered = {tool.name for tool in build_definition(made, made.agents["a"], may_delegate=True).tools}
+    by_default = {tool.name for tool in build_definition(made, made.agents["default"], may_delegate=True).tools}
     assert made.agents["a"].follow_ups == sessions
-    assert offered & {*FOLLOW_UP} == (set() if sessions is None else {*FOLLOW_UP})
-    assert by_default.isdisjoint(FOLLOW_UP)
+    assert offered & {*FOLLOW_UP_TOOLS} == (set() if sessions is None else {*FOLLOW_UP_TOOLS})
+    assert by_default.isdisjoint(FOLLOW_UP_TOOLS)
 
 
 @pytest.mark.parametrize(

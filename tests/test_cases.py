@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.commands.evaluate.cases import read_cases, start_of
+from perdure.commands.evaluate.cases import case_start_event, read_cases
 from settings import ProjectError
 
 YAML = """
@@ -34,9 +34,9 @@ def test_yaml_and_json_lines_say_the_same(tmp_path: Path) -> None:
 
 def test_a_case_starts_with_its_own_agent_or_the_one_for_all(tmp_path: Path) -> None:
     first, second = read_cases(written(tmp_path, "cases.yml", YAML))
-    assert start_of(first, "clerk").payload.agent == "shop"
-    assert start_of(second, "clerk").payload.agent == "clerk"
-    assert start_of(first, None).payload.limits.budget_usd == 0.5
+    assert case_start_event(first, "clerk").payload.agent == "shop"
+    assert case_start_event(second, "clerk").payload.agent == "clerk"
+    assert case_start_event(first, None).payload.limits.budget_usd == 0.5
 
 
 @pytest.mark.parametrize(

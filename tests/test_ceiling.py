@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.process.project import looked_at
-from settings import ProjectError, load
+from perdure.process.project import display_project
+from settings import ProjectError, load_settings
 
 CEILING = '[limits.ceiling]\nmax_steps = 50\nhard_limit = "30m"\nbudget_usd = 2\n'
 
@@ -21,7 +21,7 @@ def write(folder: Path, limits: str, agent: str = "") -> None:
 
 async def test_a_worker_has_the_ceiling_beside_the_limits(tmp_path: Path) -> None:
     write(tmp_path, "max_steps = 50\nmax_turns = 7", "{max_steps: 10, budget_usd: 2, directive_tool: reframe}")
-    async with looked_at(load({}, tmp_path)) as project:
+    async with display_project(load_settings({}, tmp_path)) as project:
         assert (project.limits.max_steps, project.limits.max_turns) == (50, 7)
         assert (project.ceiling.max_steps, project.ceiling.hard_limit) == (50, timedelta(minutes=30))
         assert project.ceiling.max_turns is None
@@ -44,7 +44,7 @@ async def test_a_worker_has_the_ceiling_beside_the_limits(tmp_path: Path) -> Non
 def test_a_project_above_its_own_ceiling_does_not_load(tmp_path: Path, limits: str, agent: str, reason: str) -> None:
     write(tmp_path, limits, agent)
     with pytest.raises(ProjectError, match=re.escape(reason)):
-        load({}, tmp_path)
+        load_settings({}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_project_above_its_own_ceiling_does_not_load(tmp_path: Path, limits: s
 def test_a_ceiling_that_makes_no_sense_is_refused_by_name(tmp_path: Path, setting: str, reason: str) -> None:
     (tmp_path / "perdure.toml").write_text(f"[limits.ceiling]\n{setting}\n", encoding="utf-8")
     with pytest.raises(ProjectError, match=re.escape(reason)):
-        load({}, tmp_path)
+        load_settings({}, tmp_path)

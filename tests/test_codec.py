@@ -11,9 +11,9 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError
 
 from contracts.models import Undecodable
-from perdure.codec import ENCRYPTED, AesGcmCodec, BadKeys, UnknownKey, key_id_of, read_codec
-from perdure.converter import data_converter, encrypting
-from settings import ProjectError, load
+from perdure.codec import ENCRYPTED, AesGcmCodec, InvalidKeysError, UnknownKeyError, payload_key_id, read_codec
+from perdure.converter import data_converter, with_encryption
+from settings import ProjectError, load_settings
 
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
 ONE, TWO = AesGcmCodec({"k1": KEYS["k1"]}), AesGcmCodec({"k2": KEYS["k2"], "k1": KEYS["k1"]})
@@ -42,13 +42,13 @@ async def test_nothing_of_it_shows_and_no_two_are_alike(data: bytes) -> None:
 async def test_the_first_key_encrypts_and_all_decrypt() -> None:
     payload = Payload(metadata={"encoding": b"json/plain"}, data=b'"hello"')
     (old,), (new,) = await ONE.encode([payload]), await TWO.encode([payload])
-    assert (key_id_of(old), key_id_of(new)) == ("k1", "k2")
+    assert (payload_key_id(old), payload_key_id(new)) == ("k1", "k2")
     assert await TWO.decode([old, new]) == [payload, payload]
 
 
 async def test_a_missing_key_is_named_with_what_to_set() -> None:
     (new,) = await TWO.encode([Payload(data=b"x")])
-    with pytest.raises(UnknownKey, match=r"key 'k2'.*add k2:.*PERDURE_CODEC_KEYS"):
+    with pytest.raises(UnknownKeyError, match=r"key 'k2'.*add k2:.*PERDURE_CODEC_KEYS"):
         await ONE.decode([new])
 
 
@@ -56,7 +56,7 @@ async def test_a_missing_key_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     codec = AesGcmCodec({"k1": KEYS["k1"]})
     (new,) = await TWO.encode([Payload(data=b"x")])
     for _ in range(3):
-        with pytest.raises(UnknownKey):
+        with pytest.raises(UnknownKeyError):
             await codec.decode([new])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
@@ -72,7 +72,7 @@ async def test_a_payload_that_was_touched_arrives_as_undecodable(at: int, bit: i
     data = bytearray(sealed.data)
     data[at % len(data)] ^= 1 << bit
     touched = Payload(metadata=sealed.metadata, data=bytes(data))
-    (value,) = await encrypting(ONE).decode([touched])
+    (value,) = await with_encryption(ONE).decode([touched])
     assert isinstance(value, Undecodable)
     assert "k1" in value.reason
 
@@ -81,7 +81,7 @@ async def test_the_key_id_is_bound_to_what_it_encrypts() -> None:
     twins = AesGcmCodec({"k1": KEYS["k1"], "k9": KEYS["k1"]})
     (sealed,) = await twins.encode([Payload(data=b"x")])
     relabelled = Payload(metadata={**sealed.metadata, "encryption-key-id": b"k9"}, data=sealed.data)
-    assert isinstance((await encrypting(twins).decode([relabelled]))[0], Undecodable)
+    assert isinstance((await with_encryption(twins).decode([relabelled]))[0], Undecodable)
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,19 @@ async def test_the_key_id_is_bound_to_what_it_encrypts() -> None:
 )
 async def test_garbage_that_says_it_is_encrypted_arrives_as_undecodable(metadata: Any, data: bytes) -> None:
     garbage = Payload(metadata={"encoding": ENCRYPTED, **metadata}, data=data)
-    (value,) = await encrypting(ONE).decode([garbage])
+    (value,) = await with_encryption(ONE).decode([garbage])
     assert isinstance(value, Undecodable)
 
 
 async def test_without_keys_what_is_encrypted_is_an_error_and_not_a_value() -> None:
     """As a value it would end a run as bad input; as an error the task waits for a worker that has the key."""
     (sealed,) = await ONE.encode([Payload(metadata={"encoding": b"json/plain"}, data=b"1")])
-    with pytest.raises(UnknownKey, match="k1"):
+    with pytest.raises(UnknownKeyError, match="k1"):
         await data_converter.decode([sealed])
 
 
 async def test_failures_are_encrypted_and_read_back() -> None:
-    converter, failure = encrypting(ONE), Failure()
+    converter, failure = with_encryption(ONE), Failure()
     cause = ApplicationError("the inner secret", "a detail", type="Inner")
     error = ApplicationError("the outer secret", type="Outer")
     error.__cause__ = cause
@@ -126,8 +126,8 @@ async def test_failures_are_encrypted_and_read_back() -> None:
 
 async def test_that_a_key_is_missing_can_be_read_by_who_has_none() -> None:
     failure, wrapped = Failure(), ApplicationError("Failed decoding arguments")
-    wrapped.__cause__ = UnknownKey("k2")
-    await encrypting(ONE).encode_failure(wrapped, failure)
+    wrapped.__cause__ = UnknownKeyError("k2")
+    await with_encryption(ONE).encode_failure(wrapped, failure)
     assert "Failed decoding" in failure.message
     assert "add k2:" in failure.cause.message
     assert "add k2:" in str((await data_converter.decode_failure(failure)).__cause__)
@@ -157,7 +157,7 @@ SECRET = b64encode(bytes(range(100, 132))).decode()
     ],
 )
 def test_bad_keys_are_refused_in_one_line_that_shows_none_of_them(text: str, why: str) -> None:
-    with pytest.raises(BadKeys) as refused:
+    with pytest.raises(InvalidKeysError) as refused:
         read_codec(text)
     said = str(refused.value)
     assert said.startswith(why)
@@ -167,11 +167,11 @@ def test_bad_keys_are_refused_in_one_line_that_shows_none_of_them(text: str, why
 
 def test_bad_keys_do_not_load(tmp_path: Any) -> None:
     with pytest.raises(ProjectError, match=r"^PERDURE_CODEC_KEYS: key k1 is not base64$"):
-        load({"PERDURE_CODEC_KEYS": "k1:??"}, tmp_path)
+        load_settings({"PERDURE_CODEC_KEYS": "k1:??"}, tmp_path)
 
 
 def test_settings_never_show_their_keys(tmp_path: Any) -> None:
     env = {"PERDURE_CODEC_KEYS": f"k1:{SECRET}", "ANTHROPIC_API_KEY": "sk-canary"}
-    shown = repr(load(env, tmp_path))
+    shown = repr(load_settings(env, tmp_path))
     assert SECRET not in shown
     assert "sk-canary" not in shown

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload
 
-from activities.tools.call import sound
-from contracts.agent import Opening
-from contracts.models import Terse, Undecodable
+from activities.tools.call import reject_unreadable
+from contracts.agent import StartSnapshot
+from contracts.models import SparseModel, Undecodable
 from contracts.run.state import Call, Continuation
 from contracts.run.transcript import Segment
-from contracts.run.turn import ModelTurn, PassedOver, TurnRequest, Usage
+from contracts.run.turn import ModelTurn, SkippedModel, TurnRequest, Usage
 from contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
 from decisions.builtin_tools import ROUTES
 from decisions.run.limits import DEFAULTS
@@ -26,7 +26,7 @@ TURN = ModelTurn(content=[], stop_reason=None, model="m", usage=Usage(), duratio
 COUNTS = st.integers(0, 9)
 TEXTS = st.text(max_size=3)
 
-MEANING_NOTHING: dict[type[Terse], dict[str, Any]] = {
+MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
     TurnRequest: {
         "interrupted": False,
         "refused": None,
@@ -70,7 +70,7 @@ MEANING_NOTHING: dict[type[Terse], dict[str, Any]] = {
 
 def test_a_default_that_is_in_no_history_never_changes() -> None:
     """Add a field here with its default; to change one that is here, give the field a new name."""
-    assert set(Terse.__subclasses__()) == set(MEANING_NOTHING)
+    assert set(SparseModel.__subclasses__()) == set(MEANING_NOTHING)
     for kind, defaults in MEANING_NOTHING.items():
         fields = {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
         assert fields == defaults, kind.__name__
@@ -85,7 +85,7 @@ def test_a_default_that_is_in_no_history_never_changes() -> None:
         (TURN, '{"content":[],"stop_reason":null,"model":"m","usage":{}}'),
     ],
 )
-def test_history_has_what_is_not_at_its_default(value: Terse, written: str) -> None:
+def test_history_has_what_is_not_at_its_default(value: SparseModel, written: str) -> None:
     assert CONVERTER.to_payloads([value])[0].data.decode() == written
 
 
@@ -137,7 +137,7 @@ TURNS = st.builds(
     duration_ms=COUNTS,
     cost_usd=st.none() | st.just(0.0) | st.just(0.5),
     broken=st.lists(TEXTS, max_size=2).map(tuple),
-    passed_over=st.lists(st.builds(PassedOver, model=TEXTS, why=TEXTS), max_size=1).map(tuple),
+    passed_over=st.lists(st.builds(SkippedModel, model=TEXTS, why=TEXTS), max_size=1).map(tuple),
 )
 OUTCOMES = st.builds(
     ToolOutcome,
@@ -151,7 +151,7 @@ OUTCOMES = st.builds(
 
 
 @given(st.one_of(TURNS, OUTCOMES))
-def test_what_is_written_tersely_is_read_as_it_was(value: Terse) -> None:
+def test_what_is_written_tersely_is_read_as_it_was(value: SparseModel) -> None:
     payloads = CONVERTER.to_payloads([value])
     assert CONVERTER.from_payloads(payloads, [type(value)]) == [value]
 
@@ -160,9 +160,9 @@ def test_runs_share_what_reads_their_types_and_the_tools_of_their_agent() -> Non
     """The SDK makes a converter for each run, and a worker keeps a thousand of them."""
     first, second = TolerantPayloadConverter(), TolerantPayloadConverter()
     assert first.converters[b"json/plain"] is second.converters[b"json/plain"]
-    opening = Opening(agent="a", model="m", definition="d", tools=ROUTES, limits=DEFAULTS, workspace="w")
+    opening = StartSnapshot(agent="a", model="m", definition="d", tools=ROUTES, limits=DEFAULTS, workspace="w")
     payloads = first.to_payloads([opening])
-    read = [each.from_payloads(payloads, [Opening])[0] for each in (first, second)]
+    read = [each.from_payloads(payloads, [StartSnapshot])[0] for each in (first, second)]
     assert read == [opening, opening]
     assert read[0].tools is read[1].tools
 
@@ -173,7 +173,7 @@ def test_a_result_that_a_run_keeps_is_read_back_by_its_next_execution(depth: int
     for _ in range(depth):
         result = [result]
     call = Call(tool_use_id="u", tool="look", kind=ToolKind.python, effect=Effect.read, step=1, arguments={})
-    call = call.model_copy(update={"outcome": sound(ToolOutcome(result=result))})
+    call = call.model_copy(update={"outcome": reject_unreadable(ToolOutcome(result=result))})
     state = running(ROUTES).model_copy(update={"calls": (call,)})
     segments = (Segment(ref="r", start=0, end=1, head="h"),)
     payloads = CONVERTER.to_payloads([Continuation(state=state, segments=segments)])

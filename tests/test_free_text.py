@@ -4,10 +4,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from perdure.terminal.free_text import FreeText
+from perdure.terminal.free_text import FreeTextCommand
 
 
-@click.command(cls=FreeText)
+@click.command(cls=FreeTextCommand)
 @click.argument("name")
 @click.argument("text", required=False)
 @click.option("--say")

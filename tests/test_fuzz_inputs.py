@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.mailbox.message import NotAMessage
-from activities.mailbox.message import read as read_message
-from contracts.models import printable
+from activities.mailbox.message import MessageError
+from activities.mailbox.message import parse_message as read_message
+from contracts.models import escape_unprintable
 from perdure.commands.evaluate.cases import read_cases
-from settings import ProjectError, load
+from settings import ProjectError, load_settings
 
 MOST_SECONDS = 1.0
 DEEP = 3000
@@ -121,7 +121,7 @@ def _project(name: str) -> Read:
     def read(folder: Path, data: bytes) -> None:
         path = _put(folder, name, data)
         try:
-            load({}, folder)
+            load_settings({}, folder)
         finally:
             path.unlink()
 
@@ -155,7 +155,7 @@ READERS: dict[str, tuple[Read, str]] = {
     ],
 )
 def test_what_is_quoted_is_one_line_that_can_be_copied(text: str, line: str) -> None:
-    assert printable(text) == line
+    assert escape_unprintable(text) == line
 
 
 def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
@@ -163,10 +163,10 @@ def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
     began, why = time.monotonic(), None
     try:
         READERS[kind][0](folder, data)
-    except (ProjectError, NotAMessage) as refused:
+    except (ProjectError, MessageError) as refused:
         why = str(refused)
         assert why.strip()
-        assert why == printable(why)
+        assert why == escape_unprintable(why)
         assert "integer string conversion" not in why
     assert time.monotonic() - began < MOST_SECONDS
     return why

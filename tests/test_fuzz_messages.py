@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
-from activities.followup.topic import NotAwaited
+from activities.followup.topic import NotAwaitedError
 from activities.mailbox import message
 from activities.tools.json_schema import read_arguments
 from contracts.conversation import DropRequest, SteerRequest, SubmitRequest
@@ -24,15 +24,15 @@ from contracts.mail.peers import Dispatch, MailReply
 from contracts.run.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent
 from contracts.run.signals import CancelRequest, HumanInput
 from contracts.topic import Event, Subscription
-from decisions.run.tool_results import outcome_of
-from gateway.problems import Failure
-from gateway.request_body import read_json
-from gateway.signatures import Unusable, Webhook, WrongPlatform
+from decisions.run.tool_results import outcome_of_result
+from gateway.problems import ApiError
+from gateway.request_body import read_body_json
+from gateway.signatures import InvalidEventError, Webhook, WrongPlatformError
 from perdure.commands import event as published
 from perdure.converter import TolerantPayloadConverter
 from tests.drawn import Said, a_signal, a_state, turn_of
 from tests.played import Played
-from workflows.handlers import read
+from workflows.handlers import read_argument
 
 MOST_SECONDS = 1.0
 EVENT = {
@@ -207,14 +207,14 @@ def must_be_one_line(why: str) -> None:
 
 
 def of_a_workflow(data: bytes) -> None:
-    read(StartEvent, [decoded(data)])
+    read_argument(StartEvent, [decoded(data)])
 
 
 READERS: dict[str, tuple[Callable[[bytes], object], type[Exception]]] = {
-    "the gateway": (read_json, Failure),
+    "the gateway": (read_body_json, ApiError),
     "a workflow": (of_a_workflow, ApplicationError),
-    "an event's file": (published._read, NotAwaited),
-    "a message's file": (lambda data: message.read(data, "p"), message.NotAMessage),
+    "an event's file": (published._parse_event, NotAwaitedError),
+    "a message's file": (lambda data: message.parse_message(data, "p"), message.MessageError),
     "a model": (lambda data: read_arguments(data.decode()), ValueError),
 }
 
@@ -244,7 +244,7 @@ SEEDS = st.integers(0, 2**32)
 
 @pytest.mark.parametrize("model", RIGHT, ids=lambda model: model.__name__)
 def test_what_the_others_are_made_from_is_taken(model: type[BaseModel]) -> None:
-    read(model, [decoded(json.dumps(RIGHT[model]).encode())])
+    read_argument(model, [decoded(json.dumps(RIGHT[model]).encode())])
 
 
 @pytest.mark.parametrize("model", RIGHT, ids=lambda model: model.__name__)
@@ -257,14 +257,14 @@ def test_a_message_is_taken_and_can_be_carried_on_or_is_refused_in_one_line(mode
 def must_be_taken_or_told(model: type[BaseModel], data: bytes) -> None:
     began = time.monotonic()
     try:
-        taken = read(model, [decoded(data)])
+        taken = read_argument(model, [decoded(data)])
     except ApplicationError as refused:
         must_be_one_line(refused.message)
     else:
         carried = taken.model_dump_json(by_alias=True)  # JSON has no NaN, so values are not compared
         assert model.model_validate_json(carried).model_dump_json(by_alias=True) == carried
         if isinstance(taken, ToolResultEvent):
-            assert outcome_of(taken.payload).model_dump_json()
+            assert outcome_of_result(taken.payload).model_dump_json()
     assert time.monotonic() - began < MOST_SECONDS
 
 
@@ -292,19 +292,19 @@ def test_a_signed_webhook_is_an_event_or_is_refused_in_one_line(scheme: str, see
     headers = {"webhook-id": "e-1", "x-github-event": "issue_comment"}
     try:
         hook = Webhook(scheme, "s" * 16, frozenset({"discord", "slack", "github"}))
-        found = hook.read(headers, read_json(mutated(HOOKS[scheme], seed)))
+        found = hook.read_event(headers, read_body_json(mutated(HOOKS[scheme], seed)))
         if isinstance(found, Event):
             assert found.model_dump_json()
-    except (Unusable, WrongPlatform, Failure) as refused:
-        must_be_one_line(refused.detail if isinstance(refused, Failure) else str(refused))
+    except (InvalidEventError, WrongPlatformError, ApiError) as refused:
+        must_be_one_line(refused.detail if isinstance(refused, ApiError) else str(refused))
     assert time.monotonic() - began < MOST_SECONDS
 
 
 @settings(max_examples=150, deadline=None)
 @given(seed=SEEDS)
 def test_an_event_from_a_file_is_read_or_refused_in_one_line(seed: int) -> None:
-    for _, written in published._events(mutated(EVENT, seed)):
+    for _, written in published._split_events(mutated(EVENT, seed)):
         try:
-            assert published._read(written).model_dump_json()
-        except NotAwaited as refused:
+            assert published._parse_event(written).model_dump_json()
+        except NotAwaitedError as refused:
             must_be_one_line(str(refused))

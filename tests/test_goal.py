@@ -9,7 +9,7 @@ from temporalio.client import Client
 
 from activities.storage.workspace import Workspace
 from contracts.run.events import StartEvent
-from perdure.client.errors import NotReachable, Refused
+from perdure.client.errors import RejectedError, TemporalUnavailableError
 from perdure.terminal.goal_input import start_with_file
 
 GOAL = "more and more of it " * 10_000
@@ -32,14 +32,14 @@ async def test_a_start_that_is_refused_leaves_nothing_behind(
 ) -> None:
     """By us, and by the server."""
     if run_id == "b":
-        monkeypatch.setattr("perdure.terminal.goal_input.start", refuses)
-    with pytest.raises(Refused):
+        monkeypatch.setattr("perdure.terminal.goal_input.start_or_get_run", refuses)
+    with pytest.raises(RejectedError):
         await start_with_file(client, QUEUE, Workspace(tmp_path / "runs" / "r"), event(**context), GOAL, run_id)
     assert [path for path in below(tmp_path) if path != "runs"] == []
 
 
 async def refuses(*_: Any) -> None:
-    raise Refused("the server does not take the start")
+    raise RejectedError("the server does not take the start")
 
 
 async def test_what_was_there_before_stays(client: Client, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ async def test_what_was_there_before_stays(client: Client, tmp_path: Path) -> No
     workspace = Workspace(tmp_path / "r")
     workspace.create()
     workspace.write("notes.md", b"mine")
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         await start_with_file(client, QUEUE, workspace, event(k="x" * 3_000_000), GOAL, uuid4().hex)
     assert below(tmp_path) == ["r", "r/artifacts", "r/notes.md"]
 
@@ -64,9 +64,9 @@ async def test_a_run_that_is_there_is_found_and_brought_no_file(client: Client, 
 
 async def test_a_start_that_may_have_been_made_keeps_its_file(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
     async def away(*_: Any) -> None:
-        raise NotReachable("it may have started the run all the same")
+        raise TemporalUnavailableError("it may have started the run all the same")
 
-    monkeypatch.setattr("perdure.terminal.goal_input.start", away)
-    with pytest.raises(NotReachable):
+    monkeypatch.setattr("perdure.terminal.goal_input.start_or_get_run", away)
+    with pytest.raises(TemporalUnavailableError):
         await start_with_file(client, QUEUE, Workspace(tmp_path / "r"), event(), GOAL, uuid4().hex)
     assert len(below(tmp_path)) == 3

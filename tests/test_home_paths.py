@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from activities.mcp.config import StdioServer
-from settings import HttpToolSettings, ProjectError, load
+from settings import HttpToolSettings, ProjectError, load_settings
 
 TOOL = '[tools.t]\nkind = "http"\nurl = "https://a.test"\ndescription = "x"\ninput_schema = "{path}"\n'
 
@@ -29,7 +29,7 @@ def test_paths_of_files_and_variables_may_begin_at_home(home: Path) -> None:
     write_project(home / "project")
     (home / "t.json").write_text('{"type": "object", "title": "from home"}', encoding="utf-8")
     places = {"PERDURE_HOME": "~/state", "PERDURE_WORKSPACE": "~/runs"}
-    settings = load({"PERDURE_CONFIG": "~/project/perdure.toml", **places})
+    settings = load_settings({"PERDURE_CONFIG": "~/project/perdure.toml", **places})
     assert (settings.folder, settings.home, settings.workspaces) == (home / "project", home / "state", home / "runs")
     tool, server = settings.file.tools["t"], settings.servers["s"]
     assert isinstance(tool, HttpToolSettings)
@@ -44,4 +44,4 @@ def test_a_home_that_is_not_there_is_said_in_a_line(home: Path, changed: str) ->
     (home / "t.json").write_text('{"type": "object"}', encoding="utf-8")
     write_project(home / "project", **{changed: "~no-such-user-here/x"})
     with pytest.raises(ProjectError, match="no-such-user-here/x: no such home folder"):
-        load({}, home / "project")
+        load_settings({}, home / "project")

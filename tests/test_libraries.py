@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from perdure.process.variables import normalize
-from settings import ProjectError, load
+from perdure.process.variables import normalize_environment
+from settings import ProjectError, load_settings
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from settings import ProjectError, load
 )
 def test_what_can_be_read_is_understood(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {name: value}
-    normalize(env)
-    load(env, tmp_path)
+    normalize_environment(env)
+    load_settings(env, tmp_path)
     for left, text in env.items():
         monkeypatch.setenv(left, text)
     httpx.Client().close()
@@ -46,7 +46,7 @@ def test_what_can_be_read_is_understood(name: str, value: str, tmp_path: Path, m
 )
 def test_what_cannot_be_read_is_named(name: str, value: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ProjectError) as error:
-        load({name: value}, tmp_path)
+        load_settings({name: value}, tmp_path)
     line = str(error.value)
     assert line.startswith(f"{name}={value}: ")
     assert says in line
@@ -55,5 +55,5 @@ def test_what_cannot_be_read_is_named(name: str, value: str, says: str, tmp_path
 
 def test_a_password_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="//…@x") as error:
-        load({"HTTPS_PROXY": "htp://me:secret@x"}, tmp_path)
+        load_settings({"HTTPS_PROXY": "htp://me:secret@x"}, tmp_path)
     assert "secret" not in str(error.value)

@@ -12,13 +12,13 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
-from perdure.client.run_list import Found
+from perdure.client.run_list import RunInfo
 from perdure.terminal.table import print_list
 
 LONG = "human: asks: Which of the two pages do you mean, the one about the tide mill or 潮汐磨坊 about its keeper? " * 2
 
 
-def found(run_id: str, status: str, agent: str = "default", about: str = "") -> Found:
+def found(run_id: str, status: str, agent: str = "default", about: str = "") -> RunInfo:
     said = [SearchAttributePair(AGENT_STATUS, status), SearchAttributePair(AGENT_NAME, agent)]
     said += [SearchAttributePair(WAITING_FOR, about)] if about else []
     is_open = status in ("running", "waiting_on_human", "waiting_on_tool")
@@ -27,10 +27,10 @@ def found(run_id: str, status: str, agent: str = "default", about: str = "") -> 
         start_time=datetime.now(UTC) - timedelta(minutes=5),
         typed_search_attributes=TypedSearchAttributes(said),
     )
-    return Found(run_id, execution)
+    return RunInfo(run_id, execution)
 
 
-def listed(waiting: list[Found], others: list[Found], width: int = 80, *, at_terminal: bool = True) -> list[str]:
+def listed(waiting: list[RunInfo], others: list[RunInfo], width: int = 80, *, at_terminal: bool = True) -> list[str]:
     out = StringIO()
     print_list(Console(file=out, width=width, force_terminal=at_terminal, no_color=True), waiting, others)
     return [

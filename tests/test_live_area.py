@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from contracts.run.turn import ModelTurn, PassedOver, Usage
+from contracts.run.turn import ModelTurn, SkippedModel, Usage
 from contracts.tool import ToolCall, ToolOutcome
 from perdure.client.run_events import (
-    Called,
-    Calling,
-    Failed,
-    Happening,
-    Held,
-    Live,
-    Resumed,
-    Started,
-    Thinking,
-    Thought,
-    Waiting,
+    ActivityFailed,
+    ModelCallStarted,
+    ModelReplied,
+    PartialText,
+    RateLimitWait,
+    RunEvent,
+    RunStarted,
+    ToolCallFinished,
+    ToolCallStarted,
+    WaitEnded,
+    WaitStarted,
 )
 from perdure.terminal import progress
-from perdure.terminal.console import SafeConsole, harmless
-from perdure.terminal.run_view import Screen
+from perdure.terminal.console import SafeConsole, neutralize_controls
+from perdure.terminal.run_view import RunScreen
 from tests import picture
 from tests.screen import Seen
 
@@ -59,7 +59,7 @@ class Wired:
             highlight=False,
             _environ={"TERM": "xterm-256color"},
         )
-        self.screen = Screen(self.console)
+        self.screen = RunScreen(self.console)
         self.seen = Seen(columns)
         self._read = 0
 
@@ -69,36 +69,36 @@ class Wired:
         self._read = len(written)
         return self.seen.lines
 
-    async def goes_on(self, *happenings: Happening) -> list[str]:
+    async def goes_on(self, *happenings: RunEvent) -> list[str]:
         for happening in happenings:
-            self.screen.show(happening, START)
+            self.screen.show_event(happening, START)
         self.screen._area.draw()
         return self.look()
 
 
-def thought(turn: int, text: str = "", *uses: tuple[str, dict[str, Any]], **more: Any) -> Thought:
+def thought(turn: int, text: str = "", *uses: tuple[str, dict[str, Any]], **more: Any) -> ModelReplied:
     blocks = [{"type": "tool_use", "id": "u", "name": name, "input": given} for name, given in uses]
     usage = Usage(input=100, output=10, cache_read=300)
     content = [{"type": "text", "text": text}, *blocks]
     reply = ModelTurn(
         content=content, stop_reason="x", model="m", usage=usage, duration_ms=1000, cost_usd=0.0123, **more
     )
-    return Thought("plan" if turn == 1 else "reflect", turn, reply)
+    return ModelReplied("plan" if turn == 1 else "reflect", turn, reply)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "now", lambda: START + timedelta(seconds=75))
+    monkeypatch.setattr(progress, "utc_now", lambda: START + timedelta(seconds=75))
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(columns: int) -> None:
     it = Wired(columns)
-    async with it.screen.following():
-        await it.goes_on(Started("all"), thought(1, PLAN, TICKS))
+    async with it.screen.live_display():
+        await it.goes_on(RunStarted("all"), thought(1, PLAN, TICKS))
         lasting = len(it.seen.lines) - len(it.screen._area._drawn)
         note = NOTE.model_copy(update={"arguments": {"text": "milk"}})
-        lines = await it.goes_on(Thinking("reflect", 2), Live("so far " * 99), Calling(note))
+        lines = await it.goes_on(ModelCallStarted("reflect", 2), PartialText("so far " * 99), ToolCallStarted(note))
         area = lines[-len(it.screen._area._drawn) :]
         assert lasting
         assert len(area) <= 24 // 3
@@ -119,8 +119,8 @@ async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(colum
 @pytest.mark.parametrize("rows", [1, 3, 6, 12, 60])
 async def test_it_takes_a_third_of_the_screen_at_most(rows: int) -> None:
     it = Wired(80, rows)
-    async with it.screen.following():
-        await it.goes_on(thought(1, PLAN), Thinking("reflect", 2), Live("words " * 200))
+    async with it.screen.live_display():
+        await it.goes_on(thought(1, PLAN), ModelCallStarted("reflect", 2), PartialText("words " * 200))
         assert 1 <= len(it.screen._area._drawn) <= max(rows // 3, 1)
         assert it.screen._area._drawn[0].plain.startswith("─") == (rows == 60)
         assert it.look()[-1].startswith("step 0")
@@ -130,9 +130,14 @@ async def test_it_takes_a_third_of_the_screen_at_most(rows: int) -> None:
 async def test_lasting_lines_come_above_it_and_it_leaves_nothing_behind(columns: int) -> None:
     it = Wired(columns)
     lasting: list[str] = []
-    async with it.screen.following():
+    async with it.screen.live_display():
         for turn in range(1, 6):
-            await it.goes_on(Thinking("plan", turn), Live("word " * 30 * turn), thought(turn, "said"), Calling(NOTE))
+            await it.goes_on(
+                ModelCallStarted("plan", turn),
+                PartialText("word " * 30 * turn),
+                thought(turn, "said"),
+                ToolCallStarted(NOTE),
+            )
             lasting += [f"◆ {'plan' if turn == 1 else 'reflect'}", "  said"]
     said = " ".join(" ".join(it.look()).split())
     assert re.sub(r" turn.*?· m ", " ", f"{said} ") == "".join(f"{' '.join(line.split())} " for line in lasting)
@@ -141,8 +146,10 @@ async def test_lasting_lines_come_above_it_and_it_leaves_nothing_behind(columns:
 @pytest.mark.parametrize("narrower", [100, 79, 60])
 async def test_a_window_that_becomes_narrower_leaves_no_remains(narrower: int) -> None:
     it = Wired(120)
-    async with it.screen.following():
-        await it.goes_on(Started("all"), thought(1, PLAN), Thinking("reflect", 2), Live("words " * 200))
+    async with it.screen.live_display():
+        await it.goes_on(
+            RunStarted("all"), thought(1, PLAN), ModelCallStarted("reflect", 2), PartialText("words " * 200)
+        )
         it.look()
         it.seen.narrows(narrower)
         it.console.width = narrower
@@ -154,8 +161,8 @@ async def test_a_window_that_becomes_narrower_leaves_no_remains(narrower: int) -
 
 async def test_nothing_is_written_while_nothing_changes() -> None:
     it = Wired(80)
-    async with it.screen.following():
-        await it.goes_on(Started("all"), thought(1, PLAN))
+    async with it.screen.live_display():
+        await it.goes_on(RunStarted("all"), thought(1, PLAN))
         before = it.file.getvalue()
         for _ in range(3):
             await asyncio.sleep(0)
@@ -167,54 +174,54 @@ async def test_nothing_is_written_while_nothing_changes() -> None:
 async def test_no_code_of_a_model_or_tool_reaches_the_terminal(columns: int) -> None:
     it = Wired(columns)
     failed = ToolOutcome.model_validate({"status": "error", "error": {"kind": "fault", "message": EVIL}})
-    async with it.screen.following():
+    async with it.screen.live_display():
         lines = await it.goes_on(
-            Started(EVIL),
-            Thinking("plan", 1),
-            Live(EVIL),
-            thought(1, f"1. {EVIL}\n2. {EVIL}", passed_over=(PassedOver(model=EVIL, why=EVIL),)),
-            Held(EVIL),
-            Calling(NOTE),
-            Called(NOTE, ToolOutcome(result=EVIL)),
-            Called(NOTE, failed),
-            Waiting("waiting_on_tool", EVIL),
-            Thinking("reflect", 2),
-            Live(EVIL),
+            RunStarted(EVIL),
+            ModelCallStarted("plan", 1),
+            PartialText(EVIL),
+            thought(1, f"1. {EVIL}\n2. {EVIL}", passed_over=(SkippedModel(model=EVIL, why=EVIL),)),
+            RateLimitWait(EVIL),
+            ToolCallStarted(NOTE),
+            ToolCallFinished(NOTE, ToolOutcome(result=EVIL)),
+            ToolCallFinished(NOTE, failed),
+            WaitStarted("waiting_on_tool", EVIL),
+            ModelCallStarted("reflect", 2),
+            PartialText(EVIL),
         )  # the screen fails at each code that is not ours, and at each character that is not shown
     assert "␛[31m" in "\n".join(lines)
     assert "\u202e" not in it.file.getvalue()
 
 
 def test_what_is_harmless_stays_as_it_is() -> None:
-    assert harmless("Grüße, 日本語 👩‍👩‍👧\n\tעברית") == "Grüße, 日本語 👩‍👩‍👧\n\tעברית"
-    assert harmless(EVIL).isprintable() is False  # rich drops what is left: bell, backspace, carriage return
-    assert len(harmless(EVIL)) == len(EVIL)
+    assert neutralize_controls("Grüße, 日本語 👩‍👩‍👧\n\tעברית") == "Grüße, 日本語 👩‍👩‍👧\n\tעברית"
+    assert neutralize_controls(EVIL).isprintable() is False  # rich drops what is left: bell, backspace, carriage return
+    assert len(neutralize_controls(EVIL)) == len(EVIL)
 
 
 def test_what_is_hidden_from_people_is_a_sign_of_its_own_in_the_terminal() -> None:
     hidden = "\u200b\U000e0041\u115f\u034f\u2062\ufff9\ue000\u0378\u202e"
-    assert harmless(f"pay{hidden}\t9\u00a0€") == f"pay{chr(0xFFFD) * len(hidden)}\t9\u00a0€"
+    assert neutralize_controls(f"pay{hidden}\t9\u00a0€") == f"pay{chr(0xFFFD) * len(hidden)}\t9\u00a0€"
 
 
 @pytest.mark.parametrize("environ", [{"TERM": "dumb"}, None])
 async def test_elsewhere_a_line_is_a_line(environ: dict[str, str] | None) -> None:
     file = Terminal() if environ else StringIO()
     console = SafeConsole(file=file, width=80, force_terminal=bool(environ), emoji=False, _environ=environ or {})
-    screen = Screen(console)
-    shown: list[Happening] = [
-        Started("all\nof it"),
-        Thinking("plan", 1),
-        Live("fir"),
+    screen = RunScreen(console)
+    shown: list[RunEvent] = [
+        RunStarted("all\nof it"),
+        ModelCallStarted("plan", 1),
+        PartialText("fir"),
         thought(1, PLAN, TICKS),
-        Calling(NOTE),
-        Called(NOTE, ToolOutcome(result="x\n" * 500)),
-        Waiting("waiting_on_tool", "a result"),
+        ToolCallStarted(NOTE),
+        ToolCallFinished(NOTE, ToolOutcome(result="x\n" * 500)),
+        WaitStarted("waiting_on_tool", "a result"),
     ]
-    async with screen.following():
+    async with screen.live_display():
         for happening in shown:
             before = len(file.getvalue().splitlines())
-            screen.show(happening)
-            lines = 0 if isinstance(happening, Thinking | Live | Calling) else 1
+            screen.show_event(happening)
+            lines = 0 if isinstance(happening, ModelCallStarted | PartialText | ToolCallStarted) else 1
             assert len(file.getvalue().splitlines()) - before == lines
     assert "\x1b" not in file.getvalue()
 
@@ -222,19 +229,24 @@ async def test_elsewhere_a_line_is_a_line(environ: dict[str, str] | None) -> Non
 async def test_without_colours_it_is_there_all_the_same() -> None:
     it = Wired(80)
     it.console.no_color = True
-    async with it.screen.following():
-        await it.goes_on(Started("all"), Calling(NOTE), Called(NOTE, ToolOutcome(result="x")), Thinking("plan", 1))
+    async with it.screen.live_display():
+        await it.goes_on(
+            RunStarted("all"),
+            ToolCallStarted(NOTE),
+            ToolCallFinished(NOTE, ToolOutcome(result="x")),
+            ModelCallStarted("plan", 1),
+        )
         assert it.look()[-1].startswith("step 1")
     assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", it.file.getvalue())
 
 
 async def test_a_hold_is_a_lasting_line_once_a_turn() -> None:
     it = Wired(100)
-    held = [Held(f"held back by the rate limit of anthropic, {seconds} s") for seconds in (3, 2, 1)]
-    async with it.screen.following():
-        lines = await it.goes_on(Thinking("plan", 1), *held)
+    held = [RateLimitWait(f"held back by the rate limit of anthropic, {seconds} s") for seconds in (3, 2, 1)]
+    async with it.screen.live_display():
+        lines = await it.goes_on(ModelCallStarted("plan", 1), *held)
         assert re.search("held back.* 1 s · 1:15 min$", lines[-2])
-        lines = await it.goes_on(Live("so far"))
+        lines = await it.goes_on(PartialText("so far"))
         assert [line for line in lines if "held back" in line] == [lines[0]]
     assert len([line for line in it.look() if "held back" in line]) == 1
 
@@ -245,19 +257,19 @@ def test_the_picture_in_the_docs_is_what_is_shown_today() -> None:
 
 async def test_an_answer_that_history_has_already_is_not_shown_as_one_that_is_being_written() -> None:
     it = Wired(80)
-    async with it.screen.following():
-        lines = await it.goes_on(Thinking("plan", 1), thought(1, "said"), Live("sai"))
+    async with it.screen.live_display():
+        lines = await it.goes_on(ModelCallStarted("plan", 1), thought(1, "said"), PartialText("sai"))
         assert not any(line.startswith("│") for line in lines)
 
 
 async def test_calls_beside_one_that_ends_or_asks_are_still_shown() -> None:
     it = Wired(80)
     others = [NOTE.model_copy(update={"step": step, "arguments": {}}) for step in (2, 3)]
-    asks = Waiting("waiting_on_human", "human: approve charge")
-    async with it.screen.following():
-        await it.goes_on(Thinking("plan", 1), thought(1), *(Calling(call) for call in (NOTE, *others)))
+    asks = WaitStarted("waiting_on_human", "human: approve charge")
+    async with it.screen.live_display():
+        await it.goes_on(ModelCallStarted("plan", 1), thought(1), *(ToolCallStarted(call) for call in (NOTE, *others)))
         lines = await it.goes_on(
-            asks, Resumed(), Failed("note · step 3", "gone"), Called(NOTE, ToolOutcome(result="x"))
+            asks, WaitEnded(), ActivityFailed("note · step 3", "gone"), ToolCallFinished(NOTE, ToolOutcome(result="x"))
         )
         assert re.search("note · step 2 · 1:15 min$", lines[-2])
         assert not re.search("step 1 ·|step 3 ·|waiting", lines[-2] + lines[-3])

@@ -10,9 +10,9 @@ import pytest
 from activities.mcp.lock import change_lock
 from contracts.mcp import PinState
 from contracts.tool import Approval, Effect, ToolKind
-from decisions.mcp import pin
-from perdure.process.mcp_tools import accept, accepted, offer_of, offering, standings
-from settings import ProjectError, Settings, load
+from decisions.mcp import pin_tool
+from perdure.process.mcp_tools import accept_tools, offer_accepted_tools, offered_tools, read_accepted, server_statuses
+from settings import ProjectError, Settings, load_settings
 
 HOSTILE = Path(__file__).parent / "mcp" / "hostile.py"
 LOOK = {"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}}
@@ -44,14 +44,14 @@ class Folder:
         (self.state / "tools.json").write_text(json.dumps(tools))
 
     def load(self, **env: str) -> Settings:
-        return load(env, self.path)
+        return load_settings(env, self.path)
 
     def started(self) -> int:
         path = self.state / "pids"
         return len(path.read_text().split()) if path.exists() else 0
 
     async def see(self) -> None:
-        async with offering(self.load()):
+        async with offered_tools(self.load()):
             pass
 
 
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Folder:
 
 async def test_a_server_is_started_when_it_is_first_seen_and_then_only_when_it_is_called(folder: Folder) -> None:
     for _ in range(2):
-        async with offering(folder.load()) as offer:
+        async with offered_tools(folder.load()) as offer:
             assert list(offer.tools) == ["h__look", "h__act"] or sorted(offer.tools) == ["h__act", "h__look"]
             routes = {tool.route.name: tool.route for tool in offer.tools.values()}
             assert {route.kind for route in routes.values()} == {ToolKind.mcp}
@@ -70,13 +70,13 @@ async def test_a_server_is_started_when_it_is_first_seen_and_then_only_when_it_i
             assert sorted(offer.agents["a"].tools) == ["h__act", "h__look"]
             assert not set(offer.agents["default"].tools) & set(offer.tools)
     assert folder.started() == 1
-    assert sorted(accepted(folder.load())["h"]) == ["act", "look"]
+    assert sorted(read_accepted(folder.load())["h"]) == ["act", "look"]
 
 
 async def test_what_is_pinned_is_offered_also_where_the_server_is_down(folder: Folder) -> None:
     await folder.see()
     folder.servers(h=NOBODY)
-    async with offering(folder.load()) as offer:
+    async with offered_tools(folder.load()) as offer:
         assert sorted(offer.tools) == ["h__act", "h__look"]
 
 
@@ -94,7 +94,7 @@ async def test_a_server_that_no_agent_uses_is_not_started(folder: Folder) -> Non
 
 async def test_an_allow_list_names_tools_one_by_one(folder: Folder) -> None:
     folder.agent("h__look", "fetch")
-    async with offering(folder.load()) as offer:
+    async with offered_tools(folder.load()) as offer:
         assert offer.agents["a"].tools == ("h__look", "fetch")
 
 
@@ -114,14 +114,14 @@ def test_a_tool_of_no_server_is_refused_by_name(folder: Folder) -> None:
 
 
 def test_looking_starts_nothing(folder: Folder) -> None:
-    assert offer_of(folder.load()).tools == {}
+    assert offer_accepted_tools(folder.load()).tools == {}
     assert folder.started() == 0
 
 
 @pytest.mark.parametrize("effect", ["keyed", "once"])
 async def test_local_settings_make_stricter(folder: Folder, effect: str) -> None:
     folder.toml(f'[tools.h__look]\nkind = "mcp"\neffect = "{effect}"\napproval = "always"\ntimeout = "5s"\n')
-    async with offering(folder.load()) as offer:
+    async with offered_tools(folder.load()) as offer:
         route = offer.tools["h__look"].route
         assert (route.effect, route.approval, route.timeout.seconds) == (Effect(effect), Approval.always, 5)
 
@@ -153,9 +153,9 @@ async def test_settings_that_cannot_hold_are_refused_in_a_line(folder: Folder, t
 async def test_a_standing_tells_what_is_new_changed_and_gone(folder: Folder) -> None:
     folder.define({**LOOK, **READ}, {**LOOK, "name": "act"}, {**LOOK, "name": "left"})
     await folder.see()
-    assert [each.is_settled for each in await standings(folder.load())] == [True]
+    assert [each.is_settled for each in await server_statuses(folder.load())] == [True]
     folder.define({**LOOK, **READ}, {**LOOK, "name": "act", "description": "Else."}, {**LOOK, "name": "come"})
-    [standing] = await standings(folder.load())
+    [standing] = await server_statuses(folder.load())
     assert standing.tools == {
         "act": PinState.changed,
         "come": PinState.new,
@@ -169,31 +169,31 @@ async def test_a_standing_tells_what_is_new_changed_and_gone(folder: Folder) -> 
 async def test_one_tool_is_accepted_and_the_others_stay(folder: Folder) -> None:
     await folder.see()
     folder.define({**LOOK, **READ, "description": "1"}, {**LOOK, "name": "act", "description": "2"})
-    [before] = await accept(folder.load(), "h__act")
+    [before] = await accept_tools(folder.load(), "h__act")
     assert before.tools == {"act": PinState.changed}
-    [now] = await standings(folder.load())
+    [now] = await server_statuses(folder.load())
     assert now.tools == {"act": PinState.pinned, "look": PinState.changed}
 
 
 async def test_a_tool_that_is_gone_is_taken_out(folder: Folder) -> None:
     await folder.see()
     folder.define({**LOOK, **READ})
-    await accept(folder.load(), "h__act")
-    assert sorted(accepted(folder.load())["h"]) == ["look"]
+    await accept_tools(folder.load(), "h__act")
+    assert sorted(read_accepted(folder.load())["h"]) == ["look"]
 
 
 async def test_a_server_that_is_down_keeps_what_it_had(folder: Folder) -> None:
     await folder.see()
     folder.servers(h=NOBODY)
-    [standing] = await accept(folder.load(), None)
+    [standing] = await accept_tools(folder.load(), None)
     assert standing.down is not None
-    assert sorted(accepted(folder.load())["h"]) == ["act", "look"]
+    assert sorted(read_accepted(folder.load())["h"]) == ["act", "look"]
 
 
 @pytest.mark.parametrize(("what", "said"), [("g", "no MCP server 'g'"), ("h__none", "has no tool 'none'")])
 async def test_what_is_not_there_cannot_be_accepted(folder: Folder, what: str, said: str) -> None:
     with pytest.raises(ProjectError, match=said):
-        await accept(folder.load(), what)
+        await accept_tools(folder.load(), what)
 
 
 STDIO = {"command": "x"}
@@ -241,7 +241,7 @@ def test_variables_are_expanded_and_what_others_write_is_left_alone(folder: Fold
 async def test_a_variable_that_is_not_there_is_told_when_the_server_is_needed(folder: Folder) -> None:
     folder.servers(h={**STDIO, "env": {"KEY": "${NO_SUCH}"}})
     settings = folder.load()  # commands that need no server do not mind
-    [standing] = await standings(settings)
+    [standing] = await server_statuses(settings)
     assert standing.down is not None
     assert "mcpServers.h: the environment has no NO_SUCH" in standing.down
 
@@ -264,12 +264,12 @@ async def test_a_tool_that_models_do_not_take_is_left_out_with_its_reason(folder
     odd: dict[str, Any] = {**LOOK, "name": "odd", "inputSchema": {"type": "object", "anyOf": [{"required": ["a"]}]}}
     folder.define(LOOK, odd)
     await folder.see()
-    (found,) = await standings(folder.load())
+    (found,) = await server_statuses(folder.load())
     assert list(found.tools) == ["look"]
     assert "anyOf is not supported at the root" in found.refused["odd"]
-    kept = pin("", odd["inputSchema"], {})
+    kept = pin_tool("", odd["inputSchema"], {})
     change_lock(folder.path / "mcp.lock.json", lambda pins: pins["h"].update(odd=kept))
     for named in (["h__*"], ["h__look", "h__odd"]):
         folder.agent(*named)
-        async with offering(folder.load()) as offer:
+        async with offered_tools(folder.load()) as offer:
             assert (list(offer.tools), offer.agents["a"].tools) == (["h__look"], ("h__look",))

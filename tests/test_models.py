@@ -20,15 +20,15 @@ from temporalio.exceptions import ApplicationError
 from activities.demo.sse import encode_event, encode_stream
 from activities.model.port import ModelCall, ModelReply
 from activities.project import Project
-from activities.run.definition import defined
-from activities.security.secrets import LEAST
+from activities.run.definition import build_definition
+from activities.security.secrets import MIN_SECRET
 from contracts.agent import Definition
 from contracts.run.turn import Usage
-from perdure.doctor import examine
-from perdure.process.models import clients_of, model_of
-from perdure.process.project import project_of, unpriced_budgets
+from perdure.doctor import run_checks
+from perdure.process.models import create_clients, open_models
+from perdure.process.project import build_project, unpriced_budgets
 from perdure.testkit.model_server import ScriptedModel, says
-from settings import ProjectError, Settings, load
+from settings import ProjectError, Settings, load_settings
 
 KEY = "canary-0815-of-local"
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
@@ -47,7 +47,7 @@ MESSAGE = {
 
 def settings_of(folder: Path, toml: str, **env: str) -> Settings:
     (folder / "perdure.toml").write_text(toml, encoding="utf-8")
-    return load(env, folder)
+    return load_settings(env, folder)
 
 
 def agent_of(folder: Path, head: str) -> None:
@@ -56,12 +56,12 @@ def agent_of(folder: Path, head: str) -> None:
 
 
 def project(settings: Settings) -> Project:
-    return project_of(settings, SimpleNamespace(spec=httpx.AsyncClient))  # type: ignore[arg-type]
+    return build_project(settings, SimpleNamespace(spec=httpx.AsyncClient))  # type: ignore[arg-type]
 
 
 async def ask(settings: Settings, name: str) -> ModelReply:
     definition = Definition(agent="a", model=name, max_tokens=99, system="You are tested.", tools=())
-    async with model_of(settings) as model:
+    async with open_models(settings) as model:
         return await model.reply(ModelCall(definition=definition, messages=GOAL))
 
 
@@ -71,14 +71,14 @@ def test_a_default_may_be_one_model_or_a_list_and_an_agents_list_comes_before_it
     found = settings_of(tmp_path, '[model]\ndefault = ["one", "two", "one"]\n', ANTHROPIC_API_KEY="k")
     assert (found.model, found.fallbacks) == ("one", ("two",))
     its = project(found)
-    assert defined(its, its.agents["default"], may_delegate=True).models == ("one", "two")
-    assert defined(its, its.agents["a"], may_delegate=True).models == ("mine", "yours")
+    assert build_definition(its, its.agents["default"], may_delegate=True).models == ("one", "two")
+    assert build_definition(its, its.agents["a"], may_delegate=True).models == ("mine", "yours")
     agent_of(tmp_path, "model:")
-    its = project(load({"ANTHROPIC_API_KEY": "k"}, tmp_path))
-    assert defined(its, its.agents["a"], may_delegate=True).models == ("one", "two")
+    its = project(load_settings({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    assert build_definition(its, its.agents["a"], may_delegate=True).models == ("one", "two")
     agent_of(tmp_path, "model: mine")
-    its = project(load({"ANTHROPIC_API_KEY": "k"}, tmp_path))
-    assert defined(its, its.agents["a"], may_delegate=True).models == ("mine",)
+    its = project(load_settings({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    assert build_definition(its, its.agents["a"], may_delegate=True).models == ("mine",)
 
 
 def test_the_definition_of_an_agent_with_one_model_is_what_it_was_before_there_were_lists() -> None:
@@ -132,7 +132,7 @@ def test_a_worker_whose_model_lacks_its_key_does_not_rehearse_but_says_so(
         agent_of(tmp_path, agent)
     found = settings_of(tmp_path, toml, **env)
     with pytest.raises(ProjectError) as error:
-        clients_of(found)
+        create_clients(found)
     assert told in str(error.value)
 
 
@@ -206,7 +206,7 @@ def test_an_address_that_leads_nowhere_is_refused_and_what_is_expected_is_told(t
 async def test_the_doctor_finds_an_address_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "127.0.0.1:9")
-    found = [check async for check in examine()]
+    found = [check async for check in run_checks()]
     assert (found[-1].name, found[-1].ok) == ("project", False)
     assert found[-1].found.startswith("ANTHROPIC_BASE_URL: expected a URL like ")
 
@@ -216,7 +216,7 @@ def test_a_key_and_an_address_of_a_mounted_file_may_end_in_a_line_break(tmp_path
     env = {"ANTHROPIC_API_KEY": f"{KEY}\n", "ANTHROPIC_BASE_URL": "http://127.0.0.1:9/\n", "OF_LOCAL": f"{KEY}\r\n"}
     found = settings_of(tmp_path, toml, **env)
     assert (found.api_key, found.base_url, found.keys) == (KEY, "http://127.0.0.1:9/", {"local": KEY})
-    assert settings_of(tmp_path, "", ANTHROPIC_API_KEY="\n").rehearses
+    assert settings_of(tmp_path, "", ANTHROPIC_API_KEY="\n").is_rehearsal
 
 
 @pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "OF_LOCAL"])
@@ -259,7 +259,7 @@ async def test_each_provider_is_asked_where_it_is_with_its_own_key(tmp_path: Pat
 def test_a_key_is_a_secret_whatever_its_variable_is_called_and_so_is_a_password_in_an_address(tmp_path: Path) -> None:
     toml = '[model.providers.local]\nbase_url = "https://me:hush-hush-1@example.org"\napi_key_env = "OF_LOCAL"\n'
     found = settings_of(tmp_path, toml, OF_LOCAL=KEY)
-    assert len(KEY) >= LEAST
+    assert len(KEY) >= MIN_SECRET
     assert found.secrets.redact(f"it said {KEY}, hush-hush-1") == (
         "it said [redacted OF_LOCAL], [redacted model.providers.local.base_url]"
     )
@@ -271,7 +271,7 @@ def test_a_key_that_is_not_there_is_told_by_the_name_of_its_variable(tmp_path: P
     with pytest.raises(
         ProjectError, match=r"^model\.providers\.local: api_key_env names OF_LOCAL, and that is not set$"
     ):
-        clients_of(found)
+        create_clients(found)
 
 
 @pytest.mark.parametrize(("kind", "package"), [("bedrock", "boto3"), ("vertex", "google.auth")])
@@ -282,7 +282,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
     more = 'project = "p"\n' if kind == "vertex" else ""
     found = settings_of(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\nregion = "r"\n{more}')
     with pytest.raises(ProjectError) as error:
-        clients_of(found)
+        create_clients(found)
     assert str(error.value) == (
         f'model.providers.cloud: kind = "{kind}" needs the package {package}: pip install "anthropic[{kind}]"'
     )

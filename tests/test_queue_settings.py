@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from contracts.tool import Effect, ToolKind, ToolRoute
-from perdure.process.project import project_of
-from settings import ProjectError, load
+from perdure.process.project import build_project
+from settings import ProjectError, load_settings
 
 TOOL = """
 [tools.weigh]
@@ -21,7 +21,7 @@ WHERE = 'task_queue = "scales"\nactivity = "weigh"\n'
 async def route_of(folder: Path, lines: str) -> ToolRoute:
     (folder / "perdure.toml").write_text(TOOL + lines, encoding="utf-8")
     async with httpx.AsyncClient() as client:
-        return project_of(load({}, folder), client).tools["weigh"].route
+        return build_project(load_settings({}, folder), client).tools["weigh"].route
 
 
 async def test_a_queue_tool_says_where_it_is(tmp_path: Path) -> None:

@@ -8,19 +8,19 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.run.events import StartEvent
-from perdure.client.errors import NoSuchRun, NotReachable, Refused, translated
-from perdure.client.runs import start
+from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError, convert_rpc_error
+from perdure.client.runs import start_or_get_run
 
 BUSY = "namespace rate limit exceeded"
 SAID = [
-    (RPCStatusCode.UNAVAILABLE, "tcp connect error", NotReachable),
-    (RPCStatusCode.DEADLINE_EXCEEDED, "Timeout expired", NotReachable),
-    (RPCStatusCode.CANCELLED, "Timeout expired", NotReachable),
-    (RPCStatusCode.RESOURCE_EXHAUSTED, BUSY, NotReachable),
-    (RPCStatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5 vs. 4)", Refused),
-    (RPCStatusCode.INVALID_ARGUMENT, "BadSignalInput", Refused),
-    (RPCStatusCode.NOT_FOUND, "workflow execution already completed", Refused),
-    (RPCStatusCode.NOT_FOUND, "workflow not found", NoSuchRun),
+    (RPCStatusCode.UNAVAILABLE, "tcp connect error", TemporalUnavailableError),
+    (RPCStatusCode.DEADLINE_EXCEEDED, "Timeout expired", TemporalUnavailableError),
+    (RPCStatusCode.CANCELLED, "Timeout expired", TemporalUnavailableError),
+    (RPCStatusCode.RESOURCE_EXHAUSTED, BUSY, TemporalUnavailableError),
+    (RPCStatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5 vs. 4)", RejectedError),
+    (RPCStatusCode.INVALID_ARGUMENT, "BadSignalInput", RejectedError),
+    (RPCStatusCode.NOT_FOUND, "workflow execution already completed", RejectedError),
+    (RPCStatusCode.NOT_FOUND, "workflow not found", RunNotFoundError),
 ]
 
 
@@ -28,7 +28,7 @@ SAID = [
 def test_a_server_that_is_away_or_busy_has_refused_nothing(
     status: RPCStatusCode, message: str, kind: type[Exception]
 ) -> None:
-    assert type(translated(RPCError(message, status, b""), "run x")) is kind
+    assert type(convert_rpc_error(RPCError(message, status, b""), "run x")) is kind
 
 
 async def test_a_start_that_the_server_did_not_answer_may_have_happened() -> None:
@@ -37,5 +37,5 @@ async def test_a_start_that_the_server_did_not_answer_may_have_happened() -> Non
 
     client = cast("Client", SimpleNamespace(start_workflow=start_workflow))
     event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "do it"}})
-    with pytest.raises(NotReachable, match=f"{BUSY}; it may have started run x all the same"):
-        await start(client, "q", event, "x")
+    with pytest.raises(TemporalUnavailableError, match=f"{BUSY}; it may have started run x all the same"):
+        await start_or_get_run(client, "q", event, "x")

@@ -13,9 +13,9 @@ from temporalio.exceptions import ApplicationError
 
 import cli
 from decisions.ids import trace_id
-from settings import ProjectError, load
-from telemetry import JsonLines, telling
-from worker import observing
+from settings import ProjectError, load_settings
+from telemetry import JsonLines, forward_events
+from worker import export_spans
 
 
 def line_of(error: Exception) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Told(logging.Handler):
 
 def test_events_are_told_and_one_that_fails_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
     told, log = Told(), logging.getLogger("perdure.test")
-    with caplog.at_level(logging.INFO), telling(told):
+    with caplog.at_level(logging.INFO), forward_events(told):
         for name in ("first", "bad", "last"):
             log.info(name, extra={"event": {"event": name}})
         log.info("no event")
@@ -93,13 +93,13 @@ def test_events_are_told_and_one_that_fails_keeps_no_other_back(caplog: pytest.L
     ],
 )
 def test_the_address_of_the_metrics(said: str, address: str | None, tmp_path: Path) -> None:
-    assert load({"PERDURE_METRICS": said}, tmp_path).metrics == address
+    assert load_settings({"PERDURE_METRICS": said}, tmp_path).metrics == address
 
 
 @pytest.mark.parametrize("said", ["no", "9464x", "example.com:9464", "127.0.0.1:", "0", "127.0.0.1:65536", "1.2.3.4:٣"])
 def test_an_address_for_metrics_that_is_none_is_refused(said: str, tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=r'PERDURE_METRICS: expected a port or "address:port"'):
-        load({"PERDURE_METRICS": said}, tmp_path)
+        load_settings({"PERDURE_METRICS": said}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_an_address_for_metrics_that_is_none_is_refused(said: str, tmp_path: Pat
     ],
 )
 def test_spans_are_exported_where_a_collector_is_named(env: dict[str, str], exports: bool, tmp_path: Path) -> None:
-    assert load(env, tmp_path).exports_spans is exports
+    assert load_settings(env, tmp_path).exports_spans is exports
 
 
 async def refused(monkeypatch: pytest.MonkeyPatch, folder: Path, env: dict[str, str]) -> str:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    settings = load(env, folder)
+    settings = load_settings(env, folder)
     no_client: Any = None
     with pytest.raises(ProjectError) as error:
-        async with observing(no_client, settings):
+        async with export_spans(no_client, settings):
             pass
     return str(error.value)
 

@@ -19,23 +19,23 @@ from contracts.tool import ToolCall, ToolOutcome
 from decisions.ids import call_digest
 from decisions.text.formatting import format_approval
 from perdure.client.run_events import (
-    Answered,
-    Called,
-    Crowded,
-    Happening,
-    Noticed,
-    Shortened,
-    Started,
-    Thought,
-    happening_json,
+    AnswerReceived,
+    ContextCompacted,
+    ContextFilled,
+    ModelReplied,
+    NoticeAdded,
+    RunEvent,
+    RunStarted,
+    ToolCallFinished,
+    event_to_json,
 )
 from perdure.terminal import event_lines
-from perdure.terminal.chat_view import Page
+from perdure.terminal.chat_view import ChatView
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.event_lines import Line
-from perdure.terminal.prompt import print_question, read_answer, what_is_possible
-from perdure.terminal.report import on_one_line
-from perdure.terminal.run_view import Screen
+from perdure.terminal.prompt import format_input_hint, parse_answer, print_question
+from perdure.terminal.report import to_one_line
+from perdure.terminal.run_view import RunScreen
 
 SUMMARY = Summary(
     text="So far.",
@@ -81,7 +81,7 @@ WANTED = QuestionView(
 def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
     question: QuestionView, typed: str, meant: dict[str, Any]
 ) -> None:
-    answer = read_answer(question, typed)
+    answer = parse_answer(question, typed)
     assert answer.question_id == question.id
     assert answer.model_dump(exclude_none=True, exclude={"question_id"}) == meant
 
@@ -89,19 +89,21 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
 @pytest.mark.parametrize(
     "happening",
     [
-        Thought("plan", 1, ModelTurn(content=[{"type": "text", "text": "First\n\nthis."}], model="m", usage=Usage())),
-        Called(ToolCall(step=1, tool="note", tool_use_id="u", arguments={}), ToolOutcome(result="x" * 5000)),
+        ModelReplied(
+            "plan", 1, ModelTurn(content=[{"type": "text", "text": "First\n\nthis."}], model="m", usage=Usage())
+        ),
+        ToolCallFinished(ToolCall(step=1, tool="note", tool_use_id="u", arguments={}), ToolOutcome(result="x" * 5000)),
     ],
 )
-def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: Happening) -> None:
-    (line,) = event_lines.told(happening, None)
+def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: RunEvent) -> None:
+    (line,) = event_lines.format_event(happening, None)
     assert isinstance(line, Line)
     assert "\n" not in line.markup + line.text
 
 
 def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:
     seen = StringIO()
-    Screen(Console(file=seen, width=120)).end(RunEnd(RunStatus.cancelled, kind="Terminated", message="by eva"))
+    RunScreen(Console(file=seen, width=120)).show_end(RunEnd(RunStatus.cancelled, kind="Terminated", message="by eva"))
     assert seen.getvalue().splitlines()[1:] == ["  Terminated: by eva"]
 
 
@@ -110,36 +112,39 @@ REFUSED = {"event": "refused", "step": None, "call": "delegate", "kind": "unknow
 
 def test_what_was_answered_here_is_not_told_again() -> None:
     seen = StringIO()
-    screen = Screen(Console(file=seen, width=120))
-    own = screen.says(HumanInput(question_id="q1", text="the second one"))
-    screen.show(Answered(own))
+    screen = RunScreen(Console(file=seen, width=120))
+    own = screen.note_answer(HumanInput(question_id="q1", text="the second one"))
+    screen.show_event(AnswerReceived(own))
     assert seen.getvalue() == ""
-    screen.show(Answered(own))  # somebody else, to a later question
+    screen.show_event(AnswerReceived(own))  # somebody else, to a later question
     assert "the second one" in seen.getvalue()
 
 
 @pytest.mark.parametrize(
     ("happening", "says"),
     [
-        (Crowded(ContextFull(tokens=15_000, window=20_000, messages=30)), "about 15,000 of 20,000"),
-        (Shortened(SUMMARY), "30 → 13 messages, about 15,000 → 4,000 tokens: summarised by small"),
-        (Shortened(SUMMARY.model_copy(update={"model": ""})), "truncated without a summary"),
-        (Shortened(SUMMARY.model_copy(update={"tail": 0})), "nothing to summarise"),
+        (ContextFilled(ContextFull(tokens=15_000, window=20_000, messages=30)), "about 15,000 of 20,000"),
+        (ContextCompacted(SUMMARY), "30 → 13 messages, about 15,000 → 4,000 tokens: summarised by small"),
+        (ContextCompacted(SUMMARY.model_copy(update={"model": ""})), "truncated without a summary"),
+        (ContextCompacted(SUMMARY.model_copy(update={"tail": 0})), "nothing to summarise"),
         (
-            Noticed({"event": "agent.guardrail.escalated", "ladder": "thrash", "stage": "nudge"}),
+            NoticeAdded({"event": "agent.guardrail.escalated", "ladder": "thrash", "stage": "nudge"}),
             "loop detected: the model is asked to try something else",
         ),
-        (Noticed({"event": "agent.exhaustion.soft_limit"}), "one last turn"),
-        (Noticed({"event": "agent.guardrail.escalated", "ladder": "recovery", "stage": "prune"}), ""),
-        (Noticed(REFUSED), "✗ delegate  unknown_agent: no such peer"),
-        (Answered(HumanInput(decision=Decision.approve, by="eva")), "← temporal, as eva  approve"),
-        (Answered(HumanInput(text="the second one", sender=CLI)), "← cli  the second one"),
-        (Answered(HumanInput(text="5", by="eva", sender=Sender(door="gateway", token="eva"))), "← eva (gateway)  5"),
+        (NoticeAdded({"event": "agent.exhaustion.soft_limit"}), "one last turn"),
+        (NoticeAdded({"event": "agent.guardrail.escalated", "ladder": "recovery", "stage": "prune"}), ""),
+        (NoticeAdded(REFUSED), "✗ delegate  unknown_agent: no such peer"),
+        (AnswerReceived(HumanInput(decision=Decision.approve, by="eva")), "← temporal, as eva  approve"),
+        (AnswerReceived(HumanInput(text="the second one", sender=CLI)), "← cli  the second one"),
+        (
+            AnswerReceived(HumanInput(text="5", by="eva", sender=Sender(door="gateway", token="eva"))),
+            "← eva (gateway)  5",
+        ),
     ],
 )
-def test_what_a_run_does_about_itself_is_told_in_a_line(happening: Happening, says: str) -> None:
+def test_what_a_run_does_about_itself_is_told_in_a_line(happening: RunEvent, says: str) -> None:
     seen = StringIO()
-    Screen(Console(file=seen, width=120)).show(happening)
+    RunScreen(Console(file=seen, width=120)).show_event(happening)
     assert says in seen.getvalue()
     assert len(seen.getvalue().splitlines()) == bool(says)
 
@@ -175,7 +180,7 @@ def test_a_question_that_imitates_an_approval_is_introduced_as_the_agents() -> N
 
 
 def test_a_happening_for_programs_is_one_line_whatever_ends_lines_for_them() -> None:
-    told = happening_json(Noticed({"event": "first\u2028second\x85third"}))
+    told = event_to_json(NoticeAdded({"event": "first\u2028second\x85third"}))
     assert len(told.splitlines()) == 1
     assert json.loads(told)["event"]["event"] == "first\u2028second\x85third"
 
@@ -201,13 +206,13 @@ def test_where_no_person_is_the_question_is_one_line() -> None:
     ],
 )
 def test_a_person_is_told_what_is_possible(question: QuestionView, says: str) -> None:
-    assert what_is_possible(question) == says
+    assert format_input_hint(question) == says
 
 
 @pytest.mark.parametrize("file", [StringIO, Terminal])
 def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
     seen = file()
-    screen = Screen(SafeConsole(file=seen, width=100, no_color=True, _environ={"TERM": "xterm"}))
+    screen = RunScreen(SafeConsole(file=seen, width=100, no_color=True, _environ={"TERM": "xterm"}))
     begun = datetime(2026, 1, 1, tzinfo=UTC)
     reply = ModelTurn(
         content=[],
@@ -218,10 +223,10 @@ def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
         cost_usd=0.0123,
     )
     call = ToolCall(step=1, tool="note", tool_use_id="u", arguments={})
-    screen.show(Started("go"), begun)
-    screen.show(Thought("plan", 1, reply), begun + timedelta(seconds=3))
-    screen.show(Called(call, ToolOutcome(result="x", duration_ms=1500)), begun + timedelta(seconds=75))
-    screen.end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
+    screen.show_event(RunStarted("go"), begun)
+    screen.show_event(ModelReplied("plan", 1, reply), begun + timedelta(seconds=3))
+    screen.show_event(ToolCallFinished(call, ToolOutcome(result="x", duration_ms=1500)), begun + timedelta(seconds=75))
+    screen.show_end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
     said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
     assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m" in said
     assert "✓ note  step 1 · 1.5 s" in said
@@ -231,10 +236,12 @@ def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
 
 def test_a_chat_writes_out_what_is_hidden_in_an_answer() -> None:
     seen = StringIO()
-    page = Page(SafeConsole(file=seen, width=80))
-    page.end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "pay\uffa0\u202e9"}}))
+    page = ChatView(SafeConsole(file=seen, width=80))
+    page.show_end(
+        RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "pay\uffa0\u202e9"}})
+    )
     assert "pay[U+FFA0][U+202E]9" in seen.getvalue()
 
 
 def test_the_list_writes_out_what_is_hidden() -> None:
-    assert on_one_line("a\u202e\uffa0b") == "a[U+202E][U+FFA0]b"
+    assert to_one_line("a\u202e\uffa0b") == "a[U+202E][U+FFA0]b"

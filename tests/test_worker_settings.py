@@ -7,7 +7,7 @@ import pytest
 from temporalio.client import Client
 
 import worker
-from settings import ProjectError, load
+from settings import ProjectError, load_settings
 
 
 class Seen(Exception):
@@ -21,7 +21,7 @@ async def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(worker, "Worker", see)
     client = await Client.connect("127.0.0.1:1", lazy=True)
     with pytest.raises(Seen) as seen:
-        async with worker.working(client, load({}, folder)):
+        async with worker.run_worker(client, load_settings({}, folder)):
             pass
     options: dict[str, Any] = seen.value.args[0]
     return options
@@ -50,4 +50,4 @@ async def test_a_worker_does_and_keeps_as_much_as_is_set(
 def test_what_no_worker_could_be_is_refused(tmp_path: Path, said: str, wrong: str) -> None:
     (tmp_path / "perdure.toml").write_text(f"[worker]\n{said}\n", encoding="utf-8")
     with pytest.raises(ProjectError, match=f"perdure.toml, line 2: {wrong}"):
-        load({}, tmp_path)
+        load_settings({}, tmp_path)

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from perdure.terminal.chat_view import Wrapping
+from perdure.terminal.chat_view import WordWrapper
 
 ALPHABET = "ab日 \n\t"
 
 
 def wrapped(pieces: list[str], width: int) -> str:
-    lines = Wrapping(width)
-    return "".join(lines.add(piece) for piece in pieces) + lines.end()
+    lines = WordWrapper(width)
+    return "".join(lines.add_text(piece) for piece in pieces) + lines.take_rest()
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from temporalio import workflow
 
 T = TypeVar("T")
 
-MOST_WAIT = timedelta(minutes=3)  # for running activities to end after a cancel
-MORE_WAIT = timedelta(seconds=20)  # for each level of runs below it, which has its own files to close
+MAX_STOP_TIME = timedelta(minutes=3)  # for running activities to end after a cancel
+STOP_TIME_PER_LEVEL = timedelta(seconds=20)  # for each level of runs below it, which has its own files to close
 
 
-class Halt:
+class Cancellation:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.levels = 0  # of runs below this one that have to stop first
@@ -30,21 +30,21 @@ class Halt:
         """Start nothing from now on, and stop what is cancellable. The first reason stays."""
         if self.reason is None:
             self.reason = reason
-            self._stopping = asyncio.create_task(self._stop())
+            self._stopping = asyncio.create_task(self._cancel_tasks())
 
-    async def _stop(self) -> None:
+    async def _cancel_tasks(self) -> None:
         # A task that is cancelled as its activity ends loses the result, so results of this activation come first.
         await workflow.wait_condition(lambda: True)
         for task in list(self._stoppable):
             task.cancel()
         self._stopped = True
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raises CancelledError once a cancel is requested; to be called before each next step."""
         if self.reason is not None:
             raise asyncio.CancelledError
 
-    async def stoppable(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def cancellable(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine that a cancel stops. Raises CancelledError if that ended it, or came before it."""
         if self.reason is not None:
             coroutine.close()
@@ -56,7 +56,7 @@ class Halt:
         finally:
             self._stoppable.remove(task)
 
-    async def outlast(self, coroutine: Coroutine[Any, Any, T], limit: timedelta | None = None) -> T:
+    async def shield(self, coroutine: Coroutine[Any, Any, T], limit: timedelta | None = None) -> T:
         """Await a coroutine to its end, and turn Temporal's cancel into a request.
 
         Raises CancelledError if it lasts longer than `limit` after a request, or somewhat more with runs below it.
@@ -65,7 +65,7 @@ class Halt:
         deadline: float | None = None
         while not task.done():
             if deadline is None and limit is not None and self.reason is not None:
-                deadline = workflow.time() + (limit + self.levels * MORE_WAIT).total_seconds()
+                deadline = workflow.time() + (limit + self.levels * STOP_TIME_PER_LEVEL).total_seconds()
             was_requested = self.reason is not None
             try:
                 await workflow.wait_condition(

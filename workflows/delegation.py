@@ -33,10 +33,10 @@ from contracts.run.limits import LimitOverrides
 from contracts.sender import DELEGATION
 from decisions import delegation, ids
 from decisions.text import formatting
-from workflows.cancellation import Halt
-from workflows.delegation_peers import Post
+from workflows.cancellation import Cancellation
+from workflows.delegation_peers import PeerMail
 from workflows.execution import watch_or_cancel
-from workflows.handlers import ValidatedWorkflow, invalid, read
+from workflows.handlers import ValidatedWorkflow, invalid_input, read_argument
 from workflows.policies import FILES
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
@@ -53,24 +53,24 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        super().__init__(_read, args)
-        self._cancellation = Halt()
-        self._post = Post(self._cancellation)
+        super().__init__(_read_request, args)
+        self._cancellation = Cancellation()
+        self._post = PeerMail(self._cancellation)
         self._expired: list[str] = []
         with suppress(ApplicationError):  # a rejected start has no state
-            self._state = delegation.begun(self.context)
+            self._state = delegation.begin_delegation(self.context)
 
     @workflow.run
     async def run(self, *args: Any) -> DelegationState:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        await self._cancellation.outlast(self._work(self.context))
+        await self._cancellation.shield(self._run_loop(self.context))
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         return self._state
 
-    async def _work(self, request: DelegationRequest) -> None:
+    async def _run_loop(self, request: DelegationRequest) -> None:
         running: list[asyncio.Task[None]] = []
         while True:
-            running += self._started(request)
+            running += self._start_ready(request)
             workflow.set_current_details(formatting.delegation_details(request, self._state))
             if not running:
                 return
@@ -78,41 +78,41 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
             for task in ended:
                 task.result()
 
-    def _started(self, request: DelegationRequest) -> list[asyncio.Task[None]]:
+    def _start_ready(self, request: DelegationRequest) -> list[asyncio.Task[None]]:
         """Start every subtask that is ready, with its share of the remaining budget."""
         tasks = []
-        while self._cancellation.reason is None and (ready := delegation.ready(request, self._state)):
+        while self._cancellation.reason is None and (ready := delegation.ready_subtasks(request, self._state)):
             share = delegation.next_share(request, self._state)
             if share is None:
-                self._ended(request, ready[0], NO_BUDGET)
+                self._end_subtask(request, ready[0], NO_BUDGET)
                 continue
-            self._state = delegation.started(self._state, ready[0].id, share)
-            tasks.append(asyncio.create_task(self._make(request, ready[0], share)))
+            self._state = delegation.start_subtask(self._state, ready[0].id, share)
+            tasks.append(asyncio.create_task(self._run_subtask(request, ready[0], share)))
         return tasks
 
-    async def _make(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
+    async def _run_subtask(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
         if subtask.agent in request.mailboxes:
-            self._ended(request, subtask, await self._post.made(request, subtask))
+            self._end_subtask(request, subtask, await self._post.run_subtask(request, subtask))
             return
         with suppress(ChildWorkflowError, asyncio.CancelledError):  # its end is collected
-            await self._cancellation.stoppable(self._run_of(request, subtask, share))
-        self._ended(request, subtask, await self._collected(request, subtask, share))
+            await self._cancellation.cancellable(self._run_child(request, subtask, share))
+        self._end_subtask(request, subtask, await self._collect_outcome(request, subtask, share))
 
-    def _ended(self, request: DelegationRequest, subtask: Subtask, end: Collected) -> None:
+    def _end_subtask(self, request: DelegationRequest, subtask: Subtask, end: Collected) -> None:
         if subtask.id in self._expired and end.status is SubtaskStatus.cancelled:
             end = end.model_copy(
                 update={"status": SubtaskStatus.timed_out, "outcome": f"its time of {subtask.timeout} was used up"}
             )
-        self._state = delegation.ended(request, self._state, subtask.id, end)
+        self._state = delegation.end_subtask(request, self._state, subtask.id, end)
         if self._state.status is not DelegationStatus.running:
             self._cancellation.request(self._state.why or "one is done, which is all that was asked for")
 
-    async def _run_of(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
+    async def _run_child(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
         """Run the subtask to its end. Raises ChildWorkflowError if it does not complete."""
         assignment = Assignment(by=request.run_id, depth=request.depth + 1, share=share)
-        goal = delegation.message(request, self._state, subtask)
+        goal = delegation.peer_message(request, self._state, subtask)
         limits = LimitOverrides(max_depth=request.max_depth)
-        workflow_id = ids.run_workflow_id(ids.subtask_run_id(request.named, request.step, subtask.id))
+        workflow_id = ids.run_workflow_id(ids.subtask_run_id(request.id_base, request.step, subtask.id))
         try:
             child = await workflow.start_child_workflow(
                 "AgentRun",
@@ -125,30 +125,30 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
                 id=workflow_id,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
-                static_summary=formatting.cut(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
+                static_summary=formatting.truncate(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
             )
         except WorkflowAlreadyStartedError:  # by this delegation, before it was reset
             await watch_or_cancel(workflow_id, f"wait for {subtask.id}, which was begun before")
             return
-        expiry = asyncio.create_task(self._expire(subtask, child)) if subtask.timeout else None
+        expiry = asyncio.create_task(self._expire_child(subtask, child)) if subtask.timeout else None
         try:
             await child
         finally:
             if expiry is not None:
                 expiry.cancel()
 
-    async def _expire(self, subtask: Subtask, child: ChildWorkflowHandle[Any, Any]) -> None:
+    async def _expire_child(self, subtask: Subtask, child: ChildWorkflowHandle[Any, Any]) -> None:
         await workflow.sleep(subtask.timeout or 0, summary=f"the time of {subtask.id}")
         self._expired.append(subtask.id)
         child.cancel()
 
-    async def _collected(self, request: DelegationRequest, subtask: Subtask, share: Share) -> Collected:
+    async def _collect_outcome(self, request: DelegationRequest, subtask: Subtask, share: Share) -> Collected:
         collect = CollectRequest(
-            run_id=ids.subtask_run_id(request.named, request.step, subtask.id),
+            run_id=ids.subtask_run_id(request.id_base, request.step, subtask.id),
             subtask=subtask.id,
-            into=delegation.dependents(request, self._state, subtask.id),
+            into=delegation.dependent_runs(request, self._state, subtask.id),
             share=share,
-            most=delegation.most_outcome(request),
+            most=delegation.max_outcome(request),
         )
         return await workflow.execute_activity_method(
             Delegations.collect, collect, summary=f"what {subtask.id} brought", **FILES
@@ -156,20 +156,20 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
 
     @workflow.update(description="For mailboxes: a reply of an external peer")
     def reply(self, *args: Any) -> str:
-        return self._post.take(self.context, self._state, read(MailReply, args))
+        return self._post.take_reply(self.context, self._state, read_argument(MailReply, args))
 
     @reply.validator
     def _is_reply(self, *args: Any) -> None:
         self.context  # noqa: B018 - a rejected start takes no reply
-        read(MailReply, args)
+        read_argument(MailReply, args)
 
     @workflow.query(description='The message to an external peer: {"subtask_id"}')
     def message(self, *args: Any) -> str:
-        asked = read(MessageQuery, args).subtask_id
+        asked = read_argument(MessageQuery, args).subtask_id
         subtask = next((subtask for subtask in self.context.subtasks if subtask.id == asked), None)
         if subtask is None:
-            raise invalid(f"there is no subtask {asked!r}")
-        return delegation.message(self.context, self._state, subtask)
+            raise invalid_input(f"there is no subtask {asked!r}")
+        return delegation.peer_message(self.context, self._state, subtask)
 
     @workflow.query(description="The subtasks: status, run, outcome, usage")
     def state(self, *_: Any) -> DelegationState:
@@ -177,9 +177,9 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
         return self._state
 
 
-def _read(args: Sequence[Any]) -> DelegationRequest:
+def _read_request(args: Sequence[Any]) -> DelegationRequest:
     """Return the request. Raises ApplicationError `InvalidInput`, also if the subtasks are no DAG: they never end."""
-    request = read(DelegationRequest, args)
-    if reason := delegation.no_dag(request.subtasks):
-        raise invalid(reason)
+    request = read_argument(DelegationRequest, args)
+    if reason := delegation.dag_error(request.subtasks):
+        raise invalid_input(reason)
     return request

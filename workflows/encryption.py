@@ -13,7 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Interceptor, WorkflowInboundInterceptor, WorkflowInterceptorClassInput
 
-from workflows.cancellation import Halt
+from workflows.cancellation import Cancellation
 
 KEY_WAIT = timedelta(seconds=10)  # people add keys and restart workers
 
@@ -23,7 +23,7 @@ _UNKNOWN_KEY = "UnknownKey"  # the codec's own error, as Temporal names it
 T = TypeVar("T")
 
 
-class Confidential(Interceptor):
+class ConfidentialInterceptor(Interceptor):
     """Marks the runs of a worker with a codec as encrypted."""
 
     def workflow_interceptor_class(
@@ -39,18 +39,18 @@ def is_confidential() -> bool:
     return _CONFIDENTIAL in workflow.extern_functions()
 
 
-async def readable(cancellation: Halt, schedule: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def retry_until_decryptable(cancellation: Cancellation, schedule: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Schedule an activity until a worker takes it that can decrypt it, and return its result."""
     while True:
         try:
             return await schedule()
         except ActivityError as error:
-            if not _was_unreadable(error):
+            if not _was_undecryptable(error):
                 raise
-        await cancellation.stoppable(workflow.sleep(KEY_WAIT, summary="a worker lacks the key of this run"))
+        await cancellation.cancellable(workflow.sleep(KEY_WAIT, summary="a worker lacks the key of this run"))
 
 
-def _was_unreadable(error: ActivityError) -> bool:
+def _was_undecryptable(error: ActivityError) -> bool:
     """Return whether the arguments could not be decrypted, so that nothing has happened."""
     cause = error.cause.cause if isinstance(error.cause, ApplicationError) else None
     return isinstance(cause, ApplicationError) and cause.type == _UNKNOWN_KEY

@@ -13,18 +13,22 @@ from typing import Any, TypeVar
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, FailureError
 
-from activities.run.status import Standings
+from activities.run.status import RunWatcher
 from contracts.conversation import Ended
-from workflows.cancellation import Halt
-from workflows.encryption import readable
-from workflows.policies import FILES, IN_PASSING, WAIT_FOR_END, WATCHING, Policy
+from workflows.cancellation import Cancellation
+from workflows.encryption import retry_until_decryptable
+from workflows.policies import FILES, LOCAL_ACTIVITY, WAIT_FOR_END, WATCHING, Policy
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
 
 async def execute_activity(
-    cancellation: Halt, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
+    cancellation: Cancellation,
+    activity: Callable[[Any, Q], Awaitable[R]],
+    request: Q,
+    summary: str,
+    policy: Policy = FILES,
 ) -> R:
     """Run an activity, and again until a worker can decrypt its request. Raises ActivityError if it fails.
 
@@ -38,11 +42,11 @@ async def execute_activity(
         )
         return result
 
-    return await readable(cancellation, schedule)
+    return await retry_until_decryptable(cancellation, schedule)
 
 
 async def execute_locally_first(
-    cancellation: Halt, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str
+    cancellation: Cancellation, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str
 ) -> R:
     """Run a repeatable activity as a local one, and if that fails as a normal one.
 
@@ -50,7 +54,7 @@ async def execute_locally_first(
     """
     named: Any = activity
     try:
-        result: R = await workflow.execute_local_activity(named, request, summary=summary, **IN_PASSING)
+        result: R = await workflow.execute_local_activity(named, request, summary=summary, **LOCAL_ACTIVITY)
     except FailureError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # by the run itself; a worker that shuts down cancels, too
@@ -62,7 +66,7 @@ async def execute_locally_first(
 
 async def watch_end(workflow_id: str, summary: str) -> Ended:
     """Wait for the end of a workflow that this one has no handle for, since it did not start it."""
-    return await workflow.execute_activity_method(Standings.watch_run, workflow_id, summary=summary, **WATCHING)
+    return await workflow.execute_activity_method(RunWatcher.watch_run, workflow_id, summary=summary, **WATCHING)
 
 
 async def watch_or_cancel(workflow_id: str, summary: str) -> None:

@@ -15,10 +15,10 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
-from contracts.models import Undecodable, printable
+from contracts.models import Undecodable, escape_unprintable
 from contracts.run.signals import CancelRequest
-from decisions.errors import fault_line
-from decisions.text.formatting import cut
+from decisions.errors import format_validation_error
+from decisions.text.formatting import truncate
 
 C = TypeVar("C")
 M = TypeVar("M", bound=BaseModel)
@@ -59,13 +59,13 @@ class ValidatedWorkflow(Generic[C]):
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self.ignore_signal(cut(name, 80), self.UNKNOWN_SIGNAL)
+        self.ignore_signal(truncate(name, 80), self.UNKNOWN_SIGNAL)
 
 
 W = TypeVar("W", bound=ValidatedWorkflow[Any])
 
 
-def ignoring_refusals(handler: Callable[Concatenate[W, ...], None]) -> Callable[Concatenate[W, ...], None]:
+def ignore_if_invalid(handler: Callable[Concatenate[W, ...], None]) -> Callable[Concatenate[W, ...], None]:
     """Decorate a signal handler so that an ApplicationError ignores the signal, with the error as the reason."""
 
     @wraps(handler)
@@ -78,37 +78,37 @@ def ignoring_refusals(handler: Callable[Concatenate[W, ...], None]) -> Callable[
     return handle
 
 
-def type_of_start(args: Sequence[Any]) -> Any:
+def start_type(args: Sequence[Any]) -> Any:
     """Return the `type` of a start's argument, if it has one."""
     return args[0].get("type") if len(args) == 1 and isinstance(args[0], dict) else None
 
 
-def read(model: type[M], args: Sequence[Any]) -> M:
+def read_argument(model: type[M], args: Sequence[Any]) -> M:
     """Return the one argument as `model`. Raises ApplicationError `InvalidInput`: one line, no input echoed."""
     if len(args) != 1:
-        raise invalid(f"one JSON argument expected, got {len(args)}")
+        raise invalid_input(f"one JSON argument expected, got {len(args)}")
     if isinstance(args[0], Undecodable):
-        raise invalid(f"not readable as JSON: {args[0].reason}")
+        raise invalid_input(f"not readable as JSON: {args[0].reason}")
     try:
         return model.model_validate(args[0])
     except ValidationError as error:
-        raise invalid(fault_line(error)) from None
+        raise invalid_input(format_validation_error(error)) from None
 
 
-def read_optional(model: type[M], args: Sequence[Any]) -> M:
+def read_optional_argument(model: type[M], args: Sequence[Any]) -> M:
     """Read as `read` does; without an argument, or with null, return the model's defaults."""
-    return read(model, [{}]) if not args or list(args) == [None] else read(model, args)
+    return read_argument(model, [{}]) if not args or list(args) == [None] else read_argument(model, args)
 
 
 def cancel_reason(request: CancelRequest, default: str) -> str:
     return (request.reason or default) + (f" by {request.by}" if request.by else "")
 
 
-def must_continue() -> None:
+def require_continue_as_new() -> None:
     """Raises ApplicationError `InvalidInput` if a carried state does not come from continue-as-new."""
     if workflow.info().continued_run_id is None:
-        raise invalid("state: a start cannot bring a state of its own; it is only carried over continue-as-new")
+        raise invalid_input("state: a start cannot bring a state of its own; it is only carried over continue-as-new")
 
 
-def invalid(message: str) -> ApplicationError:
-    return ApplicationError(printable(message)[:500], type=RunFailure.invalid_input, non_retryable=True)
+def invalid_input(message: str) -> ApplicationError:
+    return ApplicationError(escape_unprintable(message)[:500], type=RunFailure.invalid_input, non_retryable=True)

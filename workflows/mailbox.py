@@ -16,51 +16,58 @@ from temporalio.exceptions import ActivityError, ApplicationError, RetryState, i
 
 from activities.mailbox.client import Mailboxes
 from activities.telemetry.attributes import AGENT_NAME
-from activities.telemetry.metrics import count
+from activities.telemetry.metrics import add_counts
 from contracts.conversation import LaneFault
-from contracts.mail.commands import Carried, CarryRequest
-from contracts.mail.delivery import Letter
+from contracts.mail.commands import BridgeBatch, BridgeResults
+from contracts.mail.delivery import InboxMessage
 from contracts.mail.mailbox import (
     DeadLetter,
     DeliverRequest,
     GiveUp,
     InputPicked,
-    Looked,
     MailboxStart,
     MailboxState,
     MailboxView,
     Redeliver,
     TurnEnded,
+    TurnLookup,
 )
-from contracts.mail.message import MOST_NAME
+from contracts.mail.message import MAX_MAIL_NAME
 from contracts.mail.peers import Dispatch
 from decisions import ids
 from decisions.mailbox import capacity, commands, dead_letters, peers, view
 from decisions.mailbox import state as mailbox
 from decisions.telemetry import metrics
-from decisions.text.formatting import cut
-from workflows.cancellation import Halt
-from workflows.handlers import ValidatedWorkflow, ignoring_refusals, invalid, read, read_optional, type_of_start
+from decisions.text.formatting import truncate
+from workflows.cancellation import Cancellation
+from workflows.handlers import (
+    ValidatedWorkflow,
+    ignore_if_invalid,
+    invalid_input,
+    read_argument,
+    read_optional_argument,
+    start_type,
+)
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
-from workflows.search_attributes import MOST_CHARACTERS
+from workflows.search_attributes import MAX_CHARACTERS
 
-MOST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
-REST = timedelta(seconds=30)  # of a folder whose bridge has returned a bad answer
+MAX_REST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
+BRIDGE_REST = timedelta(seconds=30)  # of a folder whose bridge has returned a bad answer
 
 
 @dataclass(frozen=True)
-class _Came:
+class _CarryResult:
     """The result of a `carry`, or the reason why it failed. A cancelled one has neither."""
 
-    request: CarryRequest
-    answer: Carried | None = None
+    request: BridgeBatch
+    answer: BridgeResults | None = None
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    letters: tuple[Letter, ...]
-    answer: Looked | None = None
+class _LookResult:
+    letters: tuple[InboxMessage, ...]
+    answer: TurnLookup | None = None
 
 
 @workflow.defn
@@ -74,18 +81,18 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        super().__init__(_begin, args)
-        self._cancellation = Halt()
-        self._carrying: dict[str, asyncio.Task[_Came]] = {}
-        self._looking: asyncio.Task[_Seen] | None = None
+        super().__init__(_begin_mailbox, args)
+        self._cancellation = Cancellation()
+        self._carrying: dict[str, asyncio.Task[_CarryResult]] = {}
+        self._looking: asyncio.Task[_LookResult] | None = None
         self._rests: dict[str, datetime] = {}
         self._alarm: tuple[datetime, asyncio.Task[None]] | None = None
 
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         if workflow.info().typed_search_attributes.get(AGENT_NAME) is None:
-            workflow.upsert_search_attributes([AGENT_NAME.value_set(cut(self._box.agent, MOST_CHARACTERS))])
-        await self._cancellation.outlast(self._work())
+            workflow.upsert_search_attributes([AGENT_NAME.value_set(truncate(self._box.agent, MAX_CHARACTERS))])
+        await self._cancellation.shield(self._run_loop())
         if self._cancellation.reason is not None:
             raise asyncio.CancelledError
         workflow.continue_as_new(self._box)
@@ -99,46 +106,46 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
         """Set the next state, and report the messages that it makes dead letters."""
         before, self.context = self.context, state
         for dead in dead_letters.newly_dead(before, state):
-            _tell_dead(state.agent, dead)
-        workflow.set_current_details(view.details(state))
+            _report_dead_letter(state.agent, dead)
+        workflow.set_current_details(view.format_mailbox_details(state))
 
-    async def _work(self) -> None:
+    async def _run_loop(self) -> None:
         """Make moves until the history is long or the mailbox is cancelled, and no activity is running."""
         while not self._is_to_leave():
             self._set_alarm()
-            await workflow.wait_condition(lambda: bool(self._next()) or self._has_rung() or self._is_to_leave())
-            if (due := self._next()) is not None:
+            await workflow.wait_condition(lambda: bool(self._next_move()) or self._has_rung() or self._is_to_leave())
+            if (due := self._next_move()) is not None:
                 due()
         await self._come_to_rest()
 
     def _is_to_leave(self) -> bool:
         return self._cancellation.reason is not None or workflow.info().is_continue_as_new_suggested()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_move(self) -> Callable[[], None] | None:
         """Return the most urgent move that is due."""
-        if (over := self._over()) is not None:
+        if (over := self._finished_folder()) is not None:
             return partial(self._close_carry, over)
         if self._looking is not None and self._looking.done():
             return partial(self._close_look, self._looking)
         if (folder := self._due_folder()) is not None:
-            return partial(self._send, folder)
-        if self._looking is None and (silent := commands.stale(self._box, workflow.now())):
+            return partial(self._start_carry, folder)
+        if self._looking is None and (silent := commands.stale_letters(self._box, workflow.now())):
             return partial(self._begin_look, silent)
         return None
 
     def _has_rung(self) -> bool:
         return self._alarm is not None and self._alarm[1].done()
 
-    def _over(self) -> str | None:
+    def _finished_folder(self) -> str | None:
         """Return a folder whose `carry` has ended."""
         return next((folder for folder, task in self._carrying.items() if task.done()), None)
 
     def _due_folder(self) -> str | None:
         """Return a folder where a task is due and no `carry` is running."""
         now = workflow.now()
-        for folder in commands.folders(self._box):
+        for folder in commands.folders_with_work(self._box):
             is_free = folder not in self._carrying and self._rests.get(folder, now) <= now
-            if is_free and commands.due(self._box, folder, now):
+            if is_free and commands.next_orders(self._box, folder, now):
                 return folder
         return None
 
@@ -156,31 +163,31 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
         seconds = (soonest - now).total_seconds() + 0.001
         self._alarm = soonest, asyncio.create_task(workflow.sleep(seconds, summary="look again"))
 
-    def _send(self, folder: str) -> None:
+    def _start_carry(self, folder: str) -> None:
         self._rests.pop(folder, None)
-        self._box, request = commands.ordered(self._box, folder, workflow.now())
-        self._carrying[folder] = asyncio.create_task(self._carry(request))
+        self._box, request = commands.issue_batch(self._box, folder, workflow.now())
+        self._carrying[folder] = asyncio.create_task(self._run_carry(request))
 
-    async def _carry(self, request: CarryRequest) -> _Came:
+    async def _run_carry(self, request: BridgeBatch) -> _CarryResult:
         """Have a bridge carry out a request. Its answer is validated: a bad one must not wedge the mailbox."""
         try:
             answer: Any = await workflow.execute_activity(
                 "carry",
                 request,
                 task_queue=ids.mail_queue(request.folder),
-                summary=view.summary(request.orders),
+                summary=view.summarize_orders(request.orders),
                 cancellation_type=WAIT_FOR_END,
                 **CARRYING,
             )
-            carried = read(Carried, [answer])
+            carried = read_argument(BridgeResults, [answer])
             if len(carried.done) != len(request.orders):
-                raise invalid(f"{len(request.orders)} orders, and {len(carried.done)} answers")
+                raise invalid_input(f"{len(request.orders)} orders, and {len(carried.done)} answers")
         except ActivityError as error:
             is_cancelled = is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
-            return _Came(request, reason="" if is_cancelled else str(error.cause))
+            return _CarryResult(request, reason="" if is_cancelled else str(error.cause))
         except ApplicationError as error:
-            return _Came(request, reason=error.message)
-        return _Came(request, carried)
+            return _CarryResult(request, reason=error.message)
+        return _CarryResult(request, carried)
 
     def _close_carry(self, folder: str) -> None:
         task = self._carrying.pop(folder)
@@ -188,30 +195,30 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
             return
         came = task.result()
         if came.answer is not None:
-            self._box = commands.carried(self._box, came.request, came.answer, workflow.now())
+            self._box = commands.apply_results(self._box, came.request, came.answer, workflow.now())
         elif came.reason:
-            self._rests[folder] = workflow.now() + REST
-            self.ignore(f"carry in folder {cut(folder, 40)}", came.reason)
+            self._rests[folder] = workflow.now() + BRIDGE_REST
+            self.ignore(f"carry in folder {truncate(folder, 40)}", came.reason)
 
-    def _begin_look(self, letters: tuple[Letter, ...]) -> None:
-        self._looking = asyncio.create_task(self._look(letters))
+    def _begin_look(self, letters: tuple[InboxMessage, ...]) -> None:
+        self._looking = asyncio.create_task(self._look_at_turns(letters))
 
-    async def _look(self, letters: tuple[Letter, ...]) -> _Seen:
-        request = commands.look(self._box, letters)
+    async def _look_at_turns(self, letters: tuple[InboxMessage, ...]) -> _LookResult:
+        request = commands.build_look_request(self._box, letters)
         try:
-            answer: Looked = await workflow.execute_activity_method(
+            answer: TurnLookup = await workflow.execute_activity_method(
                 Mailboxes.look_at_turns, request, summary=f"look at {len(letters)} runs", **LOOKING_AT_TURNS
             )
         except ActivityError:
-            return _Seen(letters)
-        return _Seen(letters, answer)
+            return _LookResult(letters)
+        return _LookResult(letters, answer)
 
-    def _close_look(self, task: asyncio.Task[_Seen]) -> None:
+    def _close_look(self, task: asyncio.Task[_LookResult]) -> None:
         self._looking = None
         if task.cancelled():
             return
         seen = task.result()
-        self._box = commands.looked(self._box, seen.letters, seen.answer, workflow.now())
+        self._box = commands.apply_look(self._box, seen.letters, seen.answer, workflow.now())
 
     async def _come_to_rest(self) -> None:
         """Wait briefly for running activities, and cancel the rest, whose tasks the next execution gives out again.
@@ -220,100 +227,104 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
         """
         if self._cancellation.reason is None:
             try:
-                await workflow.wait_condition(self._is_at_rest, timeout=MOST_WAIT, timeout_summary="what is under way")
+                await workflow.wait_condition(
+                    self._is_at_rest, timeout=MAX_REST_WAIT, timeout_summary="what is under way"
+                )
             except TimeoutError:
                 workflow.logger.info("tasks that no bridge has carried out are given out again")
-        for task in self._under_way():
+        for task in self._running_tasks():
             task.cancel()
-        await workflow.wait_condition(lambda: not self._under_way())
-        while (folder := self._over()) is not None:
+        await workflow.wait_condition(lambda: not self._running_tasks())
+        while (folder := self._finished_folder()) is not None:
             self._close_carry(folder)
         if self._looking is not None:
             self._close_look(self._looking)
 
     def _is_at_rest(self) -> bool:
-        return self._cancellation.reason is not None or not self._under_way()
+        return self._cancellation.reason is not None or not self._running_tasks()
 
-    def _under_way(self) -> list[asyncio.Task[Any]]:
+    def _running_tasks(self) -> list[asyncio.Task[Any]]:
         tasks = [*self._carrying.values(), *([self._looking] if self._looking else [])]
         return [task for task in tasks if not task.done()]
 
     @workflow.update(description='For bridges: {"folder", "deliveries"}. Returns a verdict for each')
     def deliver(self, *args: Any) -> dict[str, Any]:
-        request = self._readable(args)
-        self._box, delivered = mailbox.deliver(self._box, request.folder, request.deliveries, workflow.now())
+        request = self._parse_delivery(args)
+        self._box, delivered = mailbox.judge_deliveries(self._box, request.folder, request.deliveries, workflow.now())
         own = delivered.model_copy(update={"mailbox": workflow.info().first_execution_run_id})
         return own.model_dump(mode="json")
 
     @deliver.validator
     def _is_taken(self, *args: Any) -> None:
-        self._readable(args)
+        self._parse_delivery(args)
 
-    def _readable(self, args: Sequence[Any]) -> DeliverRequest:
+    def _parse_delivery(self, args: Sequence[Any]) -> DeliverRequest:
         if self._cancellation.reason is not None:
             reason = f"the mailbox is being cancelled: {self._cancellation.reason}"
             raise ApplicationError(reason, type=LaneFault.lane_closing, non_retryable=True)
         self.context  # noqa: B018 - raises the error of a rejected start
-        return read(DeliverRequest, args)
+        return read_argument(DeliverRequest, args)
 
     @workflow.signal(description='Redeliver dead letters: {"message_id"?, "file"?}; without either, all of them')
-    @ignoring_refusals
+    @ignore_if_invalid
     def redeliver(self, *args: Any) -> None:
-        self._box = dead_letters.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
+        self._box = dead_letters.redeliver_dead_letters(
+            self._box, read_optional_argument(Redeliver, args), workflow.now()
+        )
 
     @workflow.signal(description="For lanes: the end of a message's run")
-    @ignoring_refusals
+    @ignore_if_invalid
     def turn_ended(self, *args: Any) -> None:
-        self._box = mailbox.turn_ended(self._box, read(TurnEnded, args), workflow.now())
+        self._box = mailbox.end_letter_turn(self._box, read_argument(TurnEnded, args), workflow.now())
 
     @workflow.signal(description="For bridges: a person has picked the file of an input")
-    @ignoring_refusals
+    @ignore_if_invalid
     def input_picked(self, *args: Any) -> None:
-        self._box = mailbox.input_picked(self._box, read(InputPicked, args).key, workflow.now())
+        self._box = mailbox.record_pick(self._box, read_argument(InputPicked, args).key, workflow.now())
 
     @workflow.signal(description='Give up a message that waits for its inputs: {"message_id", "by"?}')
-    @ignoring_refusals
+    @ignore_if_invalid
     def give_up(self, *args: Any) -> None:
-        self._box = mailbox.given_up(self._box, read(GiveUp, args), workflow.now())
+        self._box = mailbox.give_up_letters(self._box, read_argument(GiveUp, args), workflow.now())
 
     @workflow.signal(description="For delegations: a subtask for this external agent")
-    @ignoring_refusals
+    @ignore_if_invalid
     def dispatch(self, *args: Any) -> None:
-        self._box = peers.dispatched(self._box, read(Dispatch, args), workflow.now())
+        self._box = peers.add_dispatch(self._box, read_argument(Dispatch, args), workflow.now())
 
     @workflow.signal(description="For delegations: that subtask is no longer waited for")
-    @ignoring_refusals
+    @ignore_if_invalid
     def withdraw(self, *args: Any) -> None:
-        self._box = peers.withdrawn(self._box, read(Dispatch, args), workflow.now())
+        self._box = peers.withdraw_dispatch(self._box, read_argument(Dispatch, args), workflow.now())
 
     def ignore(self, signal: str, reason: str) -> None:
         super().ignore(signal, reason)
-        self._box = capacity.noticed(self._box, f"{signal}: {reason}")
+        self._box = capacity.add_mailbox_notice(self._box, f"{signal}: {reason}")
 
     @workflow.query(description="The messages in hand, and the latest that have ended", name="acks")
-    def _view(self, *_: Any) -> MailboxView:
-        return view.view(self._box)
+    def _mailbox_view(self, *_: Any) -> MailboxView:
+        return view.mailbox_view(self._box)
 
     @workflow.query(description="Messages that have failed, and files that are not messages")
     def deadletters(self, *_: Any) -> tuple[DeadLetter, ...]:
         return self._box.dead
 
 
-def _begin(args: Sequence[Any]) -> MailboxState:
+def _begin_mailbox(args: Sequence[Any]) -> MailboxState:
     """Return a new mailbox, or that of an earlier execution. Raises ApplicationError `InvalidInput`."""
-    if type_of_start(args) == "mailbox.continue":
-        return read(MailboxState, args)
+    if start_type(args) == "mailbox.continue":
+        return read_argument(MailboxState, args)
     own = workflow.info().workflow_id
     agent = own.removeprefix(ids.mailbox_workflow_id(""))
-    if not 0 < len(agent) <= MOST_NAME or own != ids.mailbox_workflow_id(agent):
-        raise invalid(f"the workflow id is mailbox:<agent>, and the agent has 1 to {MOST_NAME} characters")
-    if read_optional(MailboxStart, args).agent not in (None, agent):
-        raise invalid(f"agent: this is the mailbox of {agent!r}")
+    if not 0 < len(agent) <= MAX_MAIL_NAME or own != ids.mailbox_workflow_id(agent):
+        raise invalid_input(f"the workflow id is mailbox:<agent>, and the agent has 1 to {MAX_MAIL_NAME} characters")
+    if read_optional_argument(MailboxStart, args).agent not in (None, agent):
+        raise invalid_input(f"agent: this is the mailbox of {agent!r}")
     return MailboxState(agent=agent)
 
 
-def _tell_dead(agent: str, dead: DeadLetter) -> None:
+def _report_dead_letter(agent: str, dead: DeadLetter) -> None:
     name = "agent.mail.dead_letter"
     figures = dead.model_dump(mode="json", include={"plan", "file", "message_id", "attempt", "why"})
     workflow.logger.warning(name, extra={"event": {"event": name, "agent": agent, **figures}})
-    count(workflow.metric_meter(), metrics.of_event(name, figures))
+    add_counts(workflow.metric_meter(), metrics.count_event(name, figures))

@@ -6,11 +6,11 @@ from typing import Any
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-from contracts.duration import LONGEST
+from contracts.duration import MAX_DURATION
 from contracts.run.limits import Limits
 from contracts.run.turn import TURN_MARGIN
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, QueueRoute, ToolRoute
-from decisions.run.limits import turn_limit
+from decisions.run.limits import longest_turn
 
 Policy = dict[str, Any]  # the options of an activity, as Temporal names them
 
@@ -49,7 +49,7 @@ TOOL_RETRIES: dict[Effect, RetryPolicy] = {
 
 # An activity that was lost with its worker after all its attempts is scheduled again this often. A call that kills its
 # worker must not do so forever.
-MOST_LOST = 3
+MAX_LOST = 3
 
 # The run's own files: retrying until the disk is back loses nothing, and the run must not end without its record.
 FILES: Policy = {
@@ -60,10 +60,10 @@ FILES: Policy = {
 
 # A message that is sent. The attempt keeps to the project's outbox timeout by itself: if Temporal cut it off first, a
 # keyed message would be sent forever. A dead worker is found by its heartbeat.
-SENDING: Policy = FILES | {"start_to_close_timeout": LONGEST + CALL_MARGIN}
+SENDING: Policy = FILES | {"start_to_close_timeout": MAX_DURATION + CALL_MARGIN}
 
 # The run's own files within a workflow task, which has ten seconds (`workflows.execution`).
-IN_PASSING: Policy = {
+LOCAL_ACTIVITY: Policy = {
     "schedule_to_close_timeout": timedelta(seconds=5),
     "retry_policy": RetryPolicy(maximum_attempts=1),
 }
@@ -87,7 +87,7 @@ WATCHING: Policy = {
 
 # An answer that a person gave to a lane: its run accepts or refuses it at once. If no worker has the run, or it is
 # wedged, the answer must not hold up the lane, which then sends it to the run as a signal.
-ANSWER: Policy = {
+ANSWERING_TURNS: Policy = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
 }
@@ -100,8 +100,8 @@ LOOK_BACK: Policy = {
 
 # A look of the reconciler. Repeating it does no harm, so it is retried until it succeeds: the schedule starts no second
 # one while it runs.
-MOST_LOOKING = timedelta(minutes=10)
-LOOK_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))
+MAX_RECONCILE_TIME = timedelta(minutes=10)
+RECONCILE_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))
 
 # The tasks of a folder's bridges, however long no bridge is running.
 CARRYING: Policy = {
@@ -119,14 +119,14 @@ LOOKING_AT_TURNS: Policy = {
 
 def model_turn_policy(limits: Limits) -> Policy:
     return {
-        "start_to_close_timeout": turn_limit(limits) + TURN_MARGIN,
+        "start_to_close_timeout": longest_turn(limits) + TURN_MARGIN,
         "heartbeat_timeout": HEARTBEAT,
         "retry_policy": MODEL_RETRIES,
     }
 
 
 def summary_policy(limits: Limits) -> Policy:
-    return FILES | {"start_to_close_timeout": turn_limit(limits) + SUMMARY_MARGIN}
+    return FILES | {"start_to_close_timeout": longest_turn(limits) + SUMMARY_MARGIN}
 
 
 def tool_call_policy(route: ToolRoute, effect: Effect) -> Policy:

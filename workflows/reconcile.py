@@ -4,11 +4,11 @@ from typing import Any
 
 from temporalio import workflow
 
-from activities.reconcile.reconcile import Reconciliations
+from activities.reconcile.reconcile import Reconciler
 from contracts.reconcile import ReconcileReport, ReconcileRequest
-from decisions.reconcile import told
+from decisions.reconcile import render_report
 from decisions.text import formatting
-from workflows.policies import HEARTBEAT, LOOK_RETRIES, MOST_LOOKING
+from workflows.policies import HEARTBEAT, MAX_RECONCILE_TIME, RECONCILE_RETRIES
 
 
 @workflow.defn
@@ -23,12 +23,12 @@ class Reconcile:
         # Read as a request: the part of the last report that counts here, whichever version wrote it.
         last = workflow.get_last_completion_result(ReconcileRequest)
         report: ReconcileReport = await workflow.execute_activity_method(
-            Reconciliations.reconcile,
+            Reconciler.reconcile,
             last or ReconcileRequest(),
-            start_to_close_timeout=MOST_LOOKING,
+            start_to_close_timeout=MAX_RECONCILE_TIME,
             heartbeat_timeout=HEARTBEAT,
-            retry_policy=LOOK_RETRIES,
+            retry_policy=RECONCILE_RETRIES,
             summary="look at runs, claims, waits and stores",
         )
-        workflow.set_current_details(formatting.markdown(told(report)))
+        workflow.set_current_details(formatting.escape_markdown(render_report(report)))
         return report

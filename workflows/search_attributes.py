@@ -23,20 +23,20 @@ from contracts.run.question import Question
 from contracts.run.state import RunState, RunStatus
 from decisions.followup import state as followup
 from decisions.followup import view
-from decisions.run.limits import spent
+from decisions.run.limits import total_spent
 from decisions.run.question import TEXTUAL
-from decisions.text.formatting import waiting_for
+from decisions.text.formatting import waiting_for_person
 from workflows.encryption import is_confidential
 
-MOST_CHARACTERS = 200  # characters of a value
+MAX_CHARACTERS = 200  # characters of a value
 
 
 def format_keyword(text: str) -> str:
     """Return one line of a name or id, with nothing escaped, so that a search finds it."""
-    return " ".join(text.split())[:MOST_CHARACTERS]
+    return " ".join(text.split())[:MAX_CHARACTERS]
 
 
-def of(state: RunState) -> TypedSearchAttributes:
+def of_run(state: RunState) -> TypedSearchAttributes:
     """Return the attributes of a run in this state; those that do not apply are left out."""
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(AGENT_NAME, format_keyword(state.agent)),
@@ -46,16 +46,16 @@ def of(state: RunState) -> TypedSearchAttributes:
     if state.conversation_id:
         pairs.append(SearchAttributePair(CONVERSATION_ID, format_keyword(state.conversation_id)))
     if state.question is not None:
-        pairs.append(SearchAttributePair(WAITING_FOR, _about(state.question)))
+        pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(state.question)))
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
     if outside:
         pairs.append(SearchAttributePair(PENDING_TOOLS, [format_keyword(tool) for tool in outside[:20]]))
-    if cost := spent(state).usd:
+    if cost := total_spent(state).usd:
         pairs.append(SearchAttributePair(COST_USD, cost))
     return TypedSearchAttributes(pairs)
 
 
-def changes(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
+def updates_between(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
     """Return the updates that turn `shown` into `new`."""
     changed: list[SearchAttributeUpdate[Any]] = []
     for key in KEYS:
@@ -76,19 +76,19 @@ _ENDS = {
 
 def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
     """Return the attributes of a follow-up, with the statuses of runs, among which it is listed."""
-    waits = RunStatus.waiting_on_human if followup.questions(state) else RunStatus.waiting_on_tool
+    waits = RunStatus.waiting_on_human if followup.open_prompts(state) else RunStatus.waiting_on_tool
     status = _ENDS.get(state.state, waits if state.tasks else RunStatus.queued)
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(AGENT_STATUS, status.value),
         SearchAttributePair(CONVERSATION_ID, format_keyword(state.definition.resume_target.session_id)),
     ]
-    if about := view.waiting_for(state, is_confidential=is_confidential()):
+    if about := view.follow_up_waiting_for(state, is_confidential=is_confidential()):
         pairs.append(SearchAttributePair(WAITING_FOR, about))
     return TypedSearchAttributes(pairs)
 
 
-def _about(question: Question) -> str:
+def _format_waiting_for(question: Question) -> str:
     """Return the text of `WaitingFor`, without the question itself if the run is encrypted."""
     if question.kind in TEXTUAL and is_confidential():
         return "human: a question"
-    return waiting_for(question)
+    return waiting_for_person(question)

@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 
 @workflow.defn(dynamic=True)
-class Unknown:
+class UnknownWorkflow:
     @workflow.run
     async def run(self, args: Sequence[RawValue]) -> NoReturn:  # noqa: ARG002 - Temporal's signature
         name = workflow.info().workflow_type

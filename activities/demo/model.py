@@ -14,7 +14,16 @@ import httpx2
 
 from activities.demo.page import open_page
 from activities.demo.review import count_nouns, join_words, weak_points, write_review
-from activities.demo.sse import Json, ToolUse, blocks_of, encode_stream, error_body, estimate_tokens, refusal, tool_uses
+from activities.demo.sse import (
+    Json,
+    ToolUse,
+    blocks_of,
+    encode_stream,
+    error_body,
+    estimate_tokens,
+    request_error,
+    tool_uses,
+)
 
 MODEL = "rehearsal"
 _PIECES = 40  # maximum number of deltas in a reply, so that a long one takes a second or two
@@ -46,9 +55,9 @@ class RehearsalTransport(httpx2.AsyncBaseTransport):
             body = json.loads(await request.aread())
         except (ValueError, RecursionError):
             return _to_response(400, error_body("invalid_request_error", "the body is not JSON"))
-        if error := refusal(body):
+        if error := request_error(body):
             return _to_response(400, error_body("invalid_request_error", error))
-        message = answer(body)
+        message = answer_request(body)
         if not body.get("stream"):
             return _to_response(200, message)
         stream = _PacedStream(message, self._pause)
@@ -73,7 +82,7 @@ def _to_response(status: int, body: Json) -> httpx2.Response:
 
 
 @dataclass(frozen=True)
-class Move:
+class DemoMove:
     """A reply: a text, and tool calls as names and inputs."""
 
     text: str
@@ -81,7 +90,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Task:
+class DemoTask:
     """The goal, the tool uses since it was set, and the available tools."""
 
     goal: str
@@ -126,7 +135,7 @@ def _trim_address(address: str) -> str:
     return address
 
 
-def answer(body: Json) -> Json:
+def answer_request(body: Json) -> Json:
     """Return the reply to a request that `refusal` accepts."""
     move = _apply_choice(_next_move(_read_task(body)), body)
     digest = hashlib.sha256(json.dumps(body["messages"], sort_keys=True).encode()).hexdigest()
@@ -153,7 +162,7 @@ def answer(body: Json) -> Json:
     }
 
 
-def _read_task(body: Json) -> Task:
+def _read_task(body: Json) -> DemoTask:
     """Read the latest goal, which is the first text after the last reply that ended a run, and its tool uses."""
     messages = [message for message in body["messages"] if message["role"] != "system"]
     ends = (at + 1 for at in range(len(messages) - 1) if _ends_run(messages[at], messages[at + 1]))
@@ -164,7 +173,7 @@ def _read_task(body: Json) -> Task:
         if message["role"] == "user"
     )
     goal = next(filter(None, texts), "")
-    return Task(goal, tuple(tool_uses(messages)), frozenset(tool["name"] for tool in body.get("tools") or []))
+    return DemoTask(goal, tuple(tool_uses(messages)), frozenset(tool["name"] for tool in body.get("tools") or []))
 
 
 def _ends_run(message: Json, following: Json) -> bool:
@@ -174,61 +183,65 @@ def _ends_run(message: Json, following: Json) -> bool:
     return not uses or any(use.name in ("finish", "escalate") and not use.is_error for use in uses)
 
 
-def _next_move(task: Task) -> Move:
+def _next_move(task: DemoTask) -> DemoMove:
     if not task.tools:
-        return Move(_summarize_task(task))
+        return DemoMove(_summarize_task(task))
     if task.uses_of("finish") or task.uses_of("escalate"):
-        return Move("Finding: the run could not be ended in the way it was meant to; it stops here.")
+        return DemoMove("Finding: the run could not be ended in the way it was meant to; it stops here.")
     if "delegate" in task.tools and (peer := _PEER.search(task.goal)):
-        return _delegate(task, peer[1], peer[2].strip())
+        return _delegate_work(task, peer[1], peer[2].strip())
     if not task.addresses:
         return _ask_for_address(task)
     fetched = {str(use.arguments.get("url")): use for use in task.uses_of("fetch")}
     if missing := [address for address in task.addresses if address not in fetched]:
-        return _fetch(task, missing)
+        return _fetch_pages(task, missing)
     written = task.uses_of("write_file")
-    return _finish(task, written[-1]) if written else _write(task, [fetched[address] for address in task.addresses])
+    return (
+        _finish_run(task, written[-1])
+        if written
+        else _write_product(task, [fetched[address] for address in task.addresses])
+    )
 
 
-def _summarize_task(task: Task) -> str:
+def _summarize_task(task: DemoTask) -> str:
     done = [f"{use.name} {'failed' if use.is_error else 'done'}" for use in task.uses]
     so_far = f"So far: {', '.join(done)}." if done else "Nothing has been called so far."
     return f"This is the rehearsal model; without tools it can only say what it sees. Goal: {task.goal}\n{so_far}"
 
 
-def _delegate(task: Task, peer: str, work: str) -> Move:
+def _delegate_work(task: DemoTask, peer: str, work: str) -> DemoMove:
     if not (uses := task.uses_of("delegate")):
         text = f"Frame: this is work for {peer}.\n\nPlan:\n1. Ask {peer}.\n2. Hand on what comes back."
-        return Move(text, (("delegate", {"subtasks": [{"id": "part", "agent": peer, "instructions": work}]}),))
+        return DemoMove(text, (("delegate", {"subtasks": [{"id": "part", "agent": peer, "instructions": work}]}),))
     if uses[-1].is_error:
         return _end_run(task, "escalate", f"{peer} did not do it: {_first_line(uses[-1])}")
     subtasks = json.loads(uses[-1].result or "{}").get("subtasks", [])
     return _end_run(task, "finish", "\n\n".join(str(subtask.get("outcome", "")) for subtask in subtasks))
 
 
-def _ask_for_address(task: Task) -> Move:
+def _ask_for_address(task: DemoTask) -> DemoMove:
     if "ask_human" in task.tools and not task.uses_of("ask_human"):
         question = {"question": "Which page should I fetch? Give an http(s) address."}
-        return Move("Frame: the goal names no page, and a page is what I can work on.", (("ask_human", question),))
+        return DemoMove("Frame: the goal names no page, and a page is what I can work on.", (("ask_human", question),))
     return _end_run(task, "finish", _NO_ADDRESS)
 
 
-def _fetch(task: Task, missing: list[str]) -> Move:
+def _fetch_pages(task: DemoTask, missing: list[str]) -> DemoMove:
     pages = join_words(missing)
     if "fetch" not in task.tools:
         return _end_run(task, "escalate", f"There is no tool `fetch` to get {pages} with.")
     calls = tuple(("fetch", {"url": address}) for address in missing)
     if task.uses_of("fetch"):
-        return Move(f"Next: {count_nouns(len(missing), 'page')} still to be fetched.", calls)
+        return DemoMove(f"Next: {count_nouns(len(missing), 'page')} still to be fetched.", calls)
     text = (
         f"Frame: a {task.product(task.paragraphs)} on {pages} is asked for. It is done when {task.path} "
         f"holds it, made from what the {'page' if len(missing) == 1 else 'pages'} really said.\n\n"
         f"Plan:\n1. Fetch {pages}.\n2. Measure what came back and write {task.path}.\n3. Finish."
     )
-    return Move(text, calls)
+    return DemoMove(text, calls)
 
 
-def _write(task: Task, fetched: list[ToolUse]) -> Move:
+def _write_product(task: DemoTask, fetched: list[ToolUse]) -> DemoMove:
     lost = [f"{use.arguments['url']} could not be fetched ({_first_line(use)})" for use in fetched if use.is_error]
     if len(lost) == len(fetched):
         return _end_run(task, "escalate", f"There is nothing to judge: {'; '.join(lost)}.")
@@ -241,10 +254,10 @@ def _write(task: Task, fetched: list[ToolUse]) -> Move:
     words = count_nouns(sum(page.words for page in pages), "word")
     findings = [f"{join_words([page.name for page in pages])} came: {words}.{worst}", *(f"{text}." for text in lost)]
     text = "\n".join(f"Finding: {finding}" for finding in findings)
-    return Move(text, (("write_file", {"path": task.path, "content": content}),))
+    return DemoMove(text, (("write_file", {"path": task.path, "content": content}),))
 
 
-def _finish(task: Task, write: ToolUse) -> Move:
+def _finish_run(task: DemoTask, write: ToolUse) -> DemoMove:
     path = str(write.arguments.get("path"))
     if write.is_error:
         reason = f"The {task.kind} is ready, but {path} could not be written: {_first_line(write)}"
@@ -253,14 +266,14 @@ def _finish(task: Task, write: ToolUse) -> Move:
     number = str(write.arguments.get("content")).count("\n\n") - 1
     outcome = f"{task.product(task.paragraphs and number).capitalize()} generated in {path}"
     if "finish" not in task.tools:
-        return Move(outcome)
-    return Move(f"Finding: {path} is written.", (("finish", {"outcome": outcome, "artifacts": [path]}),))
+        return DemoMove(outcome)
+    return DemoMove(f"Finding: {path} is written.", (("finish", {"outcome": outcome, "artifacts": [path]}),))
 
 
-def _end_run(task: Task, tool: str, text: str) -> Move:
+def _end_run(task: DemoTask, tool: str, text: str) -> DemoMove:
     """Call `finish` or `escalate` if it is available. A reply without a call ends the run too."""
     key, reply = ("outcome", text) if tool == "finish" else ("reason", f"Finding: {text}")
-    return Move(reply, ((tool, {key: text}),) if tool in task.tools else ())
+    return DemoMove(reply, ((tool, {key: text}),) if tool in task.tools else ())
 
 
 def _first_line(use: ToolUse) -> str:
@@ -268,7 +281,7 @@ def _first_line(use: ToolUse) -> str:
     return lines[0][:200].rstrip(".") if lines else "no reason given"
 
 
-def _apply_choice(move: Move, body: Json) -> Move:
+def _apply_choice(move: DemoMove, body: Json) -> DemoMove:
     """Change the calls as `tool_choice` requires."""
     choice, calls = body.get("tool_choice") or {}, move.calls
     schemas = {tool["name"]: tool.get("input_schema") for tool in body.get("tools") or []}
@@ -277,23 +290,25 @@ def _apply_choice(move: Move, body: Json) -> Move:
             calls = ()
         case "tool":
             name = str(choice.get("name"))
-            calls = tuple(call for call in calls if call[0] == name) or ((name, _placeholders(schemas.get(name))),)
+            calls = tuple(call for call in calls if call[0] == name) or (
+                (name, _placeholder_arguments(schemas.get(name))),
+            )
         case "any" if not calls and schemas:
             name = "finish" if "finish" in schemas else next(iter(schemas))
-            calls = ((name, _placeholders(schemas[name])),)
-    return Move(move.text, calls[:1] if choice.get("disable_parallel_tool_use") else calls)
+            calls = ((name, _placeholder_arguments(schemas[name])),)
+    return DemoMove(move.text, calls[:1] if choice.get("disable_parallel_tool_use") else calls)
 
 
-def _placeholders(schema: object) -> Json:
+def _placeholder_arguments(schema: object) -> Json:
     """Return simple arguments with every required field."""
     match schema:
         case {"properties": dict() as fields, "required": list() as required}:
-            return {str(name): _placeholder(fields.get(str(name))) for name in required}
+            return {str(name): _placeholder_value(fields.get(str(name))) for name in required}
         case _:
             return {}
 
 
-def _placeholder(field: object) -> object:
+def _placeholder_value(field: object) -> object:
     match field:
         case {"enum": [first, *_]}:
             return first

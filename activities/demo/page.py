@@ -22,7 +22,7 @@ _COMMON = re.compile(r"the|and|of|to|a|in|is|it|that|for|with|on|are|as|this|you
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """The paragraphs under one heading; level 0 is the text before the first heading."""
 
     level: int
@@ -31,18 +31,18 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Page:
+class DemoPage:
     """A fetched page. `links` are text and absolute target, `images` their text alternatives."""
 
     url: str
     title: str
     source: str
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     links: tuple[tuple[str, str], ...]
     images: tuple[str, ...]
 
     @property
-    def headings(self) -> list[Section]:
+    def headings(self) -> list[PageSection]:
         return [section for section in self.sections if section.level]
 
     @cached_property
@@ -64,24 +64,24 @@ class Page:
     @property
     def name(self) -> str:
         """The title in quotes, else the address."""
-        return quote(self.title) if self.has_title else f"The page at {urlsplit(self.url).path or self.url}"
+        return quote_text(self.title) if self.has_title else f"The page at {urlsplit(self.url).path or self.url}"
 
 
-def open_page(url: str, text: str) -> Page:
+def open_page(url: str, text: str) -> DemoPage:
     """Read the result of a fetch: Markdown below header lines, or the same in JSON or between tags."""
-    lines = _unwrap(text).strip()[:_MEASURED].splitlines()
+    lines = _unwrap_text(text).strip()[:_MEASURED].splitlines()
     head: dict[str, str] = {}
     while lines and ((field := _HEAD_LINE.fullmatch(lines[0])) or not lines[0].strip("-` ")):
         if field:
             head.setdefault(field[1].lower(), field[2].strip().strip('"'))
         lines.pop(0)
-    addresses = (_absolute(known, "") for known in (head.get("final url"), head.get("url"), url) if known)
+    addresses = (_absolute_url(known, "") for known in (head.get("final url"), head.get("url"), url) if known)
     address = next((known for known in addresses if known.startswith("http")), "about:blank")
     body = re.sub(r"\A\[(not text|the page has no text)[^\n]*\]\Z", "", "\n".join(lines))
     return _read_markdown(address, head.get("title"), body)
 
 
-def _absolute(base: str, target: str) -> str:
+def _absolute_url(base: str, target: str) -> str:
     """Return the absolute address; empty if it is not valid."""
     try:
         return urlsplit(urljoin(base, target)).geturl()
@@ -89,7 +89,7 @@ def _absolute(base: str, target: str) -> str:
         return ""
 
 
-def _unwrap(text: str) -> str:
+def _unwrap_text(text: str) -> str:
     """Return the text without enclosing tags; of a JSON object, its longest field below the others."""
     text = re.sub(r"\A\s*<[^<>\n]+>[ \t]*\n|\n[ \t]*</[^<>\n]+>\s*\Z", "", text)
     try:
@@ -102,40 +102,40 @@ def _unwrap(text: str) -> str:
     return "\n".join([*(f"{name}: {fields[name]}" for name in head), "", str(fields.get(body, ""))])
 
 
-def _read_markdown(url: str, title: str | None, markdown: str) -> Page:
+def _read_markdown(url: str, title: str | None, markdown: str) -> DemoPage:
     """Split a page into its parts. If its title is unknown, use the first main heading."""
-    body = re.sub(r"(?m)^([^\n#|>*+-][^\n]*)\n(=+|-{2,})[ \t]*$", _atx, re.sub(r"(?s)```.*?```", "", markdown))
+    body = re.sub(r"(?m)^([^\n#|>*+-][^\n]*)\n(=+|-{2,})[ \t]*$", _to_atx, re.sub(r"(?s)```.*?```", "", markdown))
     images = tuple(alt.strip() for alt, _ in _IMAGE.findall(body))
     body = _IMAGE.sub(lambda image: image[1], body)
     targets = [*_LINK.findall(body), *((target, target) for target in re.findall(r"<(https?:[^>\s]+)>", body))]
-    absolute = ((_plain(label), _absolute(url, target)) for label, target in targets)
+    absolute = ((_to_plain(label), _absolute_url(url, target)) for label, target in targets)
     links = tuple((label, target) for label, target in absolute if target.startswith("http"))
-    sections = tuple(_sections(body, title or ""))
+    sections = tuple(_split_sections(body, title or ""))
     if title is None:
         title = next((section.title for section in sections if section.level == 1), "")
-    return Page(url, title, body, sections, links, images)
+    return DemoPage(url, title, body, sections, links, images)
 
 
-def _atx(heading: re.Match[str]) -> str:
+def _to_atx(heading: re.Match[str]) -> str:
     return f"{'#' if heading[2].startswith('=') else '##'} {heading[1]}"
 
 
-def _sections(body: str, title: str) -> Iterator[Section]:
+def _split_sections(body: str, title: str) -> Iterator[PageSection]:
     level, name, paragraphs = 0, "", list[str]()
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:#{1,6}\s|[*+-]\s|\d+\.\s))|(?<=\n)(?=\|)", f"{body}\n"):
         if heading := re.match(r"\s*(#{1,6})\s+(.*)", block):
             if level or paragraphs:
-                yield Section(level, name, tuple(paragraphs))
-            level, name, paragraphs = len(heading[1]), _plain(heading[2]), []
+                yield PageSection(level, name, tuple(paragraphs))
+            level, name, paragraphs = len(heading[1]), _to_plain(heading[2]), []
         rest = block[heading.end() :] if heading else block  # text may follow a heading on the next line
-        text = _plain(rest)
+        text = _to_plain(rest)
         is_navigation = not re.sub(r"[\W_]+", "", _LINK.sub("", rest))
         if text and not is_navigation and not text.startswith("|") and (level or text != title):
             paragraphs.append(text)
-    yield Section(level, name, tuple(paragraphs))
+    yield PageSection(level, name, tuple(paragraphs))
 
 
-def _plain(markdown: str) -> str:
+def _to_plain(markdown: str) -> str:
     """Return Markdown as plain text on one line."""
     text = re.sub(r"^\s*(?:[*+-]|\d+\.|>)\s+", "", _LINK.sub(r"\1", markdown))
     return " ".join(re.sub(r"\*+|`+|\\(?=\W)|(?<!\w)_+|_+(?!\w)|<((?:https?|mailto):[^>\s]+)>", r"\1", text).split())
@@ -150,7 +150,7 @@ def count_words(text: str) -> int:
     return len(_WORD.findall(text))
 
 
-def reading_ease(page: Page) -> int | None:
+def reading_ease(page: DemoPage) -> int | None:
     """Return the Flesch reading ease of an English text that is long enough."""
     words = [word.lower() for text in page.paragraphs for word in _WORD.findall(text)]
     if len(words) < 10 or sum(_COMMON.fullmatch(word) is not None for word in words) < 0.12 * len(words):
@@ -164,7 +164,7 @@ def _count_syllables(word: str) -> int:
     return max(1, len(re.findall(r"[aeiouy]+", stem)))
 
 
-def quote(text: str, words: int = 12) -> str:
+def quote_text(text: str, words: int = 12) -> str:
     """Return the text in quotation marks, cut after so many words."""
     parts = text.split()
     shown = " ".join(parts[:words]).rstrip(",;:") + (" …" if len(parts) > words else "")

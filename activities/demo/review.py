@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from activities.demo.page import Page, count_words, quote, reading_ease, split_sentences
+from activities.demo.page import DemoPage, count_words, quote_text, reading_ease, split_sentences
 
 _VAGUE = {"click here", "see here", "here", "this", "this page", "link", "more", "read more", "learn more", "details"}
 _MONTH = r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
@@ -44,7 +44,7 @@ class Remark:
 Topic = list[Remark]
 
 
-def critique(page: Page) -> list[Topic]:
+def review_page(page: DemoPage) -> list[Topic]:
     """Return the remarks on a page in four topics: structure, reading, links and images, missing parts."""
     if not page.words:
         empty = Remark(f"{page.name} holds no text to be read", "say in words what the page is for", 9)
@@ -53,29 +53,29 @@ def critique(page: Page) -> list[Topic]:
     return [_review_structure(page), list(_review_reading(page)), links, list(_review_completeness(page))]
 
 
-def weak_points(pages: Sequence[Page]) -> list[Remark]:
+def weak_points(pages: Sequence[DemoPage]) -> list[Remark]:
     """Return the weak points of the pages, the worst first."""
-    weak = [remark for page in pages for topic in critique(page) for remark in topic if remark.weight]
+    weak = [remark for page in pages for topic in review_page(page) for remark in topic if remark.weight]
     return sorted(weak, key=lambda remark: -remark.weight)
 
 
-def _report(page: Page) -> list[Topic]:
+def _report_page(page: DemoPage) -> list[Topic]:
     """Return the content of a page: the first sentence under each heading, and its figures."""
     links = [*_review_links(page), *_review_images(page)]
     if not page.sentences:
         return [_review_structure(page)[:1], links]
     quotes = [
-        Remark(f"Under {quote(section.title)} it says: {quote(split_sentences(opening)[0], 40)}")
+        Remark(f"Under {quote_text(section.title)} it says: {quote_text(split_sentences(opening)[0], 40)}")
         for section in page.headings
         for opening in [text for text in section.paragraphs if not _AUTHOR.match(text)][:1]
     ]
-    lead = [] if quotes else [Remark(f"It opens: {quote(page.sentences[0], 40)}")]
+    lead = [] if quotes else [Remark(f"It opens: {quote_text(page.sentences[0], 40)}")]
     return [[*_review_structure(page)[:1], *lead], quotes[:4], quotes[4:], list(_review_reading(page)), links]
 
 
-def _review_structure(page: Page) -> Topic:
+def _review_structure(page: DemoPage) -> Topic:
     size = next(name for limit, name in _SIZES if page.words < limit)
-    names = [quote(section.title) for section in page.headings]
+    names = [quote_text(section.title) for section in page.headings]
     under = f", under {count_nouns(len(names), 'heading')}" if names else ""
     measured = f"{page.words:,} words in {count_nouns(len(page.sentences), 'sentence')}{under}"
     if not names:
@@ -89,7 +89,7 @@ def _review_structure(page: Page) -> Topic:
     return [Remark(f"{page.name} is {size}: {measured}"), outline]
 
 
-def _review_reading(page: Page) -> Iterator[Remark]:
+def _review_reading(page: DemoPage) -> Iterator[Remark]:
     ease = reading_ease(page)
     if ease is None:
         yield Remark("It is too short, or too little like English, for a figure of reading ease")
@@ -99,46 +99,48 @@ def _review_reading(page: Page) -> Iterator[Remark]:
         band = next(text for floor, text in _BANDS if ease >= floor)
         yield Remark(f"{figures}, {band}", "shorten the sentences and choose plainer words", 0 if ease >= 50 else 6)
     longest = max(page.sentences, key=count_words)
-    begins, words = f"ongest sentence, which begins {quote(longest, 8)}", count_words(longest)
+    begins, words = f"ongest sentence, which begins {quote_text(longest, 8)}", count_words(longest)
     if words > 35:
         yield Remark(f"The l{begins}, takes {words} words", "split the longest sentence in two or three", 6)
     else:
         yield Remark(f"Its l{begins}, stops after {count_nouns(words, 'word')}")
 
 
-def _review_links(page: Page) -> Iterator[Remark]:
+def _review_links(page: DemoPage) -> Iterator[Remark]:
     if not page.links:
         yield Remark("It links to nothing", "link to a next page and to a source", 4)
         return
     site, total = urlsplit(page.url).netloc, len(page.links)
     outside = sum(urlsplit(target).netloc not in (site, "") for _, target in page.links)
-    where = f": {_number(total - outside)} within the site, {_number(outside)} to other sites"
+    where = f": {_number_word(total - outside)} within the site, {_number_word(outside)} to other sites"
     yield Remark(f"It has {count_nouns(total, 'link')}{where if outside else ', and none leads to another site'}")
     vague = Counter(text for text, _ in page.links if text.lower().strip(" .!»>→") in _VAGUE)
     if vague:
         times = {1: "", 2: " (twice)"}
-        names = [quote(text) + times.get(uses, f" ({_number(uses)} times)") for text, uses in vague.items()]
+        names = [quote_text(text) + times.get(uses, f" ({_number_word(uses)} times)") for text, uses in vague.items()]
         verb = "does" if len(names) == 1 else "do"
         yield Remark(f"{join_words(names)} {verb} not say where the link goes", "name the destination in each link", 7)
     elif total > 2 and (label := max((text for text, _ in page.links), key=len)):
-        yield Remark(f"None of them hides behind a “click here”; {quote(label, 8)} shows how it is done")
+        yield Remark(f"None of them hides behind a “click here”; {quote_text(label, 8)} shows how it is done")
 
 
-def _review_images(page: Page) -> Iterator[Remark]:
+def _review_images(page: DemoPage) -> Iterator[Remark]:
     total, mute = len(page.images), sum(not alt for alt in page.images)
     if mute:
-        some = f"None of its {_number(total)} images has" if mute == total else f"Not all of its {total} images have"
+        some = (
+            f"None of its {_number_word(total)} images has" if mute == total else f"Not all of its {total} images have"
+        )
         which = "Its one image has no" if total == 1 else f"{some} a"
         yield Remark(f"{which} text alternative", "describe each image in words", 6)
 
 
-def _review_title(page: Page) -> Iterator[Remark]:
+def _review_title(page: DemoPage) -> Iterator[Remark]:
     if not page.has_title:
-        text = f"Its title is {quote(page.title)}, which names nothing" if page.title else "It has no title"
+        text = f"Its title is {quote_text(page.title)}, which names nothing" if page.title else "It has no title"
         yield Remark(text, "give the page a title that could stand in a list of search results", 7)
 
 
-def _review_completeness(page: Page) -> Iterator[Remark]:
+def _review_completeness(page: DemoPage) -> Iterator[Remark]:
     yield from _review_title(page)
     author, date = _AUTHOR.search(page.source), _DATE.search(page.source)
     if author and date:
@@ -150,7 +152,7 @@ def _review_completeness(page: Page) -> Iterator[Remark]:
     if not _CONTACT.search(page.source):
         yield Remark("It offers no way to reach anybody", "add an address for questions", 3)
     if page.paragraphs and not _NEXT_STEP.search(" ".join(page.paragraphs[-2:])):
-        text = f"It stops at {quote(page.sentences[-1], 10)}, without a conclusion or a next step"
+        text = f"It stops at {quote_text(page.sentences[-1], 10)}, without a conclusion or a next step"
         yield Remark(text, "close with what the reader should do next", 3)
     elif page.paragraphs:
         yield Remark("It closes with a next step for its reader")
@@ -158,10 +160,10 @@ def _review_completeness(page: Page) -> Iterator[Remark]:
 
 def count_nouns(number: int, noun: str) -> str:
     """Return a number with its noun: one link, nine links, 28 links."""
-    return f"{_number(number)} {noun}{'' if number == 1 else 's'}"
+    return f"{_number_word(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def _number(number: int) -> str:
+def _number_word(number: int) -> str:
     return _NUMBERS[number] if number < len(_NUMBERS) else f"{number:,}"
 
 
@@ -171,18 +173,18 @@ def join_words(parts: Sequence[str]) -> str:
 
 
 def write_review(
-    pages: Sequence[Page], kind: str, paragraphs: int | None, lost: Sequence[str], *, constructive: bool
+    pages: Sequence[DemoPage], kind: str, paragraphs: int | None, lost: Sequence[str], *, constructive: bool
 ) -> str:
     """Return the critique or report (`kind`) as Markdown: a title, so many paragraphs, and a signature.
 
     `lost` are sentences on pages that could not be fetched. The default is three paragraphs, or one a page.
     """
     is_critique = kind == "critique"
-    topics = [critique(page) if is_critique else _report(page) for page in pages]
+    topics = [review_page(page) if is_critique else _report_page(page) for page in pages]
     groups = [[_format_topic(topic, advise=constructive and is_critique) for topic in page if topic] for page in topics]
     closing = _sum_up(pages, sum(len(topic) for page in topics for topic in page)) if is_critique else []
     groups[-1].append([*closing, *(f"{text}, so nothing is said of it." for text in lost)])
-    title = f"# A {kind} {'of' if is_critique else 'on'} {join_words([_inside(page.name) for page in pages])}"
+    title = f"# A {kind} {'of' if is_critique else 'on'} {join_words([_lower_article(page.name) for page in pages])}"
     return "\n\n".join([title, *_split_paragraphs(groups, paragraphs or max(3, len(pages))), f"---\n{_SIGNED}"]) + "\n"
 
 
@@ -191,19 +193,19 @@ def _format_topic(topic: Topic, *, advise: bool) -> list[str]:
     return [text if re.search(r"[.!?…]”$", text) else f"{text}." for text in texts]
 
 
-def _sum_up(pages: Sequence[Page], checked: int) -> list[str]:
+def _sum_up(pages: Sequence[DemoPage], checked: int) -> list[str]:
     weak = weak_points(pages)
     if not weak:
         return ["Nothing that was checked asks for a change: a sign of care, though not yet of good writing."]
-    number = f"{_number(len(weak))} {'asks' if len(weak) == 1 else 'ask'}"
+    number = f"{_number_word(len(weak))} {'asks' if len(weak) == 1 else 'ask'}"
     verdict = [f"Of {count_nouns(checked, 'point')} looked at, {number} for a change; first of all, {weak[0].advice}."]
     if len(pages) > 1:
         ranked = sorted(pages, key=lambda page: sum(remark.weight for remark in weak_points([page])))
-        verdict.append(f"{ranked[0].name} leaves the least to mend, {_inside(ranked[-1].name)} the most.")
+        verdict.append(f"{ranked[0].name} leaves the least to mend, {_lower_article(ranked[-1].name)} the most.")
     return verdict
 
 
-def _inside(name: str) -> str:
+def _lower_article(name: str) -> str:
     return re.sub(r"\AThe page ", "the page ", name)
 
 

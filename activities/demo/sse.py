@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from decisions.api_tool import api_fault
+from decisions.api_tool import api_rejection
 
 Json = dict[str, Any]
 
@@ -64,35 +64,35 @@ def _block_events(block: Json, piece: int) -> tuple[Json, list[Json]]:
     """Return the block as it starts, and the deltas that fill it."""
     match block["type"]:
         case "text":
-            deltas = [{"type": "text_delta", "text": part} for part in _pieces(block["text"], piece)]
+            deltas = [{"type": "text_delta", "text": part} for part in _split_pieces(block["text"], piece)]
             return {**block, "text": ""}, deltas
         case "tool_use":
             raw = block["input"] if isinstance(block["input"], str) else json.dumps(block["input"])
-            parts = ["", *_pieces(raw, piece)]  # the real stream opens with an empty piece
+            parts = ["", *_split_pieces(raw, piece)]  # the real stream opens with an empty piece
             return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
         case "thinking":
-            deltas = [{"type": "thinking_delta", "thinking": part} for part in _pieces(block["thinking"], piece)]
+            deltas = [{"type": "thinking_delta", "thinking": part} for part in _split_pieces(block["thinking"], piece)]
             signed = {"type": "signature_delta", "signature": block.get("signature", "")}
             return {**block, "thinking": "", "signature": ""}, [*deltas, signed]
         case _:
             return block, []
 
 
-def _pieces(text: str, size: int) -> list[str]:
+def _split_pieces(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-def refusal(body: Any) -> str | None:
+def request_error(body: Any) -> str | None:
     """Return the reason, if any, why the API would reject this request with 400."""
     if not isinstance(body, dict):
         return "the body is not a JSON object"
-    if error := _field_fault(body):
+    if error := _field_error(body):
         return error
-    errors = (_message_fault(at, message) for at, message in enumerate(body["messages"]))
-    return next(filter(None, errors), None) or _pairing_fault(body["messages"])
+    errors = (_message_error(at, message) for at, message in enumerate(body["messages"]))
+    return next(filter(None, errors), None) or _pairing_error(body["messages"])
 
 
-def _field_fault(body: Json) -> str | None:
+def _field_error(body: Json) -> str | None:
     tools = body.get("tools") or []
     named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tools)
     sound = {
@@ -106,7 +106,7 @@ def _field_fault(body: Json) -> str | None:
     }
     if error := next((message for message, is_sound in sound.items() if not is_sound), None):
         return error
-    if error := next(filter(None, (_tool_fault(at, tool) for at, tool in enumerate(tools))), None):
+    if error := next(filter(None, (_tool_error(at, tool) for at, tool in enumerate(tools))), None):
         return error
     if len({tool["name"] for tool in tools}) < len(tools):
         return "tools: Tool names must be unique."
@@ -115,15 +115,15 @@ def _field_fault(body: Json) -> str | None:
     return None if known else f"tool_choice: tool '{forced}' not found in provided tools"
 
 
-def _tool_fault(at: int, tool: Json) -> str | None:
+def _tool_error(at: int, tool: Json) -> str | None:
     """Check a custom tool. The API's own tools have another type, and no schema."""
     if tool.get("type") not in (None, "custom"):
         return None
-    error = api_fault(tool["name"], str(tool.get("description", "")), tool.get("input_schema"))
+    error = api_rejection(tool["name"], str(tool.get("description", "")), tool.get("input_schema"))
     return f"tools.{at}.custom.{error[0]}: {error[1]}" if error else None
 
 
-def _message_fault(at: int, message: Any) -> str | None:
+def _message_error(at: int, message: Any) -> str | None:
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         return f"messages.{at}: a role of user, assistant or system is required"
     content = message.get("content")
@@ -131,10 +131,10 @@ def _message_fault(at: int, message: Any) -> str | None:
         return None
     if not isinstance(content, list) or not content:
         return f"messages.{at}: content must be non-empty"
-    return next((f"messages.{at}.{error}" for block in content if (error := _block_fault(block))), None)
+    return next((f"messages.{at}.{error}" for block in content if (error := _block_error(block))), None)
 
 
-def _block_fault(block: Any) -> str | None:
+def _block_error(block: Any) -> str | None:
     match block:
         case {"type": "text", "text": str(text)}:
             return None if text else "content: text content blocks must be non-empty"
@@ -154,13 +154,13 @@ def _block_fault(block: Any) -> str | None:
             return "content: a block without a type"
 
 
-def _pairing_fault(messages: list[Json]) -> str | None:
+def _pairing_error(messages: list[Json]) -> str | None:
     """Check that the next user turn begins with one `tool_result` for each `tool_use`."""
     if messages[0]["role"] != "user":
         return "messages: first message must use the user role"
     open_ids: list[str] = []
     seen: set[str] = set()
-    for role, content in _turns(messages):
+    for role, content in _join_turns(messages):
         if role == "assistant":
             open_ids = [block["id"] for block in content if block["type"] == "tool_use"]
             if len({*open_ids} - seen) < len(open_ids):
@@ -178,7 +178,7 @@ def _pairing_fault(messages: list[Json]) -> str | None:
     return "`tool_use` ids were found without `tool_result` blocks: " + ", ".join(open_ids) if open_ids else None
 
 
-def _turns(messages: list[Json]) -> list[tuple[str, list[Json]]]:
+def _join_turns(messages: list[Json]) -> list[tuple[str, list[Json]]]:
     """Join adjacent messages of the same role, as the API does, without system messages."""
     turns: list[tuple[str, list[Json]]] = []
     for message in messages:

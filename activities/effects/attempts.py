@@ -11,13 +11,13 @@ from temporalio.api.enums.v1 import TimeoutType
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.model.rate_limit import HeldBack
+from activities.model.rate_limit import RateLimitedError
 from activities.storage.store import StoredFileChangedError
 from contracts.failures import RunFailure
 
 WORKER_SHUTDOWN = "WorkerShutdown"  # failure type of activities that a stopping worker gives up
-HOLDS = "holds"  # heartbeat key: how many earlier attempts were held back
-SPENT = "spent"  # heartbeat key: seconds that earlier failed attempts took
+HOLDS_KEY = "holds"  # heartbeat key: how many earlier attempts were held back
+SPENT_KEY = "spent"  # heartbeat key: seconds that earlier failed attempts took
 
 
 async def was_lost(client: Client) -> bool:
@@ -50,16 +50,16 @@ class Attempt:
     spent: float = 0.0
 
     @property
-    def told(self) -> dict[str, float]:
-        return {name: value for name, value in ((HOLDS, self.holds), (SPENT, self.spent)) if value}
+    def beat_details(self) -> dict[str, float]:
+        return {name: value for name, value in ((HOLDS_KEY, self.holds), (SPENT_KEY, self.spent)) if value}
 
 
 def this_attempt() -> Attempt:
     info = activity.info()
     beat = info.heartbeat_details[0] if info.heartbeat_details else None
     known = beat if isinstance(beat, dict) else {}
-    holds = known.get(HOLDS, 0)
-    return Attempt(info.attempt - holds, holds, known.get(SPENT, 0.0))
+    holds = known.get(HOLDS_KEY, 0)
+    return Attempt(info.attempt - holds, holds, known.get(SPENT_KEY, 0.0))
 
 
 @contextmanager
@@ -73,43 +73,43 @@ def counting_holds(this: Attempt) -> Iterator[None]:
         try:
             yield
         except StoredFileChangedError as error:
-            raise _held_by(error, this) from None
-    except HeldBack:
-        activity.heartbeat({**this.told, HOLDS: this.holds + 1})
+            raise _to_hold(error, this) from None
+    except RateLimitedError:
+        activity.heartbeat({**this.beat_details, HOLDS_KEY: this.holds + 1})
         raise
     except Exception:
-        activity.heartbeat({**this.told, SPENT: this.spent + monotonic() - began})
+        activity.heartbeat({**this.beat_details, SPENT_KEY: this.spent + monotonic() - began})
         raise
 
 
-def _held_by(error: StoredFileChangedError, this: Attempt) -> HeldBack:
+def _to_hold(error: StoredFileChangedError, this: Attempt) -> RateLimitedError:
     pause = timedelta(seconds=min(2.0 ** min(this.holds, 10), MAX_FILE_PAUSE))
-    return HeldBack(str(error), type=type(error).__name__, next_retry_delay=pause)
+    return RateLimitedError(str(error), type=type(error).__name__, next_retry_delay=pause)
 
 
 @asynccontextmanager
-async def trying(client: Client, limit: int) -> AsyncIterator[Attempt]:
+async def counting_attempts(client: Client, limit: int) -> AsyncIterator[Attempt]:
     """Run the block as one of `limit` attempts. Temporal cannot count them: it would include those held back."""
     this = this_attempt()
     if this.number > limit:
-        raise await _used_up(client)
+        raise await _out_of_attempts_error(client)
     try:
         with counting_holds(this):
             yield this
     except Exception as error:
-        if this.number < limit or isinstance(error, HeldBack) or getattr(error, "non_retryable", False):
+        if this.number < limit or isinstance(error, RateLimitedError) or getattr(error, "non_retryable", False):
             raise
-        raise final(error) from error.__cause__
+        raise as_final_error(error) from error.__cause__
 
 
-def final(error: Exception) -> ApplicationError:
+def as_final_error(error: Exception) -> ApplicationError:
     """Return the error as one that Temporal does not retry."""
     if isinstance(error, ApplicationError):
         return ApplicationError(error.message, *error.details, type=error.type, non_retryable=True)
     return ApplicationError(str(error), type=type(error).__name__, non_retryable=True)
 
 
-async def _used_up(client: Client) -> ApplicationError:
+async def _out_of_attempts_error(client: Client) -> ApplicationError:
     """The error of a last attempt that reported nothing: it was lost with its worker, or timed out."""
     if await was_lost(client):
         return ApplicationError("lost with its worker, again and again", type=WORKER_SHUTDOWN, non_retryable=True)

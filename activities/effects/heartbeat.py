@@ -8,11 +8,11 @@ from typing import Any
 from temporalio import activity
 
 ALIVE_EVERY = 1.0  # seconds; a cancel arrives with a heartbeat, so a read continues for this long after one
-LOOK_EVERY = 0.25  # seconds between checks for new progress
+PROGRESS_CHECK_EVERY = 0.25  # seconds between checks for new progress
 
 
 @asynccontextmanager
-async def beating(progress: Callable[[], Any]) -> AsyncIterator[None]:
+async def heartbeating(progress: Callable[[], Any]) -> AsyncIterator[None]:
     """Heartbeat while the block runs. `progress` returns the details that a watcher sees; changes are sent at once.
 
     A local activity sends none: its workflow task already shows that the worker is alive.
@@ -20,18 +20,18 @@ async def beating(progress: Callable[[], Any]) -> AsyncIterator[None]:
     if activity.info().is_local:
         yield
         return
-    task = asyncio.create_task(_beat(progress))
+    task = asyncio.create_task(_send_heartbeats(progress))
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _beat(progress: Callable[[], Any]) -> None:
+async def _send_heartbeats(progress: Callable[[], Any]) -> None:
     last, silent = None, 0.0
     while True:
-        await asyncio.sleep(LOOK_EVERY)
-        silent += LOOK_EVERY
+        await asyncio.sleep(PROGRESS_CHECK_EVERY)
+        silent += PROGRESS_CHECK_EVERY
         details = progress()
         if silent >= ALIVE_EVERY or details != last:
             activity.heartbeat(details)

@@ -17,16 +17,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from activities.storage.store import Store
-from contracts.models import Value
+from contracts.models import FrozenModel
 from contracts.tool import ToolOutcome
 
-LOOK_EVERY = 0.25  # seconds
+RESULT_CHECK_EVERY = 0.25  # seconds
 ELSEWHERE = timedelta(seconds=3)  # wait for the result of a claimant on another machine
 LEASE = timedelta(seconds=8)  # less than a heartbeat timeout: a worker paused for longer may have been replaced
-FOLDER = "ledger"
+LEDGER_FOLDER = "ledger"
 
 
-class Owner(Value):
+class ClaimOwner(FrozenModel):
     """The process that made a claim. `started` distinguishes processes that had the same pid."""
 
     host: str
@@ -34,8 +34,8 @@ class Owner(Value):
     started: str = ""
 
     @classmethod
-    def here(cls) -> "Owner":
-        return cls(host=platform.node(), pid=os.getpid(), started=_started(os.getpid()))
+    def current(cls) -> "ClaimOwner":
+        return cls(host=platform.node(), pid=os.getpid(), started=_process_start(os.getpid()))
 
     @property
     def is_near(self) -> bool:
@@ -45,10 +45,10 @@ class Owner(Value):
     @property
     def may_live(self) -> bool:
         """False only if the process is known to be dead."""
-        return not self.is_near or _started(self.pid) == self.started
+        return not self.is_near or _process_start(self.pid) == self.started
 
 
-class Claim(Value):
+class Claim(FrozenModel):
     """A claim of one call. A live process ends the effect by `until`. `call` is a digest of tool and arguments."""
 
     key: str
@@ -57,15 +57,15 @@ class Claim(Value):
     nonce: str
     claimed_at: datetime
     until: datetime
-    owner: Owner
+    owner: ClaimOwner
 
 
-class LedgerUnavailable(Exception):
+class LedgerUnavailableError(Exception):
     """The ledger cannot take a claim, so the effect is not made."""
 
 
 @dataclass(frozen=True)
-class Granted:
+class ClaimGranted:
     """Only this attempt may make the effect."""
 
     at: datetime
@@ -76,19 +76,19 @@ class Granted:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedOutcome:
     outcome: ToolOutcome
 
 
 @dataclass(frozen=True)
-class Doubtful:
+class InDoubt:
     """Another attempt claimed the call and left no result. `claim` is missing if it cannot be read."""
 
     claim: Claim | None
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """The ledger entry of one call: step `step` of the run that owns `store`, in its `generation`.
 
     `execution` is the run's first Temporal execution, `call` a digest of the call: a run with a reused id, or a reset
@@ -103,13 +103,13 @@ class Entry:
     call: str = ""
 
     @property
-    def _stem(self) -> str:
+    def _file_stem(self) -> str:
         generation = f"-{self.generation}" if self.generation > 1 else ""
         execution = f"{self.execution[-12:]}-" if self.execution else ""
-        return f"{FOLDER}/{execution}step-{self.step:05}{generation}"
+        return f"{LEDGER_FOLDER}/{execution}step-{self.step:05}{generation}"
 
-    def claim(self, tool: str, timeout: timedelta) -> Granted | Recorded | Doubtful:
-        """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailable."""
+    def claim(self, tool: str, timeout: timedelta) -> ClaimGranted | RecordedOutcome | InDoubt:
+        """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailableError."""
         now = datetime.now(UTC)
         claim = Claim(
             key=self.key,
@@ -118,49 +118,49 @@ class Entry:
             nonce=secrets.token_hex(8),
             claimed_at=now,
             until=now + timeout,
-            owner=Owner.here(),
+            owner=ClaimOwner.current(),
         )
         try:
-            self.store.create(f"{self._stem}.claim", claim.model_dump_json().encode())
+            self.store.create(f"{self._file_stem}.claim", claim.model_dump_json().encode())
         except FileExistsError:
-            existing = self.found()
+            existing = self.read_outcome()
             # An object store's client retries unanswered requests, and may meet its own claim.
-            return Granted(now) if existing == Doubtful(claim) else existing
+            return ClaimGranted(now) if existing == InDoubt(claim) else existing
         except OSError as error:
-            raise LedgerUnavailable(f"the ledger takes no claim: {error.strerror or error}") from error
-        return Granted(now)
+            raise LedgerUnavailableError(f"the ledger takes no claim: {error.strerror or error}") from error
+        return ClaimGranted(now)
 
     def is_claimed(self) -> bool:
-        """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailable."""
+        """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailableError."""
         try:
-            self.store.read(f"{self._stem}.claim")
+            self.store.read(f"{self._file_stem}.claim")
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
+            raise LedgerUnavailableError(f"the ledger cannot be read: {error.strerror or error}") from error
         return True
 
-    def found(self) -> Recorded | Doubtful:
-        """Return the state of a claimed call. Raises LedgerUnavailable."""
+    def read_outcome(self) -> RecordedOutcome | InDoubt:
+        """Return the state of a claimed call. Raises LedgerUnavailableError."""
         try:
-            claim = Claim.model_validate_json(self.store.read(f"{self._stem}.claim"))
+            claim = Claim.model_validate_json(self.store.read(f"{self._file_stem}.claim"))
             if claim.call != self.call:
-                return Doubtful(None)
-            return self._recorded() or Doubtful(claim)
+                return InDoubt(None)
+            return self._read_result() or InDoubt(claim)
         except (FileNotFoundError, ValidationError):
-            return Doubtful(None)
+            return InDoubt(None)
         except OSError as error:
-            raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
+            raise LedgerUnavailableError(f"the ledger cannot be read: {error.strerror or error}") from error
 
-    def _recorded(self) -> Recorded | None:
+    def _read_result(self) -> RecordedOutcome | None:
         try:
-            return Recorded(ToolOutcome.model_validate_json(self.store.read(f"{self._stem}.result")))
+            return RecordedOutcome(ToolOutcome.model_validate_json(self.store.read(f"{self._file_stem}.result")))
         except FileNotFoundError:
             return None
 
-    async def settled(
-        self, doubtful: Doubtful, at_work: Collection[str], is_given_up: Callable[[], bool] = lambda: False
-    ) -> Recorded | Doubtful:
+    async def wait_for_result(
+        self, doubtful: InDoubt, at_work: Collection[str], is_given_up: Callable[[], bool] = lambda: False
+    ) -> RecordedOutcome | InDoubt:
         """Wait for the result of a claimant that may still be at work: cut off, not killed.
 
         `at_work` holds the keys of the calls that this process is making.
@@ -168,38 +168,38 @@ class Entry:
         claim = doubtful.claim
         if claim is None:
             return doubtful
-        if claim.owner == Owner.here() and self.key not in at_work:
-            return await self._found_at_last(doubtful)
+        if claim.owner == ClaimOwner.current() and self.key not in at_work:
+            return await self._read_last_result(doubtful)
         until = claim.until if claim.owner.is_near else min(claim.until, datetime.now(UTC) + ELSEWHERE)
         while claim.owner.may_live and datetime.now(UTC) < until and not is_given_up():
-            await asyncio.sleep(LOOK_EVERY)
-            current = await asyncio.to_thread(self.found)
-            if isinstance(current, Recorded):
+            await asyncio.sleep(RESULT_CHECK_EVERY)
+            current = await asyncio.to_thread(self.read_outcome)
+            if isinstance(current, RecordedOutcome):
                 return current
-        return await self._found_at_last(doubtful)
+        return await self._read_last_result(doubtful)
 
-    async def _found_at_last(self, doubtful: Doubtful) -> Recorded | Doubtful:
+    async def _read_last_result(self, doubtful: InDoubt) -> RecordedOutcome | InDoubt:
         """Check once more: the claimant may have written its result just before it stopped."""
-        with suppress(LedgerUnavailable):
-            current = await asyncio.to_thread(self.found)
-            return current if isinstance(current, Recorded) else doubtful
+        with suppress(LedgerUnavailableError):
+            current = await asyncio.to_thread(self.read_outcome)
+            return current if isinstance(current, RecordedOutcome) else doubtful
         return doubtful
 
     def is_at_work(self, at_work: Collection[str]) -> bool:
-        """Return True if the claimant may be making the effect now. Raises LedgerUnavailable."""
-        existing = self.found()
-        if isinstance(existing, Recorded) or existing.claim is None:
+        """Return True if the claimant may be making the effect now. Raises LedgerUnavailableError."""
+        existing = self.read_outcome()
+        if isinstance(existing, RecordedOutcome) or existing.claim is None:
             return False
         owner = existing.claim.owner
-        lives = self.key in at_work if owner == Owner.here() else owner.may_live
+        lives = self.key in at_work if owner == ClaimOwner.current() else owner.may_live
         return lives and datetime.now(UTC) < existing.claim.until
 
     def record(self, outcome: ToolOutcome) -> None:
         """Write the result next to the claim. Raises OSError."""
-        self.store.put(f"{self._stem}.result", outcome.model_dump_json().encode())
+        self.store.write(f"{self._file_stem}.result", outcome.model_dump_json().encode())
 
 
-def _started(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """Return the kernel's start time of the process; "" if it has ended, or /proc is missing."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

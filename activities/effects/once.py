@@ -10,18 +10,18 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.effects.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
-from activities.tools.interface import TransientFailure
+from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError, RecordedOutcome
+from activities.tools.interface import TransientToolError
 from contracts.failures import ToolFault
-from contracts.tool import MOST_ERROR, ToolOutcome, failed
+from contracts.tool import MAX_ERROR, ToolOutcome, error_outcome
 
 GRACE = timedelta(seconds=3)  # added to a tool's own timeout; the activity's is longer still
-LAPSED = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
+LAPSED_OUTCOME = error_outcome(ToolFault.interrupted, "not made: its worker stood still before it began")
 
 T = TypeVar("T")
 
 
-async def whole(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
+async def run_to_completion(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
     """Finish the work even if the activity is cancelled, except when its worker stops.
 
     `drain` is how long a stopping worker waits for its activities.
@@ -52,22 +52,24 @@ async def whole(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
         stopping.cancel()
 
 
-async def within(timeout: timedelta, effect: Coroutine[Any, Any, T]) -> T:
-    """Await the effect. Raises TransientFailure if it does not end in time."""
+async def with_timeout(timeout: timedelta, effect: Coroutine[Any, Any, T]) -> T:
+    """Await the effect. Raises TransientToolError if it does not end in time."""
     try:
         async with asyncio.timeout((timeout + GRACE).total_seconds()) as limit:
             return await effect
     except TimeoutError:
         if limit.expired():
-            raise TransientFailure(ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s") from None
+            raise TransientToolError(
+                ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s"
+            ) from None
         raise
 
 
-async def final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
+async def as_final_outcome(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
     """Turn any failure of a `once` effect into a final outcome, except the loss of its worker."""
     try:
         return await effect
-    except TransientFailure as failure:
+    except TransientToolError as failure:
         kind, message = failure.kind, failure.message
     except ApplicationError as error:
         if error.type == WORKER_SHUTDOWN:
@@ -80,7 +82,7 @@ async def final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
         kind, message = ToolFault.tool_error, "the tool was cancelled from within"
     except Exception as error:  # noqa: BLE001 - whatever a tool raises, the call was made
         kind, message = ToolFault.tool_error, f"{type(error).__name__}: {error}"
-    return failed(kind, f"{message[:MOST_ERROR]} (it may have happened)", retryable=True)
+    return error_outcome(kind, f"{message[:MAX_ERROR]} (it may have happened)", retryable=True)
 
 
 class Effects:
@@ -89,41 +91,41 @@ class Effects:
     def __init__(self) -> None:
         self._at_work: set[str] = set()  # their keys
 
-    async def once(
+    async def run_once(
         self,
-        entry: Entry,
+        entry: LedgerEntry,
         name: str,
         timeout: timedelta,
         effect: Callable[[], Coroutine[Any, Any, ToolOutcome]],
         finish: Callable[[ToolOutcome], Awaitable[ToolOutcome]],
-    ) -> ToolOutcome | Doubtful:
-        """Claim, run, record. A call that was claimed before is looked up, not made. Raises LedgerUnavailable.
+    ) -> ToolOutcome | InDoubt:
+        """Claim, run, record. A call that was claimed before is looked up, not made. Raises LedgerUnavailableError.
 
         `finish` maps an outcome to the one that is recorded and returned.
         """
         claimed = await asyncio.to_thread(entry.claim, name, timeout + GRACE)
-        if isinstance(claimed, Doubtful):
-            claimed = await entry.settled(claimed, self._at_work, activity.is_cancelled)
-        if isinstance(claimed, Recorded):
+        if isinstance(claimed, InDoubt):
+            claimed = await entry.wait_for_result(claimed, self._at_work, activity.is_cancelled)
+        if isinstance(claimed, RecordedOutcome):
             return claimed.outcome
-        if isinstance(claimed, Doubtful):
+        if isinstance(claimed, InDoubt):
             return claimed
         if claimed.has_lapsed:
-            return await asyncio.to_thread(_recorded, entry, LAPSED)
+            return await asyncio.to_thread(_record_outcome, entry, LAPSED_OUTCOME)
         self._at_work.add(entry.key)
         try:
-            outcome = await finish(await final(within(timeout, effect())))
-            return await asyncio.to_thread(_recorded, entry, outcome)
+            outcome = await finish(await as_final_outcome(with_timeout(timeout, effect())))
+            return await asyncio.to_thread(_record_outcome, entry, outcome)
         finally:  # after it is recorded: another attempt would otherwise consider it lost
             self._at_work.discard(entry.key)
 
-    async def must_be_over(self, entry: Entry) -> None:
-        """Raise LedgerUnavailable while the effect may still run, on a disconnected machine too."""
+    async def must_be_over(self, entry: LedgerEntry) -> None:
+        """Raise LedgerUnavailableError while the effect may still run, on a disconnected machine too."""
         if await asyncio.to_thread(entry.is_at_work, self._at_work):
-            raise LedgerUnavailable("the call before this one may still be at work")
+            raise LedgerUnavailableError("the call before this one may still be at work")
 
 
-def _recorded(entry: Entry, outcome: ToolOutcome) -> ToolOutcome:
+def _record_outcome(entry: LedgerEntry, outcome: ToolOutcome) -> ToolOutcome:
     try:
         entry.record(outcome)
     except OSError as error:  # history gets the outcome anyway, unless this worker dies right now

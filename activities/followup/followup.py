@@ -10,17 +10,17 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.conversation import submit
-from activities.effects.heartbeat import beating
-from activities.effects.ledger import Doubtful, Entry, LedgerUnavailable
+from activities.conversation import submit_to_lane
+from activities.effects.heartbeat import heartbeating
+from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError
 from activities.effects.once import Effects
 from activities.followup.outbox import ListedOutbox, Outbox
-from activities.followup.topic import subscribe
+from activities.followup.topic import signal_subscription
 from activities.project import Project
 from activities.run.first_run import find_key_id
-from activities.run.snapshot import snapshot_of
-from activities.security.redaction import redacted
-from activities.tools.interface import TransientFailure
+from activities.run.snapshot import read_snapshot
+from activities.security.redaction import redact_model
+from activities.tools.interface import TransientToolError
 from contracts.conversation import LaneFault
 from contracts.delegation import Share
 from contracts.failures import Stop, ToolFault
@@ -35,21 +35,21 @@ from contracts.followup import (
     SubscribeRequest,
     TaskCommand,
 )
-from contracts.tool import Effect, ToolOutcome, failed
+from contracts.tool import Effect, ToolOutcome, error_outcome
 from contracts.topic import Subscription
 from decisions import ids
 from decisions.followup.kinds import KINDS
-from decisions.followup.tools import shown
-from decisions.run.limits import left_for_follow_ups, smaller
-from decisions.text.formatting import cut, markdown
+from decisions.followup.tools import format_command_ids
+from decisions.run.limits import follow_up_share, smaller_share
+from decisions.text.formatting import escape_markdown, truncate
 
 NOTIFY = "notify"
-MOST_SENDS = 8  # attempts at an outbox that honors keys, over about two minutes
+MAX_SENDS = 8  # attempts at an outbox that honors keys, over about two minutes
 FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # permanent refusals
 ACCEPTED_WITHIN = timedelta(seconds=20)
 ASKED_WITHIN = timedelta(seconds=10)  # for the query of a run's remaining budget
-NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
-MAY_BE_SENT = failed(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
+NO_OUTBOX = error_outcome(ToolFault.tool_error, "this worker's project has no outbox")
+MAY_BE_SENT = error_outcome(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
 
 
 class FollowUps:
@@ -61,44 +61,46 @@ class FollowUps:
     @activity.defn
     async def command_follow_up(self, commands: FollowUpCommands) -> ToolOutcome:
         """Create a follow-up, add a task, or both. Repeating it changes nothing. The result holds the ids."""
-        if commands.task is not None and (reason := self._never_sent(commands.task)):
-            return failed(ToolFault.blocked, reason)
+        if commands.task is not None and (reason := self._outbox_rejection(commands.task)):
+            return error_outcome(ToolFault.blocked, reason)
         if commands.create is not None:
-            await self._create(commands.create, commands.task)
-        elif commands.task is not None and (reason := await self._refusal(commands.task)):
-            return failed(ToolFault.invalid_arguments, reason)
-        return ToolOutcome(result=shown(commands))
+            await self._start_follow_up(commands.create, commands.task)
+        elif commands.task is not None and (reason := await self._submit_task(commands.task)):
+            return error_outcome(ToolFault.invalid_arguments, reason)
+        return ToolOutcome(result=format_command_ids(commands))
 
-    def _never_sent(self, task: TaskCommand) -> str | None:
+    def _outbox_rejection(self, task: TaskCommand) -> str | None:
         """Return the reason, if any, why the outbox will refuse the task's message, so that the model learns it now."""
         kind, outbox = KINDS[task.data.kind], self._project.outbox
         if kind.sends is None or not isinstance(outbox, ListedOutbox):
             return None
-        return outbox.refusal(kind.sends(kind.input.model_validate(task.data.input)))
+        return outbox.rejection_reason(kind.sends(kind.input.model_validate(task.data.input)))
 
-    async def _create(self, create: CreateCommand, task: TaskCommand | None) -> None:
+    async def _start_follow_up(self, create: CreateCommand, task: TaskCommand | None) -> None:
         create = create.model_copy(update={"answer_keys": dict(self._project.answer_keys)})
         with suppress(WorkflowAlreadyStartedError):  # by an earlier attempt; it has ended by now
             await self._client.start_workflow(
                 "FollowUp",
-                _json(create),
+                _to_json(create),
                 id=ids.follow_up_workflow_id(create.data.workflow_id),
                 task_queue=activity.info().task_queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                static_summary=markdown(cut(create.data.definition.summary, 200)),
+                static_summary=escape_markdown(truncate(create.data.definition.summary, 200)),
                 start_signal="task_create" if task else None,
-                start_signal_args=[_json(task)] if task else [],
+                start_signal_args=[_to_json(task)] if task else [],
             )
 
-    async def _refusal(self, task: TaskCommand) -> str | None:
+    async def _submit_task(self, task: TaskCommand) -> str | None:
         """Submit the task. Return the reason if the follow-up rejects it."""
         workflow_id = task.data.workflow_id
         handle = self._client.get_workflow_handle(ids.follow_up_workflow_id(workflow_id))
         try:
-            await handle.execute_update("create_task", _json(task), id=task.data.task_id, rpc_timeout=ACCEPTED_WITHIN)
+            await handle.execute_update(
+                "create_task", _to_json(task), id=task.data.task_id, rpc_timeout=ACCEPTED_WITHIN
+            )
         except WorkflowUpdateFailedError as refused:
-            return _why(refused)
+            return _refusal_text(refused)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -109,46 +111,48 @@ class FollowUps:
     @activity.defn
     async def subscribe_task(self, request: SubscribeRequest) -> None:
         """Subscribe a task of the calling follow-up to a topic. Repeating it changes nothing."""
-        subscription = Subscription(subscriber=_self(), task_id=request.task_id, expires_at=request.expires_at)
-        await subscribe(self._client, activity.info().task_queue, request.topic, subscription)
+        subscription = Subscription(
+            subscriber=_own_workflow_id(), task_id=request.task_id, expires_at=request.expires_at
+        )
+        await signal_subscription(self._client, activity.info().task_queue, request.topic, subscription)
 
     @activity.defn
     async def notify(self, request: NotifyRequest) -> ToolOutcome:
-        """Send one message: once, or up to `MOST_SENDS` times if the outbox honors keys."""
+        """Send one message: once, or up to `MAX_SENDS` times if the outbox honors keys."""
         outbox = self._project.outbox
         if outbox is None:
             return NO_OUTBOX
         key = ids.notify_key(await self._key_id(request.execution), request.task_id)
-        async with beating(lambda: key):
+        async with heartbeating(lambda: key):
             if outbox.effect is Effect.once:
-                return await self._once(outbox, request, key)
-            return redacted(await _keyed(outbox, request.message, key), self._project.secrets)
+                return await self._send_once(outbox, request, key)
+            return redact_model(await _send_keyed(outbox, request.message, key), self._project.secrets)
 
     async def _key_id(self, execution: str) -> str:
         """Return the follow-up's id for its keys, marked if an earlier follow-up had the same id."""
-        workspace, store = self._project.workspace(_self()), self._project.stores.of(_self())
-        key_id = await asyncio.to_thread(find_key_id, store, workspace, _self(), execution)
-        return (key_id or _self()).removeprefix(ids.FOLLOW_UP)
+        workspace, store = self._project.workspace(_own_workflow_id()), self._project.stores.of(_own_workflow_id())
+        key_id = await asyncio.to_thread(find_key_id, store, workspace, _own_workflow_id(), execution)
+        return (key_id or _own_workflow_id()).removeprefix(ids.FOLLOW_UP_PREFIX)
 
-    async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
+    async def _send_once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
         try:
-            outcome = await self._effects.once(
-                self._page(request, key),
+            outcome = await self._effects.run_once(
+                self._ledger_entry(request, key),
                 NOTIFY,
                 outbox.timeout,
                 lambda: outbox.send(request.message, key),
-                self._clean,
+                self._redact,
             )
-        except (LedgerUnavailable, OSError) as unavailable:
+        except (LedgerUnavailableError, OSError) as unavailable:
             raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
-        return MAY_BE_SENT if isinstance(outcome, Doubtful) else outcome
+        return MAY_BE_SENT if isinstance(outcome, InDoubt) else outcome
 
-    async def _clean(self, outcome: ToolOutcome) -> ToolOutcome:
-        return redacted(outcome, self._project.secrets)
+    async def _redact(self, outcome: ToolOutcome) -> ToolOutcome:
+        return redact_model(outcome, self._project.secrets)
 
-    def _page(self, request: NotifyRequest, key: str) -> Entry:
-        return Entry(
-            store=self._project.stores.of(_self()),
+    def _ledger_entry(self, request: NotifyRequest, key: str) -> LedgerEntry:
+        return LedgerEntry(
+            store=self._project.stores.of(_own_workflow_id()),
             key=key,
             step=request.number,
             execution=request.execution,
@@ -163,13 +167,13 @@ class FollowUps:
         """
         seq = work.request.request_id.rpartition(":")[2]
         request_id = ids.resume_request_id(await self._key_id(work.execution), int(seq))
-        share = smaller(work.request.share, await self._share_of(work.created_by))
+        share = smaller_share(work.request.share, await self._share_of(work.created_by))
         request = work.request.model_copy(update={"request_id": request_id, "share": share})
         try:
-            await submit(self._client, activity.info().task_queue, work.session_id, request)
+            await submit_to_lane(self._client, activity.info().task_queue, work.session_id, request)
         except WorkflowUpdateFailedError as refused:
             raise ApplicationError(
-                f"conversation {work.session_id} rejects the request: {_why(refused)}",
+                f"conversation {work.session_id} rejects the request: {_refusal_text(refused)}",
                 type=FollowUpFailure.refused,
                 non_retryable=isinstance(refused.cause, ApplicationError) and refused.cause.type in FOR_EVER,
             ) from None
@@ -180,7 +184,7 @@ class FollowUps:
             return None
         handle = self._client.get_workflow_handle(ids.run_workflow_id(run_id))
         try:
-            return left_for_follow_ups((await snapshot_of(handle, ASKED_WITHIN)).state)
+            return follow_up_share((await read_snapshot(handle, ASKED_WITHIN)).state)
         except (RPCError, WorkflowQueryFailedError) as error:
             activity.logger.warning("run %s does not report its remaining share: %s", run_id, error)
             return None
@@ -190,7 +194,7 @@ class FollowUps:
         """End the follow-up's subscriptions; if requested, cancel its workflow with the server."""
         info = activity.info()
         for task in request.subscriptions:
-            ended = Subscription(subscriber=_self(), task_id=task.task_id, expires_at=0)
+            ended = Subscription(subscriber=_own_workflow_id(), task_id=task.task_id, expires_at=0)
             topic = self._client.get_workflow_handle(ids.topic_workflow_id(task.topic))
             try:
                 await topic.signal("subscribe", ended.model_dump(mode="json"))
@@ -198,35 +202,35 @@ class FollowUps:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
         if request.cancel is not None:
-            handle = self._client.get_workflow_handle(_self(), run_id=info.workflow_run_id)
+            handle = self._client.get_workflow_handle(_own_workflow_id(), run_id=info.workflow_run_id)
             # Temporal stores this reason as plain text; with encrypted payloads only the signal has it.
             plain = self._client.data_converter.payload_codec is None
             await handle.cancel(reason=request.cancel if plain else "")
 
 
-async def _keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
+async def _send_keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
     """Send a message with a key. Raises the failure to have it retried; after the last attempt it is the outcome."""
     try:
         return await outbox.send(message, key)
-    except TransientFailure as passing:
-        if activity.info().attempt >= MOST_SENDS:
-            return failed(passing.kind, passing.message)
+    except TransientToolError as passing:
+        if activity.info().attempt >= MAX_SENDS:
+            return error_outcome(passing.kind, passing.message)
         wait = None if passing.retry_after is None else timedelta(seconds=passing.retry_after)
         raise ApplicationError(passing.message, type=passing.kind, next_retry_delay=wait) from None
     except Exception as error:
-        if activity.info().attempt >= MOST_SENDS:
-            return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
+        if activity.info().attempt >= MAX_SENDS:
+            return error_outcome(ToolFault.tool_error, f"{type(error).__name__}: {error}")
         raise
 
 
-def _self() -> str:
+def _own_workflow_id() -> str:
     """Return the workflow id of the calling follow-up."""
     return activity.info().workflow_id or ""
 
 
-def _why(refused: WorkflowUpdateFailedError) -> str:
+def _refusal_text(refused: WorkflowUpdateFailedError) -> str:
     return refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
 
 
-def _json(command: CreateCommand | TaskCommand) -> dict[str, object]:
+def _to_json(command: CreateCommand | TaskCommand) -> dict[str, object]:
     return command.model_dump(mode="json", exclude_none=True)

@@ -15,14 +15,14 @@ import httpx
 from activities.http.body import IDENTITY, BodyEncodingError, read_prefix
 from activities.http.retry_after import retry_after
 from activities.security.private import make_private, open_private
-from activities.tools.http import PASSING, in_ascii
-from activities.tools.interface import TransientFailure
+from activities.tools.http import TRANSIENT_STATUSES, to_header_value
+from activities.tools.interface import TransientToolError
 from contracts.failures import ToolFault
 from contracts.followup import Outbound
-from contracts.tool import Effect, ToolOutcome, failed
+from contracts.tool import Effect, ToolOutcome, error_outcome
 
 FILE = "outbound.jsonl"
-MOST_ANSWER = 2000  # bytes of an error response that are reported
+MAX_RESPONSE = 2000  # bytes of an error response that are reported
 
 
 class Outbox(Protocol):
@@ -35,7 +35,7 @@ class Outbox(Protocol):
     def timeout(self) -> timedelta: ...
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
-        """Send a message. Return a permanent failure; raise a transient one (`TransientFailure`)."""
+        """Send a message. Return a permanent failure; raise a transient one (`TransientToolError`)."""
 
 
 class ListedOutbox:
@@ -47,7 +47,7 @@ class ListedOutbox:
         self.effect = inner.effect
         self.timeout = inner.timeout
 
-    def refusal(self, message: Outbound) -> str | None:
+    def rejection_reason(self, message: Outbound) -> str | None:
         """Return the reason, if any, why such a message is never sent."""
         spellings = {message.channel_id}
         if message.platform is not None:
@@ -58,8 +58,8 @@ class ListedOutbox:
         return f"not sent: the channel {where[:200]!r} is not in [outbox] channels of perdure.toml"
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
-        if reason := self.refusal(message):
-            return failed(ToolFault.blocked, reason)
+        if reason := self.rejection_reason(message):
+            return error_outcome(ToolFault.blocked, reason)
         return await self._inner.send(message, key)
 
 
@@ -75,20 +75,20 @@ class LogOutbox:
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"key": key, "at": at, **message.model_dump(mode="json", exclude_none=True)}
-        await asyncio.to_thread(self._append, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        await asyncio.to_thread(self._append_line, json.dumps(line, ensure_ascii=False).encode() + b"\n")
         return ToolOutcome(result="written")
 
-    def _append(self, line: bytes) -> None:
+    def _append_line(self, line: bytes) -> None:
         make_private(self._path.parent)
         with open(self._path, "ab", buffering=0, opener=open_private) as file:
-            data = self._break(os.fstat(file.fileno()).st_size) + line
+            data = self._line_break(os.fstat(file.fileno()).st_size) + line
             # One write, so that lines of several workers do not mix. A partial line on a full disk is not removed:
             # another worker may have written after it.
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
 
-    def _break(self, size: int) -> bytes:
+    def _line_break(self, size: int) -> bytes:
         """Return the line break that ends a partial line, or nothing."""
         if not size:
             return b""
@@ -112,19 +112,21 @@ class WebhookOutbox:
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                answer, text = await self._post(body, {**self.headers, "idempotency-key": in_ascii(key), **IDENTITY})
+                answer, text = await self._post(
+                    body, {**self.headers, "idempotency-key": to_header_value(key), **IDENTITY}
+                )
         except httpx.InvalidURL as error:  # not an HTTPError, and permanent
-            return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
+            return error_outcome(ToolFault.unreachable, f"the outbox has no usable url: {error}")
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise TransientFailure(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
+            raise TransientToolError(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
-            raise TransientFailure(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
+            raise TransientToolError(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
         if answer.is_success:
             return ToolOutcome(result="sent")
         error_text = f"{answer.status_code} from the outbox: {text}"
-        if answer.status_code in PASSING or answer.status_code >= 500:
-            raise TransientFailure(ToolFault.http_error, error_text, retry_after(answer.headers))
-        return failed(ToolFault.http_error, error_text)
+        if answer.status_code in TRANSIENT_STATUSES or answer.status_code >= 500:
+            raise TransientToolError(ToolFault.http_error, error_text, retry_after(answer.headers))
+        return error_outcome(ToolFault.http_error, error_text)
 
     async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
         """Return the response, and the start of its text if it is an error. The rest is not read."""
@@ -135,7 +137,7 @@ class WebhookOutbox:
             if answer.is_success:
                 return answer, ""
             try:
-                text, _ = await read_prefix(answer, MOST_ANSWER)
+                text, _ = await read_prefix(answer, MAX_RESPONSE)
             except BodyEncodingError as error:
                 return answer, str(error)
             return answer, text.decode(errors="replace")

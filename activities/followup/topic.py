@@ -8,30 +8,30 @@ from temporalio.common import WorkflowIDConflictPolicy
 
 from contracts.topic import Event, Subscription, TopicInput
 from decisions import ids
-from decisions.followup.topic import event_id, too_large, topic_of
-from decisions.text.formatting import cut, markdown
+from decisions.followup.topic import event_id, event_size_error, topic_of
+from decisions.text.formatting import escape_markdown, truncate
 
 
-class NotAwaited(Exception):
+class NotAwaitedError(Exception):
     """No task can wait for this event, or it is too large. The message is the reason."""
 
 
-async def publish(client: Client, task_queue: str, event: Event) -> str:
-    """Signal an event to its topic. Return the topic's workflow id. Raises NotAwaited, RPCError."""
+async def signal_event(client: Client, task_queue: str, event: Event) -> str:
+    """Signal an event to its topic. Return the topic's workflow id. Raises NotAwaitedError, RPCError."""
     key = topic_of(event)
     if key is None:
-        raise NotAwaited("it replies to no message, so nothing awaits it")
-    if problem := too_large(event):
-        raise NotAwaited(f"{problem}: leave out what of `raw` is not needed")
+        raise NotAwaitedError("it replies to no message, so nothing awaits it")
+    if problem := event_size_error(event):
+        raise NotAwaitedError(f"{problem}: leave out what of `raw` is not needed")
     body = event.model_copy(update={"id": event_id(event)})
-    return await _signal(client, task_queue, key, "event", body.model_dump(mode="json", exclude_none=True))
+    return await _signal_topic(client, task_queue, key, "event", body.model_dump(mode="json", exclude_none=True))
 
 
-async def subscribe(client: Client, task_queue: str, key: str, subscription: Subscription) -> None:
-    await _signal(client, task_queue, key, "subscribe", subscription.model_dump(mode="json"))
+async def signal_subscription(client: Client, task_queue: str, key: str, subscription: Subscription) -> None:
+    await _signal_topic(client, task_queue, key, "subscribe", subscription.model_dump(mode="json"))
 
 
-async def _signal(client: Client, task_queue: str, key: str, name: str, body: Mapping[str, Any]) -> str:
+async def _signal_topic(client: Client, task_queue: str, key: str, name: str, body: Mapping[str, Any]) -> str:
     workflow_id = ids.topic_workflow_id(key)
     await client.start_workflow(
         "EventTopic",
@@ -39,7 +39,7 @@ async def _signal(client: Client, task_queue: str, key: str, name: str, body: Ma
         id=workflow_id,
         task_queue=task_queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=markdown(cut(f"events of {key}", 200)),
+        static_summary=escape_markdown(truncate(f"events of {key}", 200)),
         start_signal=name,
         start_signal_args=[body],
     )

@@ -30,7 +30,7 @@ _GLOBAL_UNICAST = ip_network("2000::/3")
 _CARRIES_IPV4 = [ip_network("64:ff9b::/96"), ip_network("::/96")]  # NAT64, and the old "compatible" form
 
 
-def literal(host: str) -> Address | None:
+def parse_literal(host: str) -> Address | None:
     """Parse an address, including `inet_aton` forms (127.1, 0x7f000001), unless `host` is a name."""
     try:
         return ip_address(host)
@@ -46,12 +46,12 @@ def literal(host: str) -> Address | None:
 
 def is_metadata(address: Address) -> bool:
     """Return True for a metadata service, which stays blocked even for an allowed host."""
-    return _unwrapped(address) in METADATA_ADDRESSES or address in METADATA_ADDRESSES
+    return _unwrap_ipv4(address) in METADATA_ADDRESSES or address in METADATA_ADDRESSES
 
 
 def is_public(address: Address) -> bool:
     """Return True if the address is the same host for everyone on the internet."""
-    inner = _unwrapped(address)
+    inner = _unwrap_ipv4(address)
     if not inner.is_global or inner.is_multicast or any(inner in network for network in _NOT_PUBLIC):
         return False
     return inner.version == 4 or inner in _GLOBAL_UNICAST
@@ -69,7 +69,7 @@ def is_own(address: Address) -> bool:
         return ip_address(str(probe.getsockname()[0]).partition("%")[0]) == address
 
 
-def _unwrapped(address: Address) -> Address:
+def _unwrap_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 address carries and the network would use, else the address."""
     if isinstance(address, IPv4Address):
         return address

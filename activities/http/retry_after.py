@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
-MOST_WAIT = 60.0  # seconds
+MAX_RETRY_AFTER = 60.0  # seconds
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the delay in seconds, from 0 to `MOST_WAIT`, if the header is valid."""
-    delay = _seconds(headers.get("retry-after", ""))
-    return min(max(delay, 0.0), MOST_WAIT) if delay is not None and isfinite(delay) else None
+    delay = _parse_delay(headers.get("retry-after", ""))
+    return min(max(delay, 0.0), MAX_RETRY_AFTER) if delay is not None and isfinite(delay) else None
 
 
-def _seconds(value: str) -> float | None:
+def _parse_delay(value: str) -> float | None:
     with suppress(ValueError):
         return float(value)
     with suppress(ValueError, TypeError, OverflowError, IndexError):  # out of range, or not a date

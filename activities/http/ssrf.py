@@ -13,23 +13,23 @@ from typing import Any
 import httpcore
 import httpx
 
-from activities.http.addresses import METADATA_NAMES, Address, is_metadata, is_own, is_public, literal
+from activities.http.addresses import METADATA_NAMES, Address, is_metadata, is_own, is_public, parse_literal
 
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
-class BlockedAddress(Exception):
+class BlockedAddressError(Exception):
     """The host must not be reached. The message is one line, fit for the model."""
 
 
-async def resolve(host: str, port: int) -> list[str]:
+async def resolve_host(host: str, port: int) -> list[str]:
     """Resolve a name with this machine's resolver. Raises OSError."""
     entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in entries]
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """A transport for one fetch, without proxies. Raises `BlockedAddress` and the exceptions of httpcore."""
+    """A transport for one fetch, without proxies. Raises `BlockedAddressError` and the exceptions of httpcore."""
 
     def __init__(self, tls: ssl.SSLContext, allow_hosts: frozenset[str], resolver: Resolver) -> None:
         backend = _GuardedBackend(allow_hosts, resolver)
@@ -81,7 +81,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        addresses = await self._checked(host, port)
+        addresses = await self._allowed_addresses(host, port)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout | None = None
         for address in addresses:
             # An address that drops packets must leave time for the next one.
@@ -95,22 +95,22 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         await self._network.sleep(seconds)
 
-    async def _checked(self, host: str, port: int) -> list[Address]:
-        """Return the addresses of the host. Raises BlockedAddress if any of them is not allowed."""
+    async def _allowed_addresses(self, host: str, port: int) -> list[Address]:
+        """Return the addresses of the host. Raises BlockedAddressError if any of them is not allowed."""
         name = host.lower().rstrip(".")
-        allowed = not self._allow_hosts.isdisjoint(spellings(name, port))
+        allowed = not self._allow_hosts.isdisjoint(host_spellings(name, port))
         if name in METADATA_NAMES:
-            raise BlockedAddress("metadata services are never fetched")
-        addresses = await self._addresses(name, port)
+            raise BlockedAddressError("metadata services are never fetched")
+        addresses = await self._resolve_addresses(name, port)
         for address in addresses:
             if is_metadata(address):
-                raise BlockedAddress("metadata services are never fetched")
+                raise BlockedAddressError("metadata services are never fetched")
             if not allowed and (not is_public(address) or is_own(address)):
-                raise BlockedAddress(f"{host} is at {address}, which is not a public address")
+                raise BlockedAddressError(f"{host} is at {address}, which is not a public address")
         return addresses
 
-    async def _addresses(self, name: str, port: int) -> list[Address]:
-        if address := literal(name):
+    async def _resolve_addresses(self, name: str, port: int) -> list[Address]:
+        if address := parse_literal(name):
             return [address]
         try:
             return list(dict.fromkeys(map(ip_address, await self._resolver(name, port))))
@@ -119,7 +119,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"{name} does not resolve ({reason})") from None
 
 
-def spellings(name: str, port: int) -> set[str]:
+def host_spellings(name: str, port: int) -> set[str]:
     """Return the allow-list entries that match a host. `name` is in lower case, without a trailing dot."""
     bare = f"[{name}]" if ":" in name else name
     return {name, bare, f"{bare}:{port}"}

@@ -18,7 +18,7 @@ AT_ONCE = 10
 
 
 @dataclass(frozen=True)
-class InHand:
+class OpenWork:
     """The numbers of open messages, of those that wait for inputs, people and outside peers, and of open orders."""
 
     open: int
@@ -32,13 +32,13 @@ class InHand:
         """Return whether all open messages wait for something outside."""
         return self.open == self.inputs + self.people + self.peers and not self.orders
 
-    def told(self) -> str:
+    def summarize_open(self) -> str:
         waits = [(self.inputs, "inputs"), (self.people, "a person"), (self.peers, "a peer")]
         parts = [f"{count} {'waits' if count == 1 else 'wait'} for {what}" for count, what in waits if count]
         return f"bridge stopped; open messages: {self.open}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-async def in_hand(client: Client, agent: str) -> InHand | None:
+async def query_open_work(client: Client, agent: str) -> OpenWork | None:
     """Query the agent's mailbox, if it answers."""
     handle = client.get_workflow_handle(mailbox_workflow_id(agent))
     try:
@@ -52,12 +52,12 @@ async def in_hand(client: Client, agent: str) -> InHand | None:
     ]
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def waits(message: AckView) -> bool:
+    async def waits_for_a_person(message: AckView) -> bool:
         async with slots:
             return await _waits_for_a_person(client, message.run_id or "")
 
-    waiting = sum(await asyncio.gather(*map(waits, at_work)))
-    return InHand(
+    waiting = sum(await asyncio.gather(*map(waits_for_a_person, at_work)))
+    return OpenWork(
         open=len(view.open),
         inputs=len(blocked) - len(asking),
         people=len(asking) + waiting,

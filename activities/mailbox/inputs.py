@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from activities.mailbox.folder import INPUTS, told
+from activities.mailbox.folder import INPUTS, format_os_error
 from activities.mailbox.message import is_skipped
-from activities.mailbox.rest import Rests
-from activities.storage.safe_dir import Beneath, NotThere
+from activities.mailbox.rest import RestTracker
+from activities.storage.safe_dir import SafeDir, WrongFileTypeError
 from contracts.mail.message import InputWanted, PickPolicy, TaskHead
 from decisions.mailbox.inputs import (
     Ambiguous,
@@ -18,24 +18,24 @@ from decisions.mailbox.inputs import (
     Chosen,
     Missing,
     Several,
-    choose,
-    fits,
+    choose_input,
     is_pattern,
-    segments,
+    matches_part,
+    split_pattern,
 )
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
-MOST_LOOKED = 10_000  # names below inputs/ for one input
-MOST_INPUT = 64 * 1024 * 1024  # bytes
-_MOST_DEEP = 8
+MAX_LOOKED = 10_000  # names below inputs/ for one input
+MAX_INPUT = 64 * 1024 * 1024  # bytes
+_MAX_DEPTH = 8
 
 
-class Unusable(ValueError):
+class InputsError(ValueError):
     """The inputs can never be provided as the task requires. The message is one line."""
 
 
 @dataclass
-class Resolved:
+class ResolvedInputs:
     """The files of a task's inputs: `chosen` has their paths, `undecided` the paths that a person chooses from.
 
     If `is_early`, a matching file may still be being written, and its input counts as missing.
@@ -47,11 +47,11 @@ class Resolved:
     is_early: bool = False
 
 
-def resolve(below: Beneath, head: TaskHead, rests: Rests | None = None) -> Resolved:
-    """Find the files of a task's inputs. `rests` remembers files from earlier calls. Raises Unusable, OSError."""
-    resolved = Resolved()
+def resolve_inputs(below: SafeDir, head: TaskHead, rests: RestTracker | None = None) -> ResolvedInputs:
+    """Find the files of a task's inputs. `rests` remembers files from earlier calls. Raises InputsError, OSError."""
+    resolved = ResolvedInputs()
     for expected in head.inputs:
-        match _choice(below, expected, head.pick_policy, rests or Rests()):
+        match _choose_file(below, expected, head.pick_policy, rests or RestTracker()):
             case Chosen(path):
                 resolved.chosen[expected.name] = path
             case Missing():
@@ -61,89 +61,91 @@ def resolve(below: Beneath, head: TaskHead, rests: Rests | None = None) -> Resol
             case Several(options):
                 resolved.undecided[expected.name] = options
             case Ambiguous(options):
-                paths = cut(", ".join(options), 300)
-                raise Unusable(f"inputs: {expected.name}: expected one file, and there are several: {paths}")
+                paths = truncate(", ".join(options), 300)
+                raise InputsError(f"inputs: {expected.name}: expected one file, and there are several: {paths}")
     if resolved.missing and not head.wait_for_inputs and not resolved.is_early:
-        raise Unusable(f"inputs: missing, and the task does not wait: {', '.join(resolved.missing)}")
+        raise InputsError(f"inputs: missing, and the task does not wait: {', '.join(resolved.missing)}")
     return resolved
 
 
-def _choice(below: Beneath, expected: InputWanted, policy: PickPolicy | None, rests: Rests) -> Choice | None:
+def _choose_file(below: SafeDir, expected: InputWanted, policy: PickPolicy | None, rests: RestTracker) -> Choice | None:
     """Choose the file of an input, unless a matching file may still be being written."""
-    parts = segments(expected.match)
+    parts = split_pattern(expected.match)
     if isinstance(parts, str):
-        raise Unusable(f"inputs: {expected.name}: {parts}")
+        raise InputsError(f"inputs: {expected.name}: {parts}")
     try:
-        files = dict(_below(below, (), parts, [0]))  # several `**` may lead to a file
+        files = dict(_walk_matches(below, (), parts, [0]))  # several `**` may lead to a file
         rest = [rests.is_at_rest(f"{INPUTS}/{path}", status) for path, status in files.items()]
         if not all(rest):
             return None
         candidates = [Candidate(path, status.st_ctime_ns, status.st_size) for path, status in files.items()]
-        digests = _digests(below, candidates, policy)
+        digests = _digest_files(below, candidates, policy)
     except PermissionError as error:
-        raise Unusable(f"inputs: {expected.name}: {told(error)}: let the bridge's user read it") from None
-    if large := next((file for file in candidates if file.size > MOST_INPUT), None):
-        raise Unusable(f"inputs: {expected.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
-    return choose(candidates, policy, digests)
+        raise InputsError(f"inputs: {expected.name}: {format_os_error(error)}: let the bridge's user read it") from None
+    if large := next((file for file in candidates if file.size > MAX_INPUT), None):
+        raise InputsError(f"inputs: {expected.name}: {truncate(large.path, 200)} has more than {MAX_INPUT:,} bytes")
+    return choose_input(candidates, policy, digests)
 
 
-def content(below: Beneath, path: str) -> bytes:
-    """Return the content of an input file. Raises OSError, Unusable."""
-    data = below.read(INPUTS, *path.split("/"), most=MOST_INPUT, is_linkable=False)
-    if len(data) > MOST_INPUT:
-        raise Unusable(f"inputs: {cut(path, 200)} has more than {MOST_INPUT:,} bytes")
+def read_input(below: SafeDir, path: str) -> bytes:
+    """Return the content of an input file. Raises OSError, InputsError."""
+    data = below.read(INPUTS, *path.split("/"), most=MAX_INPUT, is_linkable=False)
+    if len(data) > MAX_INPUT:
+        raise InputsError(f"inputs: {truncate(path, 200)} has more than {MAX_INPUT:,} bytes")
     return data
 
 
-def _digests(below: Beneath, candidates: list[Candidate], policy: PickPolicy | None) -> dict[str, str]:
+def _digest_files(below: SafeDir, candidates: list[Candidate], policy: PickPolicy | None) -> dict[str, str]:
     if policy is not PickPolicy.unique or len(candidates) < 2 or len({file.size for file in candidates}) > 1:
         return {}
-    return {file.path: sha256(content(below, file.path)).hexdigest() for file in candidates}
+    return {file.path: sha256(read_input(below, file.path)).hexdigest() for file in candidates}
 
 
-def _below(
-    below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]
+def _walk_matches(
+    below: SafeDir, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]
 ) -> Iterator[tuple[str, os.stat_result]]:
     part, rest = parts[0], parts[1:]
     if part == "**":
-        yield from _below(below, above, rest or ("*",), looked)
-        if len(above) < _MOST_DEEP:
-            for name, status in _names(below, above, "*", looked):
+        yield from _walk_matches(below, above, rest or ("*",), looked)
+        if len(above) < _MAX_DEPTH:
+            for name, status in _matching_names(below, above, "*", looked):
                 if stat.S_ISDIR(status.st_mode):
-                    yield from _below(below, (*above, name), parts, looked)
+                    yield from _walk_matches(below, (*above, name), parts, looked)
         return
-    for name, status in _names(below, above, part, looked):
+    for name, status in _matching_names(below, above, part, looked):
         if rest and stat.S_ISDIR(status.st_mode):
-            yield from _below(below, (*above, name), rest, looked)
+            yield from _walk_matches(below, (*above, name), rest, looked)
         elif not rest and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # a hard link may lead anywhere
             yield "/".join((*above, name)), status
 
 
-def _names(
-    below: Beneath, above: tuple[str, ...], part: str, looked: list[int]
+def _matching_names(
+    below: SafeDir, above: tuple[str, ...], part: str, looked: list[int]
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the matching names in a folder. Names that disappear during the search are left out."""
     if not is_pattern(part):
         try:
             status = below.status(INPUTS, *above, part)
-        except NotThere:
+        except WrongFileTypeError:
             return
         if status is not None:
             yield part, status
         return
     try:
-        with below.folder(INPUTS, *above) as folder, os.scandir(folder) as entries:
+        with below.open_folder(INPUTS, *above) as folder, os.scandir(folder) as entries:
             matches = []
             for entry in entries:
                 looked[0] += 1
-                if looked[0] > MOST_LOOKED:
-                    raise Unusable(f"inputs/ has more than {MOST_LOOKED:,} names to search: use a folder for each task")
-                if not is_skipped(entry.name) and entry.name.isprintable() and fits(entry.name, part):
+                if looked[0] > MAX_LOOKED:
+                    raise InputsError(
+                        f"inputs/ has more than {MAX_LOOKED:,} names to search: use a folder for each task"
+                    )
+                if not is_skipped(entry.name) and entry.name.isprintable() and matches_part(entry.name, part):
                     matches.append((entry.name, entry))
             for name, entry in matches:
                 try:
                     yield name, entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-    except (FileNotFoundError, NotThere):
+    except (FileNotFoundError, WrongFileTypeError):
         return

@@ -10,15 +10,15 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.mailbox.result import LOOK_WITHIN
-from activities.mailbox.writer import REQUEST, Told
-from activities.storage.safe_dir import NotThere
-from activities.update_with_start import answered
+from activities.mailbox.writer import REQUEST, MailWriter
+from activities.storage.safe_dir import WrongFileTypeError
+from activities.update_with_start import await_update
 from contracts.run.question import QuestionKind
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunStatus, RunView
 from contracts.sender import MAILBOX
 from decisions.ids import mailbox_workflow_id, run_workflow_id
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
 _log = logging.getLogger(__name__)
 
@@ -26,15 +26,15 @@ ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits that long
 LOOK_EVERY = 5  # looks at a file between queries of its run
 
 
-def _unsigned(_: RunView, answer: HumanInput) -> HumanInput:
+def _without_signature(_: RunView, answer: HumanInput) -> HumanInput:
     return answer
 
 
-class Picks:
+class InputPicks:
     """The open requests. The question comes from a copy: of the file itself, which people edit, only `pick` is read."""
 
     def __init__(
-        self, client: Client, writer: Told, sign: Callable[[RunView, HumanInput], HumanInput] = _unsigned
+        self, client: Client, writer: MailWriter, sign: Callable[[RunView, HumanInput], HumanInput] = _without_signature
     ) -> None:
         self._client = client
         self._writer = writer
@@ -42,42 +42,42 @@ class Picks:
         self._looks: dict[str, int] = {}
         self._spoiled: dict[str, str] = {}  # by task, the error in its request
 
-    async def look(self) -> int:
+    async def check_requests(self) -> int:
         """Answer the requests that a person has decided. Return the number of open ones. Raises OSError, RPCError."""
-        tasks = await asyncio.to_thread(self._writer.asked)
+        tasks = await asyncio.to_thread(self._writer.list_open_requests)
         self._looks = {task: self._looks.get(task, 0) for task in tasks}
         self._spoiled = {task: problem for task, problem in self._spoiled.items() if task in self._looks}
         for task in tasks:
             try:
                 await self._look_at(task)
-            except NotThere as error:
-                self._tell(task, f"expected a regular file, in a folder: {error.filename}")
+            except WrongFileTypeError as error:
+                self._log_problem(task, f"expected a regular file, in a folder: {error.filename}")
         return len(tasks)
 
     async def _look_at(self, task: str) -> None:
-        question = await asyncio.to_thread(self._writer.question, task)
-        if not question.get("run_id") or not _choices(question):
-            await asyncio.to_thread(self._writer.answered, task)  # the question is lost
+        question = await asyncio.to_thread(self._writer.read_question, task)
+        if not question.get("run_id") or not _parse_choices(question):
+            await asyncio.to_thread(self._writer.remove_request, task)  # the question is lost
             return
-        stored = await asyncio.to_thread(self._writer.request, task)
+        stored = await asyncio.to_thread(self._writer.read_request, task)
         is_due = self._looks[task] % LOOK_EVERY == 0
         self._looks[task] += 1
         request = dict(question)
         request.update({name: value for name, value in (stored or {}).items() if name in {"pick", "fault"}})
         if stored == {}:
-            self._tell(task, "it is not a JSON object any more: fix it, or remove it to have it written again")
+            self._log_problem(task, "it is not a JSON object any more: fix it, or remove it to have it written again")
         else:
             self._spoiled.pop(task, None)
-        if is_due or any(_picks(request).values()):
-            await self._decide(task, request, is_gone=stored is None)
+        if is_due or any(_parse_picks(request).values()):
+            await self._decide_request(task, request, is_gone=stored is None)
 
-    def _tell(self, task: str, problem: str) -> None:
+    def _log_problem(self, task: str, problem: str) -> None:
         """Log an error of a request, once."""
         if self._spoiled.get(task) != problem:
             _log.warning("tasks/%s/%s: %s", task, REQUEST, problem)
         self._spoiled[task] = problem
 
-    async def _decide(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
+    async def _decide_request(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
         try:
             view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=LOOK_WITHIN)
@@ -90,70 +90,72 @@ class Picks:
         question = view.question
         if question is None or question.kind != QuestionKind.choice:
             if view.turns > 0 or view.status is RunStatus.running:  # otherwise it has not asked yet
-                await self._over(task, request)
+                await self._close_request(task, request)
             return
         if is_gone:  # an editor may put it back in a moment
             await asyncio.to_thread(self._writer.ask_again, task, request)
             return
-        name, picked = _picked(request, question)
+        name, picked = _picked_input(request, question)
         if picked is not None and picked not in question.options:
-            await self._fault(task, request, f"{name}: expected one of the options, not {cut(picked, 200)!r}")
+            await self._note_error(task, request, f"{name}: expected one of the options, not {truncate(picked, 200)!r}")
         elif picked is not None:
-            await self._answer(task, request, view, picked)
+            await self._answer_question(task, request, view, picked)
 
-    async def _answer(self, task: str, request: dict[str, Any], view: RunView, picked: str) -> None:
+    async def _answer_question(self, task: str, request: dict[str, Any], view: RunView, picked: str) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
         if (question := view.question) is None:
             return
-        name, _ = _picked(request, question)
+        name, _ = _picked_input(request, question)
         answer = HumanInput(question_id=question.id, text=picked, by="the request's file", sender=MAILBOX)
         update = handle.execute_update("answer", self._sign(view, answer).model_dump(mode="json", exclude_none=True))
         try:
-            await answered(update, ANSWERED_WITHIN)
+            await await_update(update, ANSWERED_WITHIN)
         except TimeoutError:
             return  # the file is looked at again
         except WorkflowUpdateFailedError as error:
             reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
-            await self._fault(task, request, f"{name}: {cut(reason, 200)}")
+            await self._note_error(task, request, f"{name}: {truncate(reason, 200)}")
             return
         self._looks[task] = 0  # look at its next question soon
-        if name == _choices(request)[-1][0]:
-            await self._over(task, request)
+        if name == _parse_choices(request)[-1][0]:
+            await self._close_request(task, request)
 
-    async def _over(self, task: str, request: dict[str, Any]) -> None:
+    async def _close_request(self, task: str, request: dict[str, Any]) -> None:
         """Report that the question is answered, and remove the request."""
         handle = self._client.get_workflow_handle(mailbox_workflow_id(self._writer.agent))
         await handle.signal("input_picked", {"key": str(request.get("key", ""))})
-        await asyncio.to_thread(self._writer.answered, task)
+        await asyncio.to_thread(self._writer.remove_request, task)
 
-    async def _fault(self, task: str, request: dict[str, Any], error: str) -> None:
+    async def _note_error(self, task: str, request: dict[str, Any], error: str) -> None:
         if request.get("fault") != error:
-            await asyncio.to_thread(self._writer.note, task, {**request, "fault": error})
+            await asyncio.to_thread(self._writer.rewrite_request, task, {**request, "fault": error})
 
 
-def _picks(request: dict[str, Any]) -> dict[str, str]:
+def _parse_picks(request: dict[str, Any]) -> dict[str, str]:
     """Return the picks by input. For a single input, `pick` may be a plain string."""
-    pick, names = request.get("pick"), [name for name, _ in _choices(request)]
+    pick, names = request.get("pick"), [name for name, _ in _parse_choices(request)]
     if isinstance(pick, str) and len(names) == 1:
         return {names[0]: pick} if pick else {}
     return {name: value for name, value in pick.items() if isinstance(value, str)} if isinstance(pick, dict) else {}
 
 
-def _choices(request: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
-    rows = [row for row in _list(request.get("choices")) if isinstance(row, dict)]
-    return [(str(row.get("name")), tuple(map(str, _list(row.get("options"))))) for row in rows]
+def _parse_choices(request: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    rows = [row for row in _as_list(request.get("choices")) if isinstance(row, dict)]
+    return [(str(row.get("name")), tuple(map(str, _as_list(row.get("options"))))) for row in rows]
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _picked(request: dict[str, Any], question: QuestionView) -> tuple[str, str | None]:
+def _picked_input(request: dict[str, Any], question: QuestionView) -> tuple[str, str | None]:
     """Return the input that the run asks for, matched by options and then by name, and its pick."""
-    picks = _picks(request)
-    fitting = [name for name, options in _choices(request) if options == question.options]
+    picks = _parse_picks(request)
+    fitting = [name for name, options in _parse_choices(request) if options == question.options]
     matches = (
-        [name for name in fitting if name in question.text] or fitting or [name for name, _ in _choices(request)][:1]
+        [name for name in fitting if name in question.text]
+        or fitting
+        or [name for name, _ in _parse_choices(request)][:1]
     )
     name = matches[0] if matches else ""
     return name, picks.get(name)

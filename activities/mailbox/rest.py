@@ -7,7 +7,7 @@ FRESH = 0.2  # seconds after a change in which a file may still be being written
 MAX_KNOWN = 20_000  # files that are remembered between looks
 
 
-class Rests:
+class RestTracker:
     """The memory of files that changed just now, or have a modification time in the future.
 
     Such a file is at rest once two looks, at least `FRESH` apart, find it unchanged.

@@ -11,17 +11,17 @@ from typing import Any
 
 from watchfiles import Change, awatch
 
-from activities.mailbox.folder import INPUTS, MOST_PLANS, MailFolder
+from activities.mailbox.folder import INPUTS, MAX_PLANS, MailFolder
 from activities.mailbox.message import is_skipped
 from contracts.models import is_utf8
 
 STEP, DEBOUNCE = 20, 200  # milliseconds
-MOST_FOLDERS, MOST_DEEP = 2 * MOST_PLANS, 8  # limits of what is watched
+MAX_FOLDERS, MAX_DEPTH = 2 * MAX_PLANS, 8  # limits of what is watched
 
 _log = logging.getLogger(__name__)
 
 
-class Watcher:
+class FolderWatcher:
     """Watches a folder. `woken` is set when a file arrives in the incoming folder or, with `has_inputs`, in `inputs/`.
 
     If `is_watching` is False, for example because the system is out of watches, the bridge has to poll.
@@ -40,14 +40,14 @@ class Watcher:
 
     async def start(self) -> None:
         """Start watching, or restart if the folders changed or the watch failed."""
-        folders = await asyncio.to_thread(self._folders)
+        folders = await asyncio.to_thread(self._folders_to_watch)
         if self._task is not None and not self._task.done() and self._watched == folders:
             return
         await self.close()
         self._stop = asyncio.Event()
         self._watched = folders
         logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
-        self._task = asyncio.create_task(self._watch())
+        self._task = asyncio.create_task(self._run_watch())
         await asyncio.sleep(0)  # its first step begins to watch; later changes are reported
 
     async def close(self) -> None:
@@ -57,15 +57,15 @@ class Watcher:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def _paths(self) -> tuple[Path, Path]:
+    def _watched_roots(self) -> tuple[Path, Path]:
         return self._folder.root / self._folder.incoming, self._folder.root / INPUTS
 
-    def _folders(self) -> dict[Path, int]:
+    def _folders_to_watch(self) -> dict[Path, int]:
         """Return the folders to watch, by inode: the plans, and all below `inputs/`. Links are not followed."""
-        incoming, inputs = self._paths()
+        incoming, inputs = self._watched_roots()
         folders: dict[Path, int] = {}
-        waiting = [(incoming, 1), (inputs, MOST_DEEP)]
-        while waiting and len(folders) <= MOST_FOLDERS:
+        waiting = [(incoming, 1), (inputs, MAX_DEPTH)]
+        while waiting and len(folders) <= MAX_FOLDERS:
             path, depth = waiting.pop()
             with suppress(OSError):
                 status = os.lstat(path)
@@ -79,9 +79,9 @@ class Watcher:
                     waiting += [(one, depth - 1) for one in visible]
         return folders
 
-    async def _watch(self) -> None:
+    async def _run_watch(self) -> None:
         try:
-            changes = self._changes()
+            changes = self._await_changes()
             self.is_watching = True
             async for _ in changes:
                 self._is_reported = False
@@ -96,13 +96,13 @@ class Watcher:
             self.is_watching = False
             self.woken.set()
 
-    def _changes(self) -> AsyncIterator[Any]:
+    def _await_changes(self) -> AsyncIterator[Any]:
         """Return the changes. Raises OSError."""
-        if len(self._watched) > MOST_FOLDERS:
-            raise OSError(f"it has more than {MOST_FOLDERS:,} folders")
+        if len(self._watched) > MAX_FOLDERS:
+            raise OSError(f"it has more than {MAX_FOLDERS:,} folders")
         return awatch(
             *self._watched,
-            watch_filter=self._matters,
+            watch_filter=self._is_relevant,
             step=STEP,
             debounce=DEBOUNCE,
             stop_event=self._stop,
@@ -110,8 +110,8 @@ class Watcher:
             ignore_permission_denied=True,
         )
 
-    def _matters(self, change: Change, path: str) -> bool:
-        incoming, inputs = map(str, self._paths())
+    def _is_relevant(self, change: Change, path: str) -> bool:
+        incoming, inputs = map(str, self._watched_roots())
         name = os.path.basename(path)  # noqa: PTH119 - for each of thousands of changes
         if path in (incoming, inputs):
             return True

@@ -27,30 +27,30 @@ from pydantic import ValidationError
 
 from activities.mcp.config import HttpServer, McpServer, StdioServer, program_of
 from activities.mcp.http import http_client
-from activities.mcp.listing import listed
-from activities.mcp.result import keep_unfit_answers
-from activities.mcp.stdio import MOST_LINE, Process, started
+from activities.mcp.listing import list_offerable_tools
+from activities.mcp.result import raise_unfit_answers
+from activities.mcp.stdio import MAX_MESSAGE_LINE, StdioProcess, running_server
 from contracts.mcp import Pin, PinnedProgram
-from decisions.errors import fault_line
-from decisions.mcp import visible
+from decisions.errors import format_validation_error
+from decisions.mcp import render_visible_line
 
-STEADY = 60.0  # seconds; a server that ran for this long before it ended is restarted without a pause
-FIRST_PAUSE, MOST_PAUSE = 0.5, 30.0  # seconds before the restart of a server that ended sooner
-CLOSING = 10.0  # seconds
-CLOSED = "Connection closed"  # the SDK's message for the end of a whole connection
+STEADY_SECONDS = 60.0  # seconds; a server that ran for this long before it ended is restarted without a pause
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0  # seconds before the restart of a server that ended sooner
+CLOSE_TIMEOUT = 10.0  # seconds
+CONNECTION_CLOSED_MESSAGE = "Connection closed"  # the SDK's message for the end of a whole connection
 
 _log = logging.getLogger(__name__)
 
 
-class Unreachable(Exception):
+class McpUnreachableError(Exception):
     """The server cannot be reached. The call was not sent."""
 
 
-class Lost(Exception):
+class McpConnectionLostError(Exception):
     """The connection ended after the call was sent, so its result is unknown."""
 
 
-class TimedOut(Exception):
+class McpTimeoutError(Exception):
     """The call was sent, but no answer came in time. The connection stays open."""
 
 
@@ -85,19 +85,21 @@ class Connection:
         self._reason = ""
 
     async def tools(self, *, refresh: bool = False) -> Mapping[str, Pin]:
-        """Return the tools that can be offered. Raises Unreachable.
+        """Return the tools that can be offered. Raises McpUnreachableError.
 
         They are listed again if the server reported a change, and always with `refresh`.
         """
-        link, client = await self._linked()
+        link, client = await self._open_link()
         try:
             if refresh or self._is_stale or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                await self._list(client)
+                await self._refresh_tools(client)
         except (ValidationError, MCPError) as error:
             if not self._is_over(link, error):
-                raise Unreachable(self._told(f"does not say which tools it has: {_leaf(error)}")) from None
+                raise McpUnreachableError(
+                    self._format_failure(f"does not say which tools it has: {_summarize_error(error)}")
+                ) from None
             link.end.set()
-            await self._linked()
+            await self._open_link()
         return self._tools
 
     def _is_over(self, link: _Link, error: ValidationError | MCPError) -> bool:
@@ -109,7 +111,9 @@ class Connection:
             return False
         if not self.is_remote:
             return error.code == CONNECTION_CLOSED
-        if error.message == CLOSED or "session" in error.message.lower():  # the wording differs between servers
+        if (
+            error.message == CONNECTION_CLOSED_MESSAGE or "session" in error.message.lower()
+        ):  # the wording differs between servers
             return True
         return error.code != REQUEST_TIMEOUT and not link.calls
 
@@ -118,7 +122,7 @@ class Connection:
         return isinstance(self.server, HttpServer)
 
     @property
-    def refused(self) -> Mapping[str, str]:
+    def rejected_tools(self) -> Mapping[str, str]:
         """The tools that cannot be offered, with reasons; empty before the first listing."""
         return self._refused
 
@@ -127,31 +131,31 @@ class Connection:
     ) -> CallToolResult:
         """Call a tool whose definition has one of these digests.
 
-        Raises Unreachable, Lost and TimedOut; MCPError if the server rejects the call; UnfitAnswerError or another
-        RuntimeError if the answer is not valid.
+        Raises McpUnreachableError, McpConnectionLostError and TimedOut; MCPError if the server rejects the call;
+        UnfitAnswerError or another RuntimeError if the answer is not valid.
         """
-        link, client = await self._linked()
+        link, client = await self._open_link()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
-            raise Unreachable(self._told("changed its tools just now"))  # after the preflight
+            raise McpUnreachableError(self._format_failure("changed its tools just now"))  # after the preflight
         link.calls += 1
         try:
             async with asyncio.timeout(timeout + 1):  # the client's own timeout excludes writing
                 result = await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
         except TimeoutError:
-            raise TimedOut(f"{self.server.name} did not answer within {timeout:g} s") from None
+            raise McpTimeoutError(f"{self.server.name} did not answer within {timeout:g} s") from None
         except MCPError as error:
             if error.code == REQUEST_TIMEOUT:
-                raise TimedOut(f"{self.server.name} did not answer within {timeout:g} s") from None
+                raise McpTimeoutError(f"{self.server.name} did not answer within {timeout:g} s") from None
             if error.code == CONNECTION_CLOSED:
-                if error.message == CLOSED:  # not only the stream of this answer
+                if error.message == CONNECTION_CLOSED_MESSAGE:  # not only the stream of this answer
                     link.end.set()
-                raise Lost(self._told("ended the connection")) from None
+                raise McpConnectionLostError(self._format_failure("ended the connection")) from None
             if isinstance(self.server, HttpServer) and error.message == "Session terminated":
                 link.end.set()  # the server was restarted and did not process the call
-                raise Unreachable(self._told("has forgotten the session")) from None
+                raise McpUnreachableError(self._format_failure("has forgotten the session")) from None
             raise
         except ValidationError as error:
-            raise RuntimeError(f"its answer is none of MCP: {_leaf(error)}") from None
+            raise RuntimeError(f"its answer is none of MCP: {_summarize_error(error)}") from None
         finally:
             link.calls -= 1
         link.has_served = True
@@ -160,45 +164,45 @@ class Connection:
     async def close(self) -> None:
         """End the server, if it runs, in bounded time."""
         if self._link is not None:
-            await self._closed(self._link)
+            await self._close_link(self._link)
 
-    async def _linked(self) -> tuple[_Link, Client]:
-        """Return the open connection, or open one. Raises Unreachable."""
+    async def _open_link(self) -> tuple[_Link, Client]:
+        """Return the open connection, or open one. Raises McpUnreachableError."""
         if self._link is not None and self._link.end.is_set():
-            await self._closed(self._link)
+            await self._close_link(self._link)
         if self._link is None:
-            self._may_be_opened()
+            self._check_pause()
             self._link = _Link(asyncio.get_running_loop().create_future(), asyncio.Event())
-            self._link.owner = asyncio.create_task(self._own(self._link))
+            self._link.owner = asyncio.create_task(self._run_link(self._link))
         link = self._link
         try:
             return link, await asyncio.shield(link.ready)
-        except _NotOpened as error:
-            raise Unreachable(str(error)) from None
+        except _NotOpenedError as error:
+            raise McpUnreachableError(str(error)) from None
         except asyncio.CancelledError:
             if not link.ready.cancelled():
                 raise
-            raise Unreachable(self._told("was not ready when it was given up")) from None
+            raise McpUnreachableError(self._format_failure("was not ready when it was given up")) from None
 
-    async def _closed(self, link: _Link) -> None:
+    async def _close_link(self, link: _Link) -> None:
         link.end.set()
         if link.owner is not None:
             if not link.ready.done():
                 link.owner.cancel()  # it may wait for the server forever
-            await asyncio.wait([link.owner], timeout=CLOSING)
+            await asyncio.wait([link.owner], timeout=CLOSE_TIMEOUT)
             if not link.owner.done():
                 link.owner.cancel()
-                await asyncio.wait([link.owner], timeout=CLOSING)
+                await asyncio.wait([link.owner], timeout=CLOSE_TIMEOUT)
         if self._link is link:  # no other task has opened another one
             self._link = None
 
-    def _may_be_opened(self) -> None:
+    def _check_pause(self) -> None:
         """Raise Unreachable during the pause after repeated failures."""
-        pause = min(FIRST_PAUSE * 2 ** min(self._failures - 2, 10), MOST_PAUSE) if self._failures > 1 else 0.0
+        pause = min(FIRST_PAUSE * 2 ** min(self._failures - 2, 10), MAX_PAUSE) if self._failures > 1 else 0.0
         if (remaining := self._failed_at + pause - monotonic()) > 0:
-            raise Unreachable(f"{self._reason} (it is tried again in {remaining:.1f} s)")
+            raise McpUnreachableError(f"{self._reason} (it is tried again in {remaining:.1f} s)")
 
-    async def _own(self, link: _Link) -> None:
+    async def _run_link(self, link: _Link) -> None:
         """Hold all contexts of the connection until it ends."""
         started_at = monotonic()
         self._reason, self._last_line = "", ""
@@ -206,35 +210,35 @@ class Connection:
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(limit):
-                    transport = await self._transport(stack, link.end.set)
-                    client = Client(transport, read_timeout_seconds=limit, message_handler=self._hear, cache=None)
+                    transport = await self._open_transport(stack, link.end.set)
+                    client = Client(transport, read_timeout_seconds=limit, message_handler=self._on_message, cache=None)
                     await stack.enter_async_context(client)
-                    keep_unfit_answers(client.session)
-                    await self._list(client)
+                    raise_unfit_answers(client.session)
+                    await self._refresh_tools(client)
                 link.ready.set_result(client)
                 await link.end.wait()
         except TimeoutError:
-            self._not_opened(link, f"it did not get ready within {limit:g} s")
+            self._fail_link(link, f"it did not get ready within {limit:g} s")
         except Exception as error:  # noqa: BLE001 - any error of the SDK makes the server unusable
-            self._not_opened(link, _leaf(error))
+            self._fail_link(link, _summarize_error(error))
         finally:
             link.end.set()
             link.ready.cancel()  # no effect if it is done
-            if link.has_served or monotonic() - started_at >= STEADY:
+            if link.has_served or monotonic() - started_at >= STEADY_SECONDS:
                 self._failures = 0
             else:
                 self._failures, self._failed_at = self._failures + 1, monotonic()
-                self._reason = self._reason or self._told("ended before it was of any use")
+                self._reason = self._reason or self._format_failure("ended before it was of any use")
 
-    def _not_opened(self, link: _Link, reason: str) -> None:
+    def _fail_link(self, link: _Link, reason: str) -> None:
         if link.ready.done():
             _log.info("mcp server %s: the connection ended: %s", self.server.name, self._redact(reason))
             return
-        self._reason = self._told(f"cannot be reached: {reason}")
-        link.ready.set_exception(_NotOpened(self._reason))
+        self._reason = self._format_failure(f"cannot be reached: {reason}")
+        link.ready.set_exception(_NotOpenedError(self._reason))
         link.ready.exception()  # marks it as retrieved if no caller is left
 
-    async def _transport(self, stack: AsyncExitStack, on_end: Callable[[], None]) -> Transport:
+    async def _open_transport(self, stack: AsyncExitStack, on_end: Callable[[], None]) -> Transport:
         """Open the transport. Raises any error of the start."""
         server = self.server
         if server.missing:
@@ -244,27 +248,27 @@ class Connection:
             if self._program not in (None, program):
                 raise ValueError(_changed_program(server.name, program, self._program))
             located = replace(server, command=program.path)
-            return _Entered(await stack.enter_async_context(started(located, on_end, self._said)))
-        http = await stack.enter_async_context(http_client(server, server.start_timeout, self._said))
-        return streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_LINE)
+            return _Entered(await stack.enter_async_context(running_server(located, on_end, self._record_line)))
+        http = await stack.enter_async_context(http_client(server, server.start_timeout, self._record_line))
+        return streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_LINE)
 
-    async def _hear(self, message: ServerNotification | Exception | Any) -> None:
+    async def _on_message(self, message: ServerNotification | Exception | Any) -> None:
         if isinstance(message, ToolListChangedNotification):
             self._is_stale = True
 
-    def _said(self, line: str) -> None:
+    def _record_line(self, line: str) -> None:
         self._last_line = line
 
-    def _told(self, text: str) -> str:
+    def _format_failure(self, text: str) -> str:
         ending = f"; its last words: {self._last_line}" if self._last_line else ""
-        return visible(self._redact(f"MCP server {self.server.name} {text}{ending}"))[:1000]
+        return render_visible_line(self._redact(f"MCP server {self.server.name} {text}{ending}"))[:1000]
 
-    async def _list(self, client: Client) -> None:
+    async def _refresh_tools(self, client: Client) -> None:
         """List all tools, and sort out those that models do not accept."""
         async with self._listing:
             self._is_stale = False  # first, so that a change during the listing sets it again
             try:
-                self._tools, self._refused = await listed(client, self.server.name)
+                self._tools, self._refused = await list_offerable_tools(client, self.server.name)
             except BaseException:
                 self._is_stale = True
                 raise
@@ -277,29 +281,29 @@ def _changed_program(name: str, now: PinnedProgram, accepted: PinnedProgram | No
     )
 
 
-class _NotOpened(Exception):
+class _NotOpenedError(Exception):
     """The connection could not be opened. Set on a future that several calls wait for."""
 
 
 class _Entered:
     """A transport that is already open; the client does not close it."""
 
-    def __init__(self, streams: tuple[Process, Process]) -> None:
+    def __init__(self, streams: tuple[StdioProcess, StdioProcess]) -> None:
         self._streams = streams
 
-    async def __aenter__(self) -> tuple[Process, Process]:
+    async def __aenter__(self) -> tuple[StdioProcess, StdioProcess]:
         return self._streams
 
     async def __aexit__(self, *_: object) -> None:
         return None
 
 
-def _leaf(error: BaseException) -> str:
+def _summarize_error(error: BaseException) -> str:
     """Return one line on an error, of a group's first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ValidationError):
-        return fault_line(error)[:300]
+        return format_validation_error(error)[:300]
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no {error.filename!r} here"
     lines = str(error).strip().splitlines()
@@ -321,7 +325,7 @@ class Connections:
     def __getitem__(self, name: str) -> Connection:
         return self._all[name]
 
-    async def listed(self, names: Iterable[str]) -> dict[str, Mapping[str, Pin] | Unreachable]:
+    async def list_tools_of(self, names: Iterable[str]) -> dict[str, Mapping[str, Pin] | McpUnreachableError]:
         """List the tools of these servers concurrently."""
         servers = list(dict.fromkeys(names))
         results = await asyncio.gather(*(_tools_of(self._all[name]) for name in servers))
@@ -332,8 +336,8 @@ class Connections:
         await asyncio.gather(*(connection.close() for connection in self._all.values()))
 
 
-async def _tools_of(connection: Connection) -> Mapping[str, Pin] | Unreachable:
+async def _tools_of(connection: Connection) -> Mapping[str, Pin] | McpUnreachableError:
     try:
         return await connection.tools()
-    except Unreachable as error:
+    except McpUnreachableError as error:
         return error

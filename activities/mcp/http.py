@@ -6,7 +6,7 @@ import httpx2
 
 from activities.http.body import IDENTITY, BodyEncodingError, decode_pieces
 from activities.mcp.config import HttpServer
-from activities.mcp.stdio import MOST_LINE
+from activities.mcp.stdio import MAX_MESSAGE_LINE
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
@@ -21,7 +21,7 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         if isinstance(response.stream, httpx2.AsyncByteStream):
             encoding = response.headers.pop("content-encoding", "")  # decoded here only
             is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-            response.stream = _Decoded(response.stream, encoding, None if is_events else MOST_LINE)
+            response.stream = _Decoded(response.stream, encoding, None if is_events else MAX_MESSAGE_LINE)
         return response
 
 

@@ -7,74 +7,74 @@ from collections.abc import Iterable
 from mcp import Client
 from mcp_types import Tool
 
-from activities.tools.json_schema import schema_fault
+from activities.tools.json_schema import find_schema_error
 from contracts.mcp import Pin
-from decisions.api_tool import MAX_DEFINITION, api_fault
-from decisions.mcp import foreign_reference, pin, tool_name, unfit
+from decisions.api_tool import MAX_DEFINITION, api_rejection
+from decisions.mcp import foreign_reference, name_rejection, pin_tool, tool_name
 
 _log = logging.getLogger(__name__)
 
-MOST_PAGES = 100  # in a listing
-MOST_TOOLS = 1000
-MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes for one server; checking a megabyte takes one to six seconds
+MAX_PAGES = 100  # in a listing
+MAX_TOOLS = 1000
+MAX_DEFINITION_BYTES = 4 * 1024 * 1024  # bytes for one server; checking a megabyte takes one to six seconds
 
 
-async def listed(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
+async def list_offerable_tools(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
     """Return the tools by name, and the reasons why others cannot be offered. Raises the client's errors."""
-    tools = await _all(client, server)
-    return await asyncio.to_thread(_judged, server, tools)  # not on the event loop
+    tools = await _read_pages(client, server)
+    return await asyncio.to_thread(_sort_out, server, tools)  # not on the event loop
 
 
-async def _all(client: Client, server: str) -> list[Tool]:
+async def _read_pages(client: Client, server: str) -> list[Tool]:
     """Read all pages. Stop at a repeated cursor or a page without new tools."""
     tools: dict[str, Tool] = {}
     cursor: str | None = None
     cursors: set[str] = set()
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         new = {tool.name: tool for tool in page.tools if tool.name not in tools}
         tools |= new
         cursor = page.next_cursor
-        if cursor is None or len(tools) > MOST_TOOLS:
+        if cursor is None or len(tools) > MAX_TOOLS:
             break
         if cursor in cursors or (page.tools and not new):
             _log.warning("mcp server %s: its list of tools does not end; reading stopped where it repeats", server)
             break
         cursors.add(cursor)
-    return list(tools.values())[:MOST_TOOLS]
+    return list(tools.values())[:MAX_TOOLS]
 
 
-def _judged(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[str, str]]:
+def _sort_out(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[str, str]]:
     offered: dict[str, Pin] = {}
     refused: dict[str, str] = {}
     total = 0
     for tool in tools:
         size = len(tool.model_dump_json(include={"description", "input_schema", "annotations"}))
         total += size if size <= MAX_DEFINITION else 0
-        if total > MOST_DEFINITIONS:
-            refused[tool.name] = f"the definitions of its server are larger than {MOST_DEFINITIONS:,} bytes"
-        elif reason := _fault(server, tool, size):
+        if total > MAX_DEFINITION_BYTES:
+            refused[tool.name] = f"the definitions of its server are larger than {MAX_DEFINITION_BYTES:,} bytes"
+        elif reason := _rejection_reason(server, tool, size):
             refused[tool.name] = reason
         else:
-            offered[tool.name] = _pinned(tool)
+            offered[tool.name] = _to_pin(tool)
     return offered, refused
 
 
-def _pinned(tool: Tool) -> Pin:
+def _to_pin(tool: Tool) -> Pin:
     annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else {}
-    return pin(tool.description or tool.title or "", tool.input_schema, annotations)
+    return pin_tool(tool.description or tool.title or "", tool.input_schema, annotations)
 
 
-def _fault(server: str, tool: Tool, size: int) -> str | None:
+def _rejection_reason(server: str, tool: Tool, size: int) -> str | None:
     """Return the reason, if any, why this tool cannot be offered to a model."""
-    if reason := unfit(server, tool.name):
+    if reason := name_rejection(server, tool.name):
         return reason
     if size > MAX_DEFINITION:
         return f"its definition is larger than {MAX_DEFINITION:,} bytes"
-    if error := api_fault(tool_name(server, tool.name), tool.description or "", tool.input_schema):
+    if error := api_rejection(tool_name(server, tool.name), tool.description or "", tool.input_schema):
         return f"models do not accept it: {error[1]}"
     if target := foreign_reference(tool.input_schema):
         return f"its inputSchema refers to {target[:200]}, which lies outside of it"
-    if reason := schema_fault(tool.input_schema):
+    if reason := find_schema_error(tool.input_schema):
         return f"its inputSchema is not valid: {reason}"
     return None

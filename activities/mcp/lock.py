@@ -15,21 +15,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from contracts.mcp import Pin, PinFile, PinnedProgram, PinnedServer
-from decisions.errors import fault_line
+from decisions.errors import format_validation_error
 from decisions.mcp import is_sound
 
-NAME = "mcp.lock.json"
+LOCK_FILE_NAME = "mcp.lock.json"
 
 Pins = Mapping[str, Mapping[str, Pin]]  # by server and by the server's tool name
 
 _log = logging.getLogger(__name__)
 
 
-class BadLock(ValueError):
+class LockFileError(ValueError):
     """The file cannot be read. The message is one line for a person."""
 
 
-class Accepted(dict[str, dict[str, Pin]]):
+class AcceptedTools(dict[str, dict[str, Pin]]):
     """The accepted definitions by server and tool, and the accepted programs by server."""
 
     def __init__(self, pins: Pins, programs: Mapping[str, PinnedProgram]) -> None:
@@ -37,39 +37,41 @@ class Accepted(dict[str, dict[str, Pin]]):
         self.programs = dict(programs)
 
 
-def read_lock(path: Path) -> Accepted:
-    """Read the lock file; a missing one is empty. Raises BadLock."""
+def read_lock(path: Path) -> AcceptedTools:
+    """Read the lock file; a missing one is empty. Raises LockFileError."""
     try:
         file = PinFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        return Accepted({}, {})
+        return AcceptedTools({}, {})
     except OSError as error:
-        raise BadLock(f"{path}: {error.strerror}") from None
+        raise LockFileError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise BadLock(f"{path}: {fault_line(error, 'the file')}") from None
+        raise LockFileError(f"{path}: {format_validation_error(error, 'the file')}") from None
     for server, pinned in file.servers.items():
         for tool, stored in pinned.tools.items():
             if not is_sound(stored):
                 reason = f"{server}.{tool} was edited, its sha256 does not match"
-                raise BadLock(f"{path}: {reason}: remove it, then perdure tools --accept {server}")
-    return Accepted({server: pinned.tools for server, pinned in file.servers.items()}, file.programs)
+                raise LockFileError(f"{path}: {reason}: remove it, then perdure tools --accept {server}")
+    return AcceptedTools({server: pinned.tools for server, pinned in file.servers.items()}, file.programs)
 
 
-def change_lock(path: Path, change: Callable[[Accepted], None]) -> Accepted:
-    """Apply a change to the current file and replace it. Concurrent writers take turns. Raises BadLock and OSError."""
-    with _alone(path.parent):
+def change_lock(path: Path, change: Callable[[AcceptedTools], None]) -> AcceptedTools:
+    """Apply a change to the current file and replace it. Concurrent writers take turns. Raises LockFileError and
+    OSError.
+    """
+    with _locked_folder(path.parent):
         pins = read_lock(path)
         before = json.dumps(_lock_content(pins))
         change(pins)
         if json.dumps(_lock_content(pins)) != before or not path.exists():
-            _replace(path, pins)
+            _write_lock(path, pins)
         return pins
 
 
-def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | None = None) -> Accepted:
+def accept_new_servers(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | None = None) -> AcceptedTools:
     """Accept servers that are not in the file yet. If it cannot be written, this applies to this worker only."""
 
-    def add(pins: Accepted) -> None:
+    def add(pins: AcceptedTools) -> None:
         for server, tools in seen.items():
             if server not in pins and programs and server in programs:
                 pins.programs[server] = programs[server]
@@ -84,7 +86,7 @@ def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | N
         return pins
 
 
-def _lock_content(pins: Accepted) -> dict[str, object]:
+def _lock_content(pins: AcceptedTools) -> dict[str, object]:
     servers = {
         server: PinnedServer(tools={tool: pins[server][tool] for tool in sorted(pins[server])})
         for server in sorted(pins)
@@ -94,9 +96,9 @@ def _lock_content(pins: Accepted) -> dict[str, object]:
     return whole if programs else {name: value for name, value in whole.items() if name != "programs"}
 
 
-def _replace(path: Path, pins: Accepted) -> None:
+def _write_lock(path: Path, pins: AcceptedTools) -> None:
     text = json.dumps(_lock_content(pins), indent=2, ensure_ascii=False) + "\n"
-    descriptor, name = tempfile.mkstemp(prefix=f".{NAME}-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{LOCK_FILE_NAME}-", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -111,7 +113,7 @@ def _replace(path: Path, pins: Accepted) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked_folder(folder: Path) -> Iterator[None]:
     """Lock the folder against other writers on this machine. Locking the folder leaves no lock file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -18,11 +18,11 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from activities.storage.workspace import OutsideWorkspace, Workspace
+from activities.storage.workspace import OutsideWorkspaceError, Workspace
 from contracts.failures import ToolFault
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 
-MOST_FILES = 50  # in one answer
+MAX_ANSWER_FILES = 50  # in one answer
 TEXT_ONLY = "the tool declares structured output and sent text only"
 
 
@@ -34,7 +34,7 @@ class UnfitAnswerError(RuntimeError):
         self.answer = answer
 
 
-def keep_unfit_answers(session: ClientSession) -> None:
+def raise_unfit_answers(session: ClientSession) -> None:
     """Make the session raise UnfitAnswerError, which keeps the answer; its own error would lose it."""
     validate = session.validate_tool_result
 
@@ -54,7 +54,7 @@ def flaw_of(answer: CallToolResult, reason: str) -> str:
     return f"the structured output does not fit what the tool declares: {reason.partition(chr(10))[0][:500]}"
 
 
-def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace, flaw: str = "") -> ToolOutcome:
+def to_mcp_outcome(answer: CallToolResult, stem: str, workspace: Workspace, flaw: str = "") -> ToolOutcome:
     """Return structured content if there is any, else the text. With files: `{"content", "files": [...]}`.
 
     Content that does not match the tool's `outputSchema` is returned with a note: `{"content", "note"}`.
@@ -64,11 +64,14 @@ def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace, flaw: st
     """
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
     if answer.is_error:
-        return failed(ToolFault.tool_error, text or "the tool failed, and did not say why")
+        return error_outcome(ToolFault.tool_error, text or "the tool failed, and did not say why")
     content = text if answer.structured_content is None else answer.structured_content
-    files = [_kept(block, number, stem, workspace) for number, block in enumerate(_others(answer.content), start=1)]
+    files = [
+        _store_block(block, number, stem, workspace)
+        for number, block in enumerate(_non_text_blocks(answer.content), start=1)
+    ]
     if flaw and not content and not files:
-        return failed(ToolFault.tool_error, f"the call was made, but its answer is empty: {flaw}")
+        return error_outcome(ToolFault.tool_error, f"the call was made, but its answer is empty: {flaw}")
     if not files and not flaw:
         return ToolOutcome(result=content)
     paths = tuple(file["path"] for file in files if file.get("path"))
@@ -76,42 +79,42 @@ def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace, flaw: st
     return ToolOutcome(result={"content": content, **extras}, artifacts=paths)
 
 
-def _others(content: Iterable[ContentBlock]) -> list[ContentBlock]:
+def _non_text_blocks(content: Iterable[ContentBlock]) -> list[ContentBlock]:
     return [block for block in content if not isinstance(block, TextContent)]
 
 
-def _kept(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> dict[str, Any]:
+def _store_block(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> dict[str, Any]:
     if isinstance(block, ResourceLink):
         return {"uri": block.uri, "name": block.name, "content_type": block.mime_type}
-    content_type, data, uri = _data_of(block)
+    content_type, data, uri = _block_data(block)
     entry: dict[str, Any] = {"uri": uri} if uri else {}
     entry |= {"path": None, "content_type": content_type}
     if data is None:
         return entry | {"lost": "what came was no base64"}
     entry["bytes"] = len(data)
-    if number > MOST_FILES:
-        return entry | {"lost": f"one answer may bring {MOST_FILES} files"}
+    if number > MAX_ANSWER_FILES:
+        return entry | {"lost": f"one answer may bring {MAX_ANSWER_FILES} files"}
     try:
-        path = workspace.keep(f"{stem}-{number}" if number > 1 else stem, content_type, data)
-    except (OSError, OutsideWorkspace) as error:  # the call was made: only this file is lost
+        path = workspace.write_artifact(f"{stem}-{number}" if number > 1 else stem, content_type, data)
+    except (OSError, OutsideWorkspaceError) as error:  # the call was made: only this file is lost
         return entry | {"lost": f"the disk refused it: {error}"}
     return entry | {"path": path}
 
 
-def _data_of(block: ContentBlock) -> tuple[str, bytes | None, str | None]:
+def _block_data(block: ContentBlock) -> tuple[str, bytes | None, str | None]:
     """Return content type, bytes if they can be decoded, and the URI of a resource."""
     match block:
         case ImageContent() | AudioContent():
-            return block.mime_type, _decoded(block.data), None
+            return block.mime_type, _decode_base64(block.data), None
         case EmbeddedResource(resource=BlobResourceContents() as resource):
-            return resource.mime_type or "application/octet-stream", _decoded(resource.blob), resource.uri
+            return resource.mime_type or "application/octet-stream", _decode_base64(resource.blob), resource.uri
         case EmbeddedResource(resource=TextResourceContents() as resource):
             return resource.mime_type or "text/plain", resource.text.encode(errors="replace"), resource.uri
         case _:
             return "application/octet-stream", None, None
 
 
-def _decoded(text: str) -> bytes | None:
+def _decode_base64(text: str) -> bytes | None:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

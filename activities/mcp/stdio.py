@@ -20,23 +20,23 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPC
 
 from activities.mcp.config import StdioServer
 
-MOST_LINE = 64 * 1024 * 1024  # bytes of a message, also of an answer over HTTP
+MAX_MESSAGE_LINE = 64 * 1024 * 1024  # bytes of a message, also of an answer over HTTP
 CHUNK = 64 * 1024  # bytes read at once; the pipe holds back the rest
-MOST_REQUESTS = 64  # unanswered requests of the server to us; more are dropped
-QUIET = 0.01  # seconds of pause after `NOISE` useless messages, so at most 10,000 a second are read
+MAX_REQUESTS = 64  # unanswered requests of the server to us; more are dropped
+NOISE_PAUSE = 0.01  # seconds of pause after `NOISE` useless messages, so at most 10,000 a second are read
 NOISE = 100
-MOST_LOGGED = 100  # lines of stderr a minute
-MOST_LOG_LINE = 500  # characters
-GRACE = 2.0  # seconds for a server to end once its stdin is closed, and again after SIGTERM
+MAX_LOGGED_LINES = 100  # lines of stderr a minute
+MAX_LOG_LINE = 500  # characters
+EXIT_GRACE = 2.0  # seconds for a server to end once its stdin is closed, and again after SIGTERM
 
-WANTED = ("notifications/tools/list_changed", "notifications/cancelled")
+USEFUL_NOTIFICATIONS = ("notifications/tools/list_changed", "notifications/cancelled")
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class Process:
+class StdioProcess:
     """A started server, and both streams of its transport."""
 
     def __init__(
@@ -64,22 +64,24 @@ class Process:
     async def receive(self) -> SessionMessage | Exception:
         """Return the next useful message. Raises EndOfStream."""
         while True:
-            line = await self._line()
+            line = await self._read_line()
             if line is None:
                 self._on_end()
                 raise anyio.EndOfStream
-            if (message := self._useful(line)) is not None:
+            if (message := self._parse_useful(line)) is not None:
                 return message
             self._noise += 1
             if self._noise % NOISE == 0:
-                await asyncio.sleep(QUIET)
+                await asyncio.sleep(NOISE_PAUSE)
 
-    async def _line(self) -> bytes | None:
+    async def _read_line(self) -> bytes | None:
         """Return the next line, unless the stream ends or the line is too long."""
         while (end := self._pending.find(b"\n", self._searched)) < 0:
             self._searched = len(self._pending)
-            if self._searched > MOST_LINE:
-                _log.warning("mcp server %s: stopped after a line of more than %s bytes", self._name, f"{MOST_LINE:,}")
+            if self._searched > MAX_MESSAGE_LINE:
+                _log.warning(
+                    "mcp server %s: stopped after a line of more than %s bytes", self._name, f"{MAX_MESSAGE_LINE:,}"
+                )
                 return None
             try:
                 chunk = await self._stdout.read(CHUNK)
@@ -93,18 +95,18 @@ class Process:
         self._searched = 0
         return line
 
-    def _useful(self, line: bytes) -> SessionMessage | None:
+    def _parse_useful(self, line: bytes) -> SessionMessage | None:
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except (ValueError, RecursionError):
             if self._noise < NOISE and line.strip():
-                text = line[:MOST_LOG_LINE].decode(errors="replace").strip()
+                text = line[:MAX_LOG_LINE].decode(errors="replace").strip()
                 _log.warning("mcp server %s: not a message: %s", self._name, text)
             return None
-        if isinstance(message, JSONRPCNotification) and message.method not in WANTED:
+        if isinstance(message, JSONRPCNotification) and message.method not in USEFUL_NOTIFICATIONS:
             return None
         if isinstance(message, JSONRPCRequest):
-            if self._asked >= MOST_REQUESTS:
+            if self._asked >= MAX_REQUESTS:
                 return None
             self._asked += 1
         return SessionMessage(message)
@@ -132,9 +134,9 @@ class Process:
 
 
 @asynccontextmanager
-async def started(
+async def running_server(
     server: StdioServer, on_end: Callable[[], None], on_said: Callable[[str], None]
-) -> AsyncIterator[tuple[Process, Process]]:
+) -> AsyncIterator[tuple[StdioProcess, StdioProcess]]:
     """Run a server for the duration of the block, and yield its transport. `on_said` gets each line of its stderr.
 
     Raises OSError and ValueError if the server cannot be started.
@@ -150,48 +152,50 @@ async def started(
         limit=CHUNK,
         start_new_session=True,  # Ctrl-C at the terminal reaches the worker only, which then ends the server
     )
-    stdin, stdout, stderr = _there(process.stdin), _there(process.stdout), _there(process.stderr)
-    listening = asyncio.create_task(_listen(server.name, stderr, on_said))
+    stdin, stdout, stderr = _require_pipe(process.stdin), _require_pipe(process.stdout), _require_pipe(process.stderr)
+    listening = asyncio.create_task(_log_stderr(server.name, stderr, on_said))
     try:
-        both = Process(server.name, stdout, stdin, on_end)
+        both = StdioProcess(server.name, stdout, stdin, on_end)
         yield both, both
     finally:
         # Run to the end even if cancelled, so that no server is left behind.
-        ending = asyncio.create_task(_end(process, stdin, [listening, asyncio.create_task(_drain(stdout))]))
+        ending = asyncio.create_task(
+            _end_process(process, stdin, [listening, asyncio.create_task(_drain_stdout(stdout))])
+        )
         with suppress(asyncio.CancelledError):
             await asyncio.shield(ending)
         await asyncio.wait([ending])
 
 
-def _there(pipe: T | None) -> T:
+def _require_pipe(pipe: T | None) -> T:
     if pipe is None:
         raise AssertionError("the process was started with pipes")
     return pipe
 
 
-async def _listen(name: str, stderr: asyncio.StreamReader, on_said: Callable[[str], None]) -> None:
+async def _log_stderr(name: str, stderr: asyncio.StreamReader, on_said: Callable[[str], None]) -> None:
     """Log stderr in pieces of bounded length until it is closed."""
     logged, since = 0, monotonic()
     while data := await stderr.read(4096):
         if monotonic() - since > 60:
             logged, since = 0, monotonic()
         for line in filter(None, (line.strip() for line in data.decode(errors="replace").splitlines())):
-            on_said(line[:MOST_LOG_LINE])
+            on_said(line[:MAX_LOG_LINE])
             logged += 1
-            if logged <= MOST_LOGGED:
-                _log.info("mcp server %s: %s", name, line[:MOST_LOG_LINE])
-            elif logged == MOST_LOGGED + 1:
+            if logged <= MAX_LOGGED_LINES:
+                _log.info("mcp server %s: %s", name, line[:MAX_LOG_LINE])
+            elif logged == MAX_LOGGED_LINES + 1:
                 _log.info("mcp server %s: (further lines of this minute are omitted)", name)
         await asyncio.sleep(0)
 
 
-async def _drain(stdout: asyncio.StreamReader) -> None:
+async def _drain_stdout(stdout: asyncio.StreamReader) -> None:
     """Read stdout to its end: a server that blocks on writing does not notice that its stdin was closed."""
     while await stdout.read(CHUNK):
         pass
 
 
-async def _end(
+async def _end_process(
     process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, reading: list[asyncio.Task[None]]
 ) -> None:
     """Close stdin, as MCP requires; then send SIGTERM and SIGKILL to the process group."""
@@ -199,10 +203,10 @@ async def _end(
     for number in (signal.SIGTERM, signal.SIGKILL):
         if await _has_ended(process):
             break
-        _signal(process, number)
+        _signal_group(process, number)
     else:
         await _has_ended(process)
-    _signal(process, signal.SIGKILL)  # remaining children
+    _signal_group(process, signal.SIGKILL)  # remaining children
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
@@ -212,12 +216,12 @@ async def _end(
 
 async def _has_ended(process: asyncio.subprocess.Process) -> bool:
     """Wait up to `GRACE` for the exit. `Process.wait` would also wait for pipes that a child holds."""
-    deadline = monotonic() + GRACE
+    deadline = monotonic() + EXIT_GRACE
     while process.returncode is None and monotonic() < deadline:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.01)
     return process.returncode is not None
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -7,22 +7,22 @@ from typing import Any
 from mcp import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
-from activities.mcp.connection import Connection, Lost, TimedOut, Unreachable
-from activities.mcp.result import UnfitAnswerError, flaw_of, outcome_of
-from activities.tools.interface import CallContext, Guarded, TransientFailure
+from activities.mcp.connection import Connection, McpConnectionLostError, McpTimeoutError, McpUnreachableError
+from activities.mcp.result import UnfitAnswerError, flaw_of, to_mcp_outcome
+from activities.tools.interface import CallContext, PreflightTool, TransientToolError
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.mcp import Pin
-from contracts.tool import Effect, ToolOutcome, ToolRoute, failed
-from decisions.mcp import difference, effect_of, is_looser, strictest
+from contracts.tool import Effect, ToolOutcome, ToolRoute, error_outcome
+from decisions.mcp import diff_pins, effect_of, is_looser, strictest_effect
 
 NO_ANSWER = "Server returned an error response"  # the SDK's message for a 4xx or 5xx without an MCP message
 # Codes that prove that nothing was called. Others may be the SDK's, for an answer that it cannot read.
-UNMADE = (METHOD_NOT_FOUND, INVALID_PARAMS)
+UNMADE_CODES = (METHOD_NOT_FOUND, INVALID_PARAMS)
 _UNSENT = "the call was not made"
 
 
-class McpTool(Guarded):
+class McpTool(PreflightTool):
     """A tool of a server. `name` is the server's; `accepted` is the definition that models see."""
 
     def __init__(self, route: ToolRoute, name: str, accepted: Pin, connection: Connection) -> None:
@@ -32,36 +32,40 @@ class McpTool(Guarded):
         self._accepted = accepted
         self._connection = connection
 
-    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         """Return an error if the tool is missing, its definition was not accepted, or its effect is now stricter.
 
         `effect` is the tool's effect when the run began, by which the run retries it. `accepts` is the digest of
         another definition that a person has accepted. The tools of a server at a URL are listed each time, since its
-        notifications may be lost. Raises TransientFailure.
+        notifications may be lost. Raises TransientToolError.
         """
         seconds = timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
                 tools = await self._connection.tools(refresh=self._connection.is_remote)
-        except Unreachable as error:
-            raise TransientFailure(ToolFault.unreachable, str(error)) from None
+        except McpUnreachableError as error:
+            raise TransientToolError(ToolFault.unreachable, str(error)) from None
         except TimeoutError:
             message = f"MCP server {self._connection.server.name} did not get ready within {seconds:g} s"
-            raise TransientFailure(ToolFault.unreachable, message) from None
+            raise TransientToolError(ToolFault.unreachable, message) from None
         now = tools.get(self._name)
-        if now is not None and is_looser(effect, needed := strictest(self.route.effect, effect_of(now.annotations))):
+        if now is not None and is_looser(
+            effect, needed := strictest_effect(self.route.effect, effect_of(now.annotations))
+        ):
             message = f"{self.route.name} is {needed} now, and this run would repeat it as {effect}"
-            return failed(ToolFault.changed, f"{message}; {_UNSENT}. A new run can, once the tool is accepted as it is")
-        return self._changed(now, accepts, self._connection.refused.get(self._name))
+            return error_outcome(
+                ToolFault.changed, f"{message}; {_UNSENT}. A new run can, once the tool is accepted as it is"
+            )
+        return self._reject_changed(now, accepts, self._connection.rejected_tools.get(self._name))
 
-    def _changed(self, now: Pin | None, accepts: str | None, reason: str | None) -> ToolOutcome | None:
+    def _reject_changed(self, now: Pin | None, accepts: str | None, reason: str | None) -> ToolOutcome | None:
         if now is None:
             message = reason or f"MCP server {self._connection.server.name} has no tool {self._name!r} any more"
-            return failed(ToolFault.not_found, f"{message}; {_UNSENT}")
+            return error_outcome(ToolFault.not_found, f"{message}; {_UNSENT}")
         if now.sha256 in (self._accepted.sha256, accepts):
             return None
         message = f"{self.route.name} is defined otherwise now than it was accepted; {_UNSENT}"
-        outcome = failed(ToolFault.changed, f"{message}\n\n{difference(self._accepted, now)}")
+        outcome = error_outcome(ToolFault.changed, f"{message}\n\n{diff_pins(self._accepted, now)}")
         error = outcome.error and outcome.error.model_copy(update={"definition": now.sha256})
         return outcome.model_copy(update={"error": error})
 
@@ -71,29 +75,29 @@ class McpTool(Guarded):
         try:
             accepted = (self._accepted.sha256, context.accepts)
             answer = await self._connection.call(self._name, arguments, timeout, accepted)
-        except Unreachable as error:
-            return self._unsent(str(error))
-        except Lost as error:
+        except McpUnreachableError as error:
+            return self._fail_unsent(str(error))
+        except McpConnectionLostError as error:
             if self.route.effect is Effect.once:
-                return failed(ToolFault.in_doubt, f"{error}; the call was sent, and may have happened")
-            raise TransientFailure(ToolFault.unreachable, str(error)) from None
-        except TimedOut as error:
-            raise TransientFailure(ToolFault.timeout, str(error)) from None
+                return error_outcome(ToolFault.in_doubt, f"{error}; the call was sent, and may have happened")
+            raise TransientToolError(ToolFault.unreachable, str(error)) from None
+        except McpTimeoutError as error:
+            raise TransientToolError(ToolFault.timeout, str(error)) from None
         except MCPError as error:
             if error.message == NO_ANSWER:
-                raise TransientFailure(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
+                raise TransientToolError(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
             message = f"{self.route.name}: {error.message[:2000]} (code {error.code})"
-            if self.route.effect is Effect.once and error.code not in UNMADE:
+            if self.route.effect is Effect.once and error.code not in UNMADE_CODES:
                 message += "; the call was sent, and may have happened"
-            return failed(ToolFault.tool_error, message)
+            return error_outcome(ToolFault.tool_error, message)
         except UnfitAnswerError as error:
             answer, flaw = error.answer, flaw_of(error.answer, str(error))
         except RuntimeError as error:  # the SDK's, for an invalid answer
-            return failed(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
+            return error_outcome(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
         stem = f"{self.route.name}-{context.step:02}"
-        return await asyncio.to_thread(outcome_of, answer, stem, context.workspace, flaw)
+        return await asyncio.to_thread(to_mcp_outcome, answer, stem, context.workspace, flaw)
 
-    def _unsent(self, reason: str) -> ToolOutcome:
+    def _fail_unsent(self, reason: str) -> ToolOutcome:
         if self.route.effect is Effect.once:
-            return failed(ToolFault.unreachable, f"{reason}; {_UNSENT}", retryable=True)
-        raise TransientFailure(ToolFault.unreachable, reason)
+            return error_outcome(ToolFault.unreachable, f"{reason}; {_UNSENT}", retryable=True)
+        raise TransientToolError(ToolFault.unreachable, reason)

@@ -43,7 +43,7 @@ _HAIKU_5_5 = ClaudeModel(
 )
 
 # Ids since generation 4.6 have no date and no alias; earlier models have both, and both are listed.
-MODELS: Mapping[str, ClaudeModel] = MappingProxyType(
+CLAUDE_MODELS: Mapping[str, ClaudeModel] = MappingProxyType(
     {
         "claude-fable-5-2": _FABLE_5_2,
         "claude-mythos-5-2": _FABLE_5_2,
@@ -69,18 +69,20 @@ MODELS: Mapping[str, ClaudeModel] = MappingProxyType(
     }
 )
 
-PRICES: Mapping[str, Price] = MappingProxyType({name: model.price for name, model in MODELS.items() if model.price})
+CLAUDE_PRICES: Mapping[str, Price] = MappingProxyType(
+    {name: model.price for name, model in CLAUDE_MODELS.items() if model.price}
+)
 
-CHEAP = "claude-haiku-5-5"
+CHEAP_MODEL = "claude-haiku-5-5"
 DEFAULT_WINDOW = 200_000  # every Claude model has at least this; `[model] window` sets it for other models
 
 
-def window_of(model: str) -> int:
+def claude_window(model: str) -> int:
     """Return the window in tokens; the default for an unknown model."""
-    known = MODELS.get(model)
+    known = CLAUDE_MODELS.get(model)
     return known.window if known else DEFAULT_WINDOW
 
 
-def summary_model_of(model: str) -> str:
+def claude_summary_model(model: str) -> str:
     """Return the model that summarizes runs of `model`: a cheap Claude model for a Claude model, else the same."""
-    return CHEAP if model in MODELS else model
+    return CHEAP_MODEL if model in CLAUDE_MODELS else model

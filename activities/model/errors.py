@@ -10,14 +10,14 @@ from temporalio.exceptions import ApplicationError
 from activities.http.retry_after import retry_after
 from contracts.failures import RunFailure, Stop
 
-MAY_PASS = frozenset({408, 409, 425, 429})  # the only retryable 3xx and 4xx
-NEVER_DONE = frozenset({501, 505})  # the only 5xx that are not retryable
-ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})  # the only retryable 3xx and 4xx
+UNSUPPORTED_STATUSES = frozenset({501, 505})  # the only 5xx that are not retryable
+REQUEST_STATUSES = frozenset({400, 413, 422})
 # An error within a stream has only a name; the second of two is Bedrock's.
 RATE_KINDS = ("rate_limit_error", "throttlingexception")
 REQUEST_KINDS = ("invalid_request_error", "validationexception", "request_too_large")
 CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error")
-TOO_LONG = (
+TOO_LONG_PHRASES = (
     "prompt is too long",
     "exceed_context_size",
     "exceed context limit",
@@ -28,59 +28,67 @@ TOO_LONG = (
     "context size",
 )
 
-MOST_SAID = 2000  # characters of a provider's message
+MAX_PROVIDER_MESSAGE = 2000  # characters of a provider's message
 
 
-class NotMessages(Exception):
+class NotMessagesApiError(Exception):
     """The server's stream is not the Messages API. The message describes the stream."""
 
 
-def translated(error: Exception, secret: str | None = None) -> ApplicationError:
+def to_model_failure(error: Exception, secret: str | None = None) -> ApplicationError:
     """Return the provider's failure as a named kind. `secret` is removed: some servers quote the key."""
-    message = (_said(error).replace(secret, "[key]") if secret else _said(error))[:MOST_SAID]
+    message = (_error_message(error).replace(secret, "[key]") if secret else _error_message(error))[
+        :MAX_PROVIDER_MESSAGE
+    ]
     if isinstance(error, anthropic.APIStatusError):
         kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
-        if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG):
-            return _final(Stop.context_too_long, message)
+        if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG_PHRASES):
+            return _final_failure(Stop.context_too_long, message)
         if status == 429 or kind in RATE_KINDS:
-            return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
+            return _retryable_failure(
+                RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers
+            )
         if _is_refusal(status, kind):
-            where = f" at {_address(error.request.url)}" if status in (404, 405) else ""
-            return _final(RunFailure.model_refused, f"the provider refused the request ({status}){where}: {message}")
-        return _again(
+            where = f" at {_format_address(error.request.url)}" if status in (404, 405) else ""
+            return _final_failure(
+                RunFailure.model_refused, f"the provider refused the request ({status}){where}: {message}"
+            )
+        return _retryable_failure(
             RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
         )
-    return _unanswered(error, message)
+    return _to_connection_failure(error, message)
 
 
-def _address(url: httpx2.URL) -> str:
+def _format_address(url: httpx2.URL) -> str:
     """Return the URL without credentials or query."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
 
 
-def _unanswered(error: Exception, message: str) -> ApplicationError:
+def _to_connection_failure(error: Exception, message: str) -> ApplicationError:
     if _is_bad_header(error):
-        return _final(RunFailure.model_refused, "a key, or another header of the request, is none that HTTP takes")
-    if isinstance(error, NotMessages):
-        return unavailable(f"what the model's server sends is not the Messages API: {message}")
+        return _final_failure(
+            RunFailure.model_refused, "a key, or another header of the request, is none that HTTP takes"
+        )
+    if isinstance(error, NotMessagesApiError):
+        return model_unavailable_error(f"what the model's server sends is not the Messages API: {message}")
     if isinstance(error.__cause__ or error, httpx2.ReadTimeout):
-        return unavailable("the model's server sent nothing for longer than `turn_timeout` allows")
+        return model_unavailable_error("the model's server sent nothing for longer than `turn_timeout` allows")
     if isinstance(error, anthropic.APIConnectionError):
-        return unavailable(f"no connection to the model: {message}")
-    return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
+        return model_unavailable_error(f"no connection to the model: {message}")
+    return model_unavailable_error(f"the model's answer broke off: {type(error).__name__} {message}")
 
 
 def _is_refusal(status: int, kind: str) -> bool:
     if status < 300:
         return kind in REQUEST_KINDS or kind in CALLER_KINDS
-    return status in NEVER_DONE or (status < 500 and status not in MAY_PASS)
+    return status in UNSUPPORTED_STATUSES or (status < 500 and status not in RETRYABLE_STATUSES)
 
 
 def _is_about_length(status: int, kind: str) -> bool:
     """Return True if such a failure can mean that the prompt is too long; others mention windows and contexts too."""
     if status < 300:
         return kind not in (*RATE_KINDS, *CALLER_KINDS, "overloaded_error")
-    return status in ABOUT_THE_REQUEST
+    return status in REQUEST_STATUSES
 
 
 def _is_bad_header(error: Exception) -> bool:
@@ -89,22 +97,22 @@ def _is_bad_header(error: Exception) -> bool:
     return isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower()
 
 
-def unavailable(message: str) -> ApplicationError:
+def model_unavailable_error(message: str) -> ApplicationError:
     return ApplicationError(message, type=RunFailure.model_unavailable)
 
 
-def _said(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     body = error.body if isinstance(error, anthropic.APIStatusError) else None
     if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
         return str(body["error"]["message"])
     return str(error.__cause__ or error)
 
 
-def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
+def _final_failure(kind: RunFailure | Stop, message: str) -> ApplicationError:
     return ApplicationError(message, type=kind, non_retryable=True)
 
 
-def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
+def _retryable_failure(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
     """Return a retryable failure with the server's delay, spread so that many runs do not retry at once."""
     asked = retry_after(headers)
     if asked is None:
@@ -113,7 +121,7 @@ def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> Applicati
     return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=wait))
 
 
-def is_unsigned(error: Exception) -> bool:
+def is_missing_credentials(error: Exception) -> bool:
     """Return True if a cloud's library has no credentials; its errors are not the SDK's own."""
     if isinstance(error, RuntimeError):
         return str(error).startswith("Could not resolve")

@@ -8,13 +8,13 @@ from time import monotonic
 from temporalio.exceptions import ApplicationError
 
 from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.rate_limit import MOST_HELD, HeldBack, Pace
+from activities.model.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
-from contracts.run.turn import PassedOver
+from contracts.run.turn import SkippedModel
 from decisions.model_names import DEFAULT, provider_of
 
-REST = (30.0, 300.0)  # seconds that a model rests after a failure: first and maximum
-MOST_WHY = 300  # characters
+REST_SECONDS = (30.0, 300.0)  # seconds that a model rests after a failure: first and maximum
+MAX_FAILURE_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Provider:
     """An endpoint of models, and its rate limiter."""
 
     endpoint: Model
-    pace: Pace
+    pace: RateLimiter
 
 
 @dataclass
-class Rests:
+class CircuitBreaker:
     """Models that failed recently. They are not called while another one answers.
 
     When the rest ends, one call tries the model; the others skip it until that call succeeds.
@@ -34,22 +34,22 @@ class Rests:
 
     _failed: dict[str, "_Rest"] = field(default_factory=dict)
 
-    def why(self, name: str) -> str | None:
+    def resting_reason(self, name: str) -> str | None:
         """Return the reason why the model rests, if it does."""
         rest = self._failed.get(name)
         return rest.reason if rest and rest.until > monotonic() else None
 
-    def tried(self, name: str) -> None:
+    def record_try(self, name: str) -> None:
         if rest := self._failed.get(name):
             rest.until = monotonic() + rest.seconds
 
-    def failed(self, name: str, began: float, reason: str) -> None:
+    def record_failure(self, name: str, began: float, reason: str) -> None:
         rest, now = self._failed.get(name), monotonic()
         if rest is None or began >= rest.failed_at:  # else the call was under way when another one failed
-            seconds = min(rest.seconds * 2, REST[1]) if rest else REST[0]
+            seconds = min(rest.seconds * 2, REST_SECONDS[1]) if rest else REST_SECONDS[0]
             self._failed[name] = _Rest(seconds, now + seconds, reason, now)
 
-    def answered(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         self._failed.pop(name, None)
 
 
@@ -61,61 +61,61 @@ class _Rest:
     failed_at: float
 
 
-class Models:
+class FallbackModel:
     """The providers of one worker. `DEFAULT` is always among them."""
 
     def __init__(self, providers: Mapping[str, Provider]) -> None:
         self._providers = providers
-        self._rests = Rests()
+        self._rests = CircuitBreaker()
 
     async def reply(self, call: ModelCall) -> ModelReply:
         """Return the reply of the first of `call.definition.models` that can answer.
 
         A model that fails or is rate-limited for long is skipped; a resting model is tried last. If a provider rejects
         a key, a name or a request, no other model is tried: a person must correct it. Raises as `MessagesModel` does,
-        and HeldBack.
+        and RateLimitedError.
         """
         failures: list[ApplicationError] = []
         names = call.definition.models
-        reasons = {name: reason for name in names if len(names) > 1 and (reason := self._rests.why(name))}
+        reasons = {name: reason for name in names if len(names) > 1 and (reason := self._rests.resting_reason(name))}
         ends_at = monotonic() + call.limit if call.limit else None
         for name in sorted(names, key=lambda name: name in reasons):  # resting models last
             try:
                 reply = await self._call_provider(name, call, ends_at)
             except ApplicationError as failure:
-                if failure.non_retryable or _is_soon(failure):
+                if failure.non_retryable or _has_short_delay(failure):
                     raise
                 failures.append(failure)
-                reasons[name] = failure.message[:MOST_WHY]
+                reasons[name] = failure.message[:MAX_FAILURE_REASON]
             else:
-                skipped = tuple(PassedOver(model=other, why=reasons[other]) for other in names[: names.index(name)])
+                skipped = tuple(SkippedModel(model=other, why=reasons[other]) for other in names[: names.index(name)])
                 return replace(reply, asked=name, passed_over=skipped)
-        raise _kindest(failures)
+        raise _best_failure(failures)
 
     async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
         provider_name, model = provider_of(name, self._providers)
         provider = self._providers[provider_name]
         asked_at = monotonic()
-        began = await provider.pace.enter(call.caller, call.on_held)
+        began = await provider.pace.await_slot(call.caller, call.on_held)
         waited = monotonic() - asked_at
         limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the rate limit do not count
-        self._rests.tried(name)
+        self._rests.record_try(name)
         definition = call.definition.model_copy(update={"model": model, "fallbacks": ()})
         try:
             reply = await provider.endpoint.reply(replace(call, definition=definition, limit=limit))
         except ApplicationError as failure:
             if failure.type == RunFailure.rate_limited:
-                delay = provider.pace.refused(began, call.caller, failure.next_retry_delay)
+                delay = provider.pace.record_refusal(began, call.caller, failure.next_retry_delay)
                 raise ApplicationError(failure.message, type=failure.type, next_retry_delay=delay) from None
             if failure.type == RunFailure.model_unavailable:
-                self._rests.failed(name, began, failure.message[:MOST_WHY])
-            raise self._explained(failure, name) from None
-        provider.pace.passed(began)
-        self._rests.answered(name)
+                self._rests.record_failure(name, began, failure.message[:MAX_FAILURE_REASON])
+            raise self._explain_unknown_provider(failure, name) from None
+        provider.pace.record_success(began)
+        self._rests.record_success(name)
         shown = reply.model if provider_name == DEFAULT else f"{provider_name}:{reply.model}"
         return replace(reply, model=shown, waited=waited)
 
-    def _explained(self, failure: ApplicationError, name: str) -> ApplicationError:
+    def _explain_unknown_provider(self, failure: ApplicationError, name: str) -> ApplicationError:
         """Add a hint to a rejection of a name like `locl:llama3`, whose prefix is not a known provider."""
         front, colon, _ = name.partition(":")
         if failure.type != RunFailure.model_refused or not colon or front in (DEFAULT, *self._providers):
@@ -125,13 +125,13 @@ class Models:
         return ApplicationError(message, type=failure.type, non_retryable=True)
 
 
-def _is_soon(failure: ApplicationError) -> bool:
+def _has_short_delay(failure: ApplicationError) -> bool:
     """Return True if the model can be called again after a short wait, so that no other one is needed."""
     delay = failure.next_retry_delay
-    return failure.type == RunFailure.rate_limited and delay is not None and delay <= timedelta(seconds=MOST_HELD)
+    return failure.type == RunFailure.rate_limited and delay is not None and delay <= timedelta(seconds=MAX_SLOT_WAIT)
 
 
-def _kindest(failures: list[ApplicationError]) -> ApplicationError:
+def _best_failure(failures: list[ApplicationError]) -> ApplicationError:
     """Return the hold with the shortest delay, which costs no attempt; if there is no hold, the last failure."""
-    holds = [failure for failure in failures if isinstance(failure, HeldBack)]
+    holds = [failure for failure in failures if isinstance(failure, RateLimitedError)]
     return min(holds, key=lambda hold: hold.next_retry_delay or timedelta.max) if holds else failures[-1]

@@ -14,7 +14,7 @@ import anthropic
 import httpx2
 from temporalio.exceptions import ApplicationError
 
-from activities.model.errors import translated
+from activities.model.errors import to_model_failure
 from contracts.failures import RunFailure
 
 MAX_BODY_BYTES = 4 * 1024 * 1024  # of an answer that is no stream, and of an error's body
@@ -23,7 +23,7 @@ _PASSING_KINDS = ("overloaded_error", "api_error", "timeout_error")
 _WHOLE_TYPES = re.compile(r"application/([\w.-]+\+)?json|text/(html|plain|xml)|application/(xhtml\+)?xml")
 
 
-def is_whole(response: httpx2.Response) -> bool:
+def is_document(response: httpx2.Response) -> bool:
     """Return True if the content type is a document; any other type, or no type, means a stream."""
     return bool(_WHOLE_TYPES.match(_content_type(response)))
 
@@ -34,8 +34,8 @@ async def read_message(response: httpx2.Response, secret: str | None) -> dict[st
     body = _parse_json(text)
     if isinstance(body, dict) and body.get("type", "message") == "message" and isinstance(body.get("content"), list):
         return body
-    error = anthropic.APIStatusError(_words(body, text), response=response, body=body)
-    failure = translated(error, secret)
+    error = anthropic.APIStatusError(_error_words(body, text), response=response, body=body)
+    failure = to_model_failure(error, secret)
     if failure.type != RunFailure.model_unavailable or str(error.type or "").lower() in _PASSING_KINDS:
         raise failure
     words = failure.message.partition(": ")[2]
@@ -59,7 +59,7 @@ def _parse_json(text: str) -> Any:
         return None
 
 
-def _words(body: Any, text: str) -> str:
+def _error_words(body: Any, text: str) -> str:
     """Return the error's message, the page's title, or the start of the body."""
     if isinstance(body, dict):
         error = body.get("error")
@@ -84,10 +84,10 @@ async def bound_body(response: httpx2.Response) -> None:
     if encoding not in ("", "identity"):
         raise httpx2.DecodingError(f"the body is compressed ({encoding[:40]}), which was not asked for")
     if response.is_error:
-        response.stream = _Bounded(response.stream)
+        response.stream = _BoundedBody(response.stream)
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedBody(httpx2.AsyncByteStream):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from contracts.agent import Definition
-from contracts.run.turn import PassedOver, Usage
+from contracts.run.turn import SkippedModel, Usage
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ModelReply:
     repeated: tuple[str, ...] = ()
     asked: str = ""
     waited: float = 0.0
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedModel, ...] = ()
 
 
 class Model(Protocol):

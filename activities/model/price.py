@@ -23,7 +23,7 @@ class Price:
 FREE = Price(input=0, output=0, cache_read=0, cache_write=0)
 
 
-def cost(usage: Usage, price: Price | None) -> float | None:
+def call_cost(usage: Usage, price: Price | None) -> float | None:
     """Return the USD of one call, if the price is known."""
     if price is None:
         return None

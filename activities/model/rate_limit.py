@@ -12,25 +12,25 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.http.retry_after import MOST_WAIT
+from activities.http.retry_after import MAX_RETRY_AFTER
 from contracts.failures import RunFailure
 
-MOST_HELD = 5.0  # seconds that a call waits in its activity slot
-MOST_SPREAD = 15.0  # seconds over which calls that left their slot return
-MOST_SHUT = 600.0  # seconds; calls fail for good if the provider accepts none for so long
-START = 20.0  # calls a second, before the first 429
-LEAST = 1 / 60  # calls a second, after any number of 429s
+MAX_SLOT_WAIT = 5.0  # seconds that a call waits in its activity slot
+MAX_RETURN_SPREAD = 15.0  # seconds over which calls that left their slot return
+MAX_SHUT_TIME = 600.0  # seconds; calls fail for good if the provider accepts none for so long
+START_RATE = 20.0  # calls a second, before the first 429
+MIN_RATE = 1 / 60  # calls a second, after any number of 429s
 # Calls a second, added by each success: until the first 429, and after it. With a limit of 20 a second, one call in a
 # hundred gets a 429. The gain must not shrink with the rate: 429s caused by other users of the same limit would
 # reduce the rate to nothing.
-FAST, SLOW = 1.0, 0.1
+FAST_GAIN, SLOW_GAIN = 1.0, 0.1
 
 
-class HeldBack(ApplicationError):
+class RateLimitedError(ApplicationError):
     """The model was not called, because of its provider's rate limit. This does not use up an attempt."""
 
 
-class Pace:
+class RateLimiter:
     """Spaces one worker's calls to a provider. `requests_per_minute` is the upper bound."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Pace:
         self._provider = provider
         self._clock = clock
         self._limit = requests_per_minute / 60 if requests_per_minute else float("inf")
-        self._rate = min(START, self._limit)
+        self._rate = min(START_RATE, self._limit)
         self._was_refused = False
         self._next = 0.0  # when the next call may begin
         self._closed_until = 0.0
@@ -54,43 +54,43 @@ class Pace:
         """Calls a second."""
         return self._rate
 
-    async def enter(self, caller: str, report: Callable[[str], object]) -> float:
+    async def await_slot(self, caller: str, report: Callable[[str], object]) -> float:
         """Wait until a call may begin, and return that time for `passed` or `refused`. `report` receives the reason.
 
-        Raises HeldBack with the delay if the wait is long, or ApplicationError `RateLimited`, not retryable, if the
-        provider has accepted no call for `MOST_SHUT`.
+        Raises RateLimitedError with the delay if the wait is long, or ApplicationError `RateLimited`, not retryable,
+        if the provider has accepted no call for `MAX_SHUT_TIME`.
         """
         has_left = self._away.pop(caller, None) is not None
-        limit = MOST_HELD if has_left or not self._away else MOST_HELD / 2  # room for callers that left before
+        limit = MAX_SLOT_WAIT if has_left or not self._away else MAX_SLOT_WAIT / 2  # room for callers that left before
         while True:
             now, closed_at = self._clock(), self._closed_at
             at = max(now, self._next, self._closed_until)
             if at - now > limit:
-                raise self._sent_away(caller, at - now)
+                raise self._send_away(caller, at - now)
             self._next = at + 1 / self._rate
             if at > now:
                 report(f"held back by the rate limit of {self._provider}, {at - now:.1f} s")
-                await self._wait(at - now)
+                await self._sleep_in_slot(at - now)
             if self._closed_at == closed_at and self._closed_until <= self._clock():
                 report("")
                 return self._clock()
 
-    async def _wait(self, seconds: float) -> None:
+    async def _sleep_in_slot(self, seconds: float) -> None:
         self._waiting += 1
         try:
             await asyncio.sleep(seconds)
         finally:
             self._waiting -= 1
 
-    def passed(self, began: float) -> None:
+    def record_success(self, began: float) -> None:
         """Record a success: if calls wait, raise the rate."""
         if began >= self._closed_at:
             self._refusals, self._shut_since = 0, None
         if not (self._waiting or self._away):
             return
-        self._rate = min(self._rate + (SLOW if self._was_refused else FAST), self._limit)
+        self._rate = min(self._rate + (SLOW_GAIN if self._was_refused else FAST_GAIN), self._limit)
 
-    def refused(self, began: float, caller: str, asked: timedelta | None) -> timedelta:
+    def record_refusal(self, began: float, caller: str, asked: timedelta | None) -> timedelta:
         """Record a 429, which `asked` for a delay or not, and return the caller's delay.
 
         By default it is a second, doubled with each further 429, up to `MOST_WAIT`.
@@ -98,33 +98,33 @@ class Pace:
         now = self._clock()
         if began >= self._closed_at:  # else the call was under way when another one got a 429
             self._was_refused = True
-            self._rate = min(max(self._rate / 2, LEAST), self._limit)
+            self._rate = min(max(self._rate / 2, MIN_RATE), self._limit)
             self._closed_at = now
             self._refusals += 1
-        if self._shut_since is None or now - self._closed_until > MOST_WAIT:  # no call for a while
+        if self._shut_since is None or now - self._closed_until > MAX_RETRY_AFTER:  # no call for a while
             self._shut_since = now
-        wait = asked.total_seconds() if asked else min(2.0 ** max(self._refusals - 1, 0), MOST_WAIT)
+        wait = asked.total_seconds() if asked else min(2.0 ** max(self._refusals - 1, 0), MAX_RETRY_AFTER)
         self._closed_until = max(self._closed_until, now + wait)
         self._next = self._closed_until
-        return self._delay(caller, self._closed_until - now)
+        return self._spread_delay(caller, self._closed_until - now)
 
-    def _sent_away(self, caller: str, wait: float) -> ApplicationError:
-        if self._shut_since is not None and self._clock() - self._shut_since > MOST_SHUT:
-            message = f"{self._provider} has refused every call for {MOST_SHUT / 60:.0f} minutes, by its rate limit"
+    def _send_away(self, caller: str, wait: float) -> ApplicationError:
+        if self._shut_since is not None and self._clock() - self._shut_since > MAX_SHUT_TIME:
+            message = f"{self._provider} has refused every call for {MAX_SHUT_TIME / 60:.0f} minutes, by its rate limit"
             return ApplicationError(message, type=RunFailure.rate_limited, non_retryable=True)
-        delay = self._delay(caller, wait)
-        return HeldBack(
+        delay = self._spread_delay(caller, wait)
+        return RateLimitedError(
             f"held back by the rate limit of {self._provider}, {delay.total_seconds():.0f} s",
             type=RunFailure.rate_limited,
             next_retry_delay=delay,
             category=ApplicationErrorCategory.BENIGN,
         )
 
-    def _delay(self, caller: str, wait: float) -> timedelta:
+    def _spread_delay(self, caller: str, wait: float) -> timedelta:
         """Return the caller's delay, spread at random so that callers return one after the other."""
         now = self._clock()
         self._away = {name: back for name, back in self._away.items() if back > now}
         spread = random.uniform(0.0, len(self._away) / self._rate)  # noqa: S311 - spreads load, guards nothing
-        delay = wait + min(spread, MOST_SPREAD)
+        delay = wait + min(spread, MAX_RETURN_SPREAD)
         self._away[caller] = now + delay
         return timedelta(seconds=delay)

@@ -10,48 +10,48 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import Attempt, counting_holds, this_attempt
-from activities.effects.heartbeat import beating
+from activities.effects.heartbeat import heartbeating
 from activities.model.port import Model, ModelCall
-from activities.model.price import cost
-from activities.model.rate_limit import HeldBack
-from activities.model.transcript_cache import Transcripts, Wanted
-from activities.model.turn import front_tokens, tell_fallback
+from activities.model.price import call_cost
+from activities.model.rate_limit import RateLimitedError
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
+from activities.model.turn import front_tokens, report_fallback
 from activities.project import Project
-from activities.run.definition import definition_of
-from activities.security.redaction import redacted
-from activities.telemetry.metrics import learn
-from activities.telemetry.trace import record, record_all
+from activities.run.definition import read_definition
+from activities.security.redaction import redact_model
+from activities.telemetry.metrics import record_facts
+from activities.telemetry.trace import write_trace, write_trace_lines
 from contracts.agent import Definition
 from contracts.run.compaction import Summary, SummaryRequest
 from contracts.run.journal import Journal
 from contracts.run.transcript import Part
 from contracts.run.turn import Usage
-from decisions.ids import run_id_of
-from decisions.run.calls import text_of
+from decisions.ids import run_id_of_workflow
+from decisions.run.calls import join_text_blocks
 from decisions.run.compaction import (
     BYTES_PER_TOKEN,
     DATA,
     ENTRIES,
     complete_usage,
-    divided,
-    estimate,
-    figures_of,
-    goal_in,
+    divide_parts,
+    estimate_content,
+    estimate_request,
+    goal_excerpt,
     messages_of,
-    narrated,
+    narrate_parts,
+    narrate_truncated,
+    summary_figures,
     summary_part,
-    tokens_of,
-    truncated,
 )
 from decisions.run.resume import journal_of
 
-MOST_SUMMARY = 2048  # tokens
+MAX_SUMMARY_TOKENS = 2048  # tokens
 READ_SHARE = 0.5  # of the summarizing model's window, for its input
-TRIES = 3  # of the model, before the messages are truncated without it
+SUMMARY_TRIES = 3  # of the model, before the messages are truncated without it
 
 
 class Summaries:
-    def __init__(self, model: Model, transcripts: Transcripts, project: Project) -> None:
+    def __init__(self, model: Model, transcripts: TranscriptCache, project: Project) -> None:
         self._model = model
         self._transcripts = transcripts
         self._project = project
@@ -61,29 +61,33 @@ class Summaries:
         """Summarize all but the last messages with the cheap model. If that fails, truncate them."""
         attempt = this_attempt()
         with counting_holds(attempt):
-            return await self._summarized(request, attempt)
+            return await self._summarize_parts(request, attempt)
 
-    async def _summarized(self, request: SummaryRequest, attempt: Attempt) -> Summary:
-        run_id = run_id_of(activity.info().workflow_id or "")
+    async def _summarize_parts(self, request: SummaryRequest, attempt: Attempt) -> Summary:
+        run_id = run_id_of_workflow(activity.info().workflow_id or "")
         workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
-        record_all(workspace, request.told)
+        write_trace_lines(workspace, request.told)
         held: dict[str, str] = {}
-        async with beating(lambda: {"messages kept": request.keep, **held, **attempt.told}):
-            definition = await definition_of(store, request.definition)
-            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
+        async with heartbeating(lambda: {"messages kept": request.keep, **held, **attempt.beat_details}):
+            definition = await read_definition(store, request.definition)
+            conversation = await self._transcripts.read_conversation(
+                TranscriptCursor.current(request.length, request.head, store)
+            )
             parts = conversation.transcript.parts
             window = request.window or self._project.window_of(*definition.models)
-            cut = divided(parts, request.keep, window, is_deep=request.is_deep)
-            front, messages = front_tokens(definition), conversation.shown().messages
-            before = estimate(parts, messages, front)
+            cut = divide_parts(parts, request.keep, window, is_deep=request.is_deep)
+            front, messages = front_tokens(definition), conversation.model_view().messages
+            before = estimate_request(parts, messages, front)
             if cut.messages == 0 and cut.cut is None:
-                return _nothing_done(before, len(messages))
+                return _empty_summary(before, len(messages))
             started = perf_counter()
-            written = _Written()
+            written = _SummaryReply()
             if cut.messages:
-                call = self._asking(definition, parts, cut.tail, lambda reason: held.update(held=reason))
-                written = await self._written(call, request, attempt)
-            text = written.text or truncated(parts, cut.tail, window) or "Nothing else came before what follows."
+                call = self._build_call(definition, parts, cut.tail, lambda reason: held.update(held=reason))
+                written = await self._ask_model(call, request, attempt)
+            text = (
+                written.text or narrate_truncated(parts, cut.tail, window) or "Nothing else came before what follows."
+            )
         summary = Summary(
             text=text,
             tail=cut.tail,
@@ -97,14 +101,14 @@ class Summaries:
             after_messages=0,
             model=written.model,
             usage=written.usage,
-            cost_usd=cost(written.usage, self._project.price_of(written.asked)) if written.asked else 0.0,
+            cost_usd=call_cost(written.usage, self._project.price_of(written.asked)) if written.asked else 0.0,
             duration_ms=round((perf_counter() - started) * 1000),
         )
-        summary = _measured(redacted(summary, self._project.secrets), parts, front)
-        record(workspace, _trace(request, summary))
+        summary = _with_final_figures(redact_model(summary, self._project.secrets), parts, front)
+        write_trace(workspace, _trace_line(request, summary))
         return summary
 
-    def _asking(
+    def _build_call(
         self, definition: Definition, parts: Sequence[Part], tail: int, on_held: Callable[[str], object]
     ) -> ModelCall:
         name = self._project.summary_model_of(definition.model)
@@ -112,42 +116,43 @@ class Summaries:
             agent=definition.agent,
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
-            max_tokens=min(MOST_SUMMARY, definition.max_tokens),
+            max_tokens=min(MAX_SUMMARY_TOKENS, definition.max_tokens),
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
         limit = round(READ_SHARE * self._project.window_of(*summarizer.models) * BYTES_PER_TOKEN)
-        text = f"# Goal\n\n{goal_in(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{narrated(parts, tail, limit)}"
+        entries = narrate_parts(parts, tail, limit)
+        text = f"# Goal\n\n{goal_excerpt(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{entries}"
         message = {"role": "user", "content": [{"type": "text", "text": text}]}
         info = activity.info()
         caller = f"{info.workflow_id}/{info.activity_id}"
         return ModelCall(definition=summarizer, messages=[message], on_held=on_held, caller=caller)
 
-    async def _written(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_Written":
+    async def _ask_model(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_SummaryReply":
         """Call the model; the result has no text if the model fails."""
-        learn(model=call.definition.model)
+        record_facts(model=call.definition.model)
         patience, limit = request.timeout.total_seconds(), request.limit.total_seconds()
         try:
             reply = await self._model.reply(replace(call, patience=patience, limit=limit))
-        except HeldBack:
-            learn(held=True)
+        except RateLimitedError:
+            record_facts(held=True)
             raise
         except Exception as error:
             # A missing summary must not stop the run, whatever the error.
             is_retryable = not (isinstance(error, ApplicationError) and error.non_retryable)
-            if is_retryable and attempt.number < TRIES:
+            if is_retryable and attempt.number < SUMMARY_TRIES:
                 raise
             activity.logger.warning("no model summarized the conversation, so it is truncated: %s", error)
-            return _Written()
-        workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
-        tell_fallback(workspace, f"fallback:summary:{request.length}", reply)
-        text, name = text_of(reply.content), reply.asked or call.definition.model
-        prompt = front_tokens(call.definition) + sum(tokens_of(message["content"]) for message in call.messages)
-        return _Written(text, name if text else "", name, complete_usage(reply.usage, prompt, reply.content))
+            return _SummaryReply()
+        workspace = self._project.workspace(run_id_of_workflow(activity.info().workflow_id or ""))
+        report_fallback(workspace, f"fallback:summary:{request.length}", reply)
+        text, name = join_text_blocks(reply.content), reply.asked or call.definition.model
+        prompt = front_tokens(call.definition) + sum(estimate_content(message["content"]) for message in call.messages)
+        return _SummaryReply(text, name if text else "", name, complete_usage(reply.usage, prompt, reply.content))
 
 
 @dataclass(frozen=True)
-class _Written:
+class _SummaryReply:
     """A summary's text, "" if no model wrote one. `asked` is the model to pay, even if its reply was unusable."""
 
     text: str = ""
@@ -156,7 +161,7 @@ class _Written:
     usage: Usage = field(default_factory=Usage)
 
 
-def _nothing_done(tokens: int, messages: int) -> Summary:
+def _empty_summary(tokens: int, messages: int) -> Summary:
     return Summary(
         text="",
         tail=0,
@@ -167,19 +172,19 @@ def _nothing_done(tokens: int, messages: int) -> Summary:
     )
 
 
-def _measured(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
+def _with_final_figures(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
     """Add the figures after the summary. The journal counts as one part, without its text."""
     journal = journal_of(Journal(), "", "")
     after = [*parts, summary_part(summary), journal]
     messages = messages_of(after, [], 0)
-    tokens = estimate(after, messages, front)
+    tokens = estimate_request(after, messages, front)
     return summary.model_copy(update={"after_tokens": tokens, "after_messages": len(messages)})
 
 
-def _trace(request: SummaryRequest, summary: Summary) -> dict[str, Any]:
+def _trace_line(request: SummaryRequest, summary: Summary) -> dict[str, Any]:
     return {
         "key": f"summary:{request.length}",
         "event": "deep prune" if summary.is_deep else "compact",
-        **figures_of(summary),
+        **summary_figures(summary),
         "usage": summary.usage.model_dump(),
     }

@@ -24,8 +24,8 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from activities.storage.store import Store, StoredFileChangedError, Stores, must_have_hash
 from activities.storage.workspace import folder_name
 from contracts.conversation import TurnRecord
-from contracts.run.transcript import Page, Part, PartKind, Segment
-from decisions.run.compaction import brief_of, digest_of, messages_of
+from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
+from decisions.run.compaction import brief_of, journal_digest_of, messages_of
 from decisions.run.transcript import Transcript
 
 _PARTS = TypeAdapter(list[Part])
@@ -34,7 +34,7 @@ _SEGMENT = re.compile(r"segment-([0-9a-f]{32})\.json")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TranscriptCursor:
     """A run's first `length` parts, whose hash is `head`; its own closed segments lie in `store`."""
 
     workflow_id: str
@@ -44,18 +44,18 @@ class Wanted:
     store: Store
 
     @classmethod
-    def here(cls, length: int, head: str, store: Store) -> "Wanted":
+    def current(cls, length: int, head: str, store: Store) -> "TranscriptCursor":
         """Return the cursor for the run of the current activity."""
         info = activity.info()
         return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, store)
 
 
-class TranscriptMismatch(Exception):
+class TranscriptMismatchError(Exception):
     """The run's transcript is not the one that the turn was started with: the run moved on, or was reset."""
 
 
 @dataclass
-class Shown:
+class ModelView:
     """The first `length` parts as the model sees them; `digest` and `brief` are added to the system prompt."""
 
     length: int = 0
@@ -64,21 +64,21 @@ class Shown:
     brief: str = ""
     used: set[str] = field(default_factory=set)  # ids of tool uses
 
-    def read(self, parts: Sequence[Part]) -> None:
+    def read_parts(self, parts: Sequence[Part]) -> None:
         """Add the new parts only, so that the cost of a turn does not grow with the conversation."""
         new = parts[self.length :]
         self.messages = messages_of(parts, self.messages, self.length)
         self.used |= {block["id"] for part in new for block in part.content if "id" in block}
         kinds = {part.kind for part in new}
         if PartKind.journal in kinds:
-            self.digest = digest_of(parts)
+            self.digest = journal_digest_of(parts)
         if PartKind.goal in kinds:
             self.brief = brief_of(parts)
         self.length = len(parts)
 
 
 @dataclass
-class Conversation:
+class CachedConversation:
     """One run's transcript, as far as this worker has it."""
 
     transcript: Transcript = field(default_factory=Transcript)
@@ -87,19 +87,19 @@ class Conversation:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     fed: int = 0  # bytes of the reply and results above
     weighed: int = 0  # its bytes in the cache's total
-    _shown: Shown = field(default_factory=Shown)
+    _shown: ModelView = field(default_factory=ModelView)
 
-    def shown(self) -> Shown:
+    def model_view(self) -> ModelView:
         """Return the view of the model, as Messages API messages."""
-        self._shown.read(self.transcript.parts)
+        self._shown.read_parts(self.transcript.parts)
         return self._shown
 
     def truncate(self, length: int) -> None:
         self.transcript.truncate(length)
         if self._shown.length > length:
-            self._shown = Shown()
+            self._shown = ModelView()
 
-    def follow(self, live: Transcript, length: int) -> bool:
+    def follow_live(self, live: Transcript, length: int) -> bool:
         """Continue with the parts of the run in memory, after the shared prefix: a worker then holds them once."""
         for same in (self.transcript.length, live.base):
             if same <= length and (head := live.head_at(same)) is not None and head == self.transcript.head_at(same):
@@ -109,7 +109,7 @@ class Conversation:
                 return True
         return False
 
-    def extend(self, length: int, head: str) -> bool:
+    def append_fed(self, length: int, head: str) -> bool:
         """Append the parts fed since, and return True if the result is the requested transcript."""
         known = self.transcript.length
         if self.reply is not None:
@@ -126,97 +126,99 @@ class Conversation:
         return False
 
 
-class Transcripts:
+class TranscriptCache:
     """Conversations by workflow id, the least recently used dropped above `max_bytes` of parts."""
 
     def __init__(self, client: Client, stores: Stores, max_bytes: int = 256 * 1024 * 1024) -> None:
         self._client = client
         self._stores = stores
         self._max_bytes = max_bytes
-        self._held: OrderedDict[str, Conversation] = OrderedDict()
+        self._held: OrderedDict[str, CachedConversation] = OrderedDict()
         self._bytes = 0
         self._live: WeakValueDictionary[str, Transcript] = WeakValueDictionary()  # by Temporal's run id
 
-    def share(self, run_id: str, live: Transcript) -> None:
+    def share_live(self, run_id: str, live: Transcript) -> None:
         """Offer the transcript of a run in this worker's memory, while it is there. Called from workflow threads."""
         self._live[run_id] = live
 
     def feed_reply(self, workflow_id: str, part: Part) -> None:
-        conversation = self._of(workflow_id)
+        conversation = self._conversation_of(workflow_id)
         conversation.reply, conversation.results, conversation.fed = part, {}, len(to_json(part))
-        self._weigh(workflow_id, conversation)
+        self._update_size(workflow_id, conversation)
 
     def feed_result(self, workflow_id: str, tool_use_id: str, part: Part) -> None:
-        conversation = self._of(workflow_id)
+        conversation = self._conversation_of(workflow_id)
         conversation.results[tool_use_id] = part
         conversation.fed += len(to_json(part))
-        self._weigh(workflow_id, conversation)
+        self._update_size(workflow_id, conversation)
 
-    async def at(self, wanted: Wanted) -> Conversation:
+    async def read_conversation(self, wanted: TranscriptCursor) -> CachedConversation:
         """Return the run's conversation with exactly the wanted length and hash.
 
-        Raises TranscriptMismatch if the run does not (or no longer) have that transcript.
+        Raises TranscriptMismatchError if the run does not (or no longer) have that transcript.
         """
-        conversation = self._of(wanted.workflow_id)
+        conversation = self._conversation_of(wanted.workflow_id)
         async with conversation.lock:
             if conversation.transcript.head_at(wanted.length) == wanted.head:
                 conversation.truncate(wanted.length)
-            elif not (self._follow(conversation, wanted) or conversation.extend(wanted.length, wanted.head)):
-                await self._refill(conversation, wanted)
-            self._weigh(wanted.workflow_id, conversation)
+            elif not (self._follow_live(conversation, wanted) or conversation.append_fed(wanted.length, wanted.head)):
+                await self._refill_from_run(conversation, wanted)
+            self._update_size(wanted.workflow_id, conversation)
         return conversation
 
-    def hand_on(self, workflow_id: str, heir: str) -> None:
+    def hand_over(self, workflow_id: str, heir: str) -> None:
         """Move the conversation to its successor."""
         conversation = self._held.pop(workflow_id, None)
         if conversation is None:
             return
-        self.forget(heir)
+        self.drop_conversation(heir)
         self._held[heir] = conversation
 
-    def forget(self, workflow_id: str) -> None:
+    def drop_conversation(self, workflow_id: str) -> None:
         if conversation := self._held.pop(workflow_id, None):
             self._bytes -= conversation.weighed
 
-    def _of(self, workflow_id: str) -> Conversation:
-        conversation = self._held.setdefault(workflow_id, Conversation())
+    def _conversation_of(self, workflow_id: str) -> CachedConversation:
+        conversation = self._held.setdefault(workflow_id, CachedConversation())
         self._held.move_to_end(workflow_id)
         return conversation
 
-    def _weigh(self, workflow_id: str, conversation: Conversation) -> None:
+    def _update_size(self, workflow_id: str, conversation: CachedConversation) -> None:
         if self._held.get(workflow_id) is not conversation:
             return  # dropped while it was being filled
         size = conversation.transcript.size + conversation.fed
         self._bytes += size - conversation.weighed
         conversation.weighed = size
         while self._bytes > self._max_bytes and len(self._held) > 1:
-            self.forget(next(iter(self._held)))
+            self.drop_conversation(next(iter(self._held)))
 
-    def _follow(self, conversation: Conversation, wanted: Wanted) -> bool:
+    def _follow_live(self, conversation: CachedConversation, wanted: TranscriptCursor) -> bool:
         live = self._live.get(wanted.run_id)
         if live is None or live.head_at(wanted.length) != wanted.head:
             return False
-        return conversation.follow(live, wanted.length)
+        return conversation.follow_live(live, wanted.length)
 
-    async def _refill(self, conversation: Conversation, wanted: Wanted) -> None:
+    async def _refill_from_run(self, conversation: CachedConversation, wanted: TranscriptCursor) -> None:
         """Load the missing parts after the known prefix; if the hash does not match, load everything."""
         for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
             conversation.truncate(keep)
             conversation.reply, conversation.results, conversation.fed = None, {}, 0
-            await self._load(conversation, wanted)
+            await self._load_pages(conversation, wanted)
             if conversation.transcript.head_at(wanted.length) == wanted.head:
                 conversation.truncate(wanted.length)
                 return
         conversation.truncate(0)
-        raise TranscriptMismatch(f"{wanted.workflow_id} has no transcript of {wanted.length} parts, hash {wanted.head}")
+        raise TranscriptMismatchError(
+            f"{wanted.workflow_id} has no transcript of {wanted.length} parts, hash {wanted.head}"
+        )
 
-    async def _load(self, conversation: Conversation, wanted: Wanted) -> None:
+    async def _load_pages(self, conversation: CachedConversation, wanted: TranscriptCursor) -> None:
         transcript = conversation.transcript
         handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
-        while transcript.length < wanted.length and not self._follow(conversation, wanted):
-            _not_its_own(wanted.workflow_id)
+        while transcript.length < wanted.length and not self._follow_live(conversation, wanted):
+            _must_not_query_itself(wanted.workflow_id)
             before = transcript.length
-            page = await handle.query("transcript", {"from": before}, result_type=Page)
+            page = await handle.query("transcript", {"from": before}, result_type=TranscriptPage)
             for segment in page.segments:
                 if segment.end > transcript.length:
                     store = self._stores.of(segment.owner) if segment.owner else wanted.store
@@ -226,7 +228,7 @@ class Transcripts:
                 return
 
 
-def _not_its_own(workflow_id: str) -> None:
+def _must_not_query_itself(workflow_id: str) -> None:
     """Raise a retryable error in a run's own local activity: the run answers no query before its workflow task ends."""
     if not activity.in_activity():
         return
@@ -278,9 +280,9 @@ async def read_record(store: Store, ref: str, digest: str | None = None) -> Turn
     return record
 
 
-async def keep_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:
+async def write_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:
     """Write parts [start, start + len(parts)) under the hash of their bytes."""
     data = _PARTS.dump_json(list(parts))
     ref = f"segment-{blake2b(data, digest_size=16).hexdigest()}.json"
-    await asyncio.to_thread(store.put, ref, data)
+    await asyncio.to_thread(store.write, ref, data)
     return Segment(ref=ref, start=start, end=start + len(parts), head=head)

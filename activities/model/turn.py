@@ -11,40 +11,40 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import Attempt, trying, was_lost
-from activities.effects.heartbeat import beating
+from activities.effects.attempts import Attempt, counting_attempts, was_lost
+from activities.effects.heartbeat import heartbeating
 from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.price import cost
-from activities.model.rate_limit import HeldBack
-from activities.model.transcript_cache import Transcripts, Wanted
+from activities.model.price import call_cost
+from activities.model.rate_limit import RateLimitedError
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
 from activities.project import Project
-from activities.run.definition import definition_of, must_be_unchanged
-from activities.security.redaction import redacted
+from activities.run.definition import must_be_unchanged, read_definition
+from activities.security.redaction import redact_model
 from activities.storage.store import Store
 from activities.storage.workspace import Workspace
-from activities.telemetry.metrics import learn
-from activities.telemetry.trace import event, record, record_all, spared
-from activities.tools.json_schema import Arguments
+from activities.telemetry.metrics import record_facts
+from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace, write_trace_lines
+from activities.tools.json_schema import SchemaValidator
 from contracts.agent import Definition
 from contracts.failures import Stop
 from contracts.run.compaction import ContextFull
 from contracts.run.transcript import Part
 from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
-from decisions.ids import run_id_of
-from decisions.run.calls import text_of
-from decisions.run.compaction import complete_usage, estimate, is_over, tokens_of
-from decisions.run.journal import framing
-from decisions.run.recovery import window_told
+from decisions.ids import run_id_of_workflow
+from decisions.run.calls import join_text_blocks
+from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
+from decisions.run.journal import parse_framing
+from decisions.run.recovery import parse_window
 from decisions.run.transcript import reply_part
-from decisions.text.formatting import call_line, cut
+from decisions.text.formatting import call_line, truncate
 
 PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each retry: rate limits and overload pass within minutes
-TRIES = 1 + len(PAUSES)
+MODEL_TRIES = 1 + len(PAUSES)
 SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
 
 
 class Turns:
-    def __init__(self, client: Client, model: Model, transcripts: Transcripts, project: Project) -> None:
+    def __init__(self, client: Client, model: Model, transcripts: TranscriptCache, project: Project) -> None:
         self._client = client
         self._model = model
         self._transcripts = transcripts
@@ -58,34 +58,36 @@ class Turns:
         Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` if an interrupted run's agent has
         another definition than at the run's start.
         """
-        async with trying(self._client, TRIES) as attempt:
-            turn = await self._turn(request, "plan", attempt)
-        if isinstance(turn, ModelTurn) and (text := text_of(turn.content)):
-            with spared("plan.md"):
-                await asyncio.to_thread(_write_plan, self._workspace(), text)
+        async with counting_attempts(self._client, MODEL_TRIES) as attempt:
+            turn = await self._run_turn(request, "plan", attempt)
+        if isinstance(turn, ModelTurn) and (text := join_text_blocks(turn.content)):
+            with ignore_disk_errors("plan.md"):
+                await asyncio.to_thread(_write_plan, self._run_workspace(), text)
         return turn
 
     @activity.defn
     async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
         """Run a later turn: judge the results, adjust the plan, next actions or done. Returns and raises as `plan`."""
-        async with trying(self._client, TRIES) as attempt:
-            return await self._turn(request, "reflect", attempt)
+        async with counting_attempts(self._client, MODEL_TRIES) as attempt:
+            return await self._run_turn(request, "reflect", attempt)
 
-    def _workspace(self) -> Workspace:
-        return self._project.workspace(run_id_of(activity.info().workflow_id or ""))
+    def _run_workspace(self) -> Workspace:
+        return self._project.workspace(run_id_of_workflow(activity.info().workflow_id or ""))
 
-    async def _turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
-        workspace = self._workspace()
-        record_all(workspace, request.told)
+    async def _run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
+        workspace = self._run_workspace()
+        write_trace_lines(workspace, request.told)
         coming = {"text": "", "held": ""}
-        async with beating(lambda: self._progress(request.turn, coming, attempt)):
-            store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
-            definition, front = await self._definition(request.definition, store)
+        async with heartbeating(lambda: self._heartbeat_details(request.turn, coming, attempt)):
+            store = self._project.stores.of(run_id_of_workflow(activity.info().workflow_id or ""))
+            definition, front = await self._load_definition(request.definition, store)
             if request.interrupted or await was_lost(self._client):
                 must_be_unchanged(self._project, definition, request.refused)
-            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
-            learn(model=definition.model)
-            shown = conversation.shown()
+            conversation = await self._transcripts.read_conversation(
+                TranscriptCursor.current(request.length, request.head, store)
+            )
+            record_facts(model=definition.model)
+            shown = conversation.model_view()
             call = ModelCall(
                 definition=definition,
                 messages=shown.messages,
@@ -99,57 +101,62 @@ class Turns:
                 patience=request.turn_timeout.total_seconds(),
                 limit=_time_left(attempt),
             )
-            full = self._fullness(call, front, conversation.transcript.parts, request.window)
-            if is_over(full, conversation.transcript.parts) and not request.unchecked:
+            full = self._measure_context(call, front, conversation.transcript.parts, request.window)
+            if is_over_threshold(full, conversation.transcript.parts) and not request.unchecked:
                 return full
             started = perf_counter()
-            reply = await self._ask(call, full, attempt)
+            reply = await self._ask_model(call, full, attempt)
         if isinstance(reply, ContextFull):
             return reply
         reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
-        tell_fallback(workspace, f"fallback:{request.turn}", reply)
-        reply = read_written_arguments(renamed(reply, shown.used, request.turn), definition)
+        report_fallback(workspace, f"fallback:{request.turn}", reply)
+        reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
         turn = ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
             model=reply.model,
             usage=reply.usage,
             duration_ms=round((perf_counter() - started - reply.waited) * 1000),
-            cost_usd=cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
+            cost_usd=call_cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
             broken=reply.broken,
             repeated=reply.repeated,
             passed_over=reply.passed_over,
         )
-        turn = redacted(turn, self._project.secrets)
+        turn = redact_model(turn, self._project.secrets)
         self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
-        record(workspace, _trace(request.turn, phase, turn))
+        write_trace(workspace, _trace_line(request.turn, phase, turn))
         return turn
 
-    async def _ask(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
+    async def _ask_model(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
         try:
             return await self._model.reply(call)
         except ApplicationError as failure:
-            if isinstance(failure, HeldBack):
-                learn(held=True)
+            if isinstance(failure, RateLimitedError):
+                record_facts(held=True)
             if failure.type == Stop.context_too_long:
-                return refused(full, failure.message)
-            raise paced(failure, attempt) from None
+                return to_context_full(full, failure.message)
+            raise with_retry_delay(failure, attempt) from None
 
-    def _progress(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
+    def _heartbeat_details(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
         held = {"held": coming["held"]} if coming["held"] else {}
-        return {"turn": turn, "text": self._project.secrets.tail(coming["text"], SHOWN_TAIL), **held, **attempt.told}
+        return {
+            "turn": turn,
+            "text": self._project.secrets.tail(coming["text"], SHOWN_TAIL),
+            **held,
+            **attempt.beat_details,
+        }
 
-    def _fullness(self, call: ModelCall, front: int, parts: Sequence[Part], window: int | None) -> ContextFull:
-        tokens = estimate(parts, call.messages, front)
+    def _measure_context(self, call: ModelCall, front: int, parts: Sequence[Part], window: int | None) -> ContextFull:
+        tokens = estimate_request(parts, call.messages, front)
         return ContextFull(
             tokens=tokens,
             window=window or self._project.window_of(*call.definition.models),
             messages=len(call.messages),
         )
 
-    async def _definition(self, ref: str, store: Store) -> tuple[Definition, int]:
+    async def _load_definition(self, ref: str, store: Store) -> tuple[Definition, int]:
         if ref not in self._definitions:
-            definition = await definition_of(store, ref)
+            definition = await read_definition(store, ref)
             self._definitions[ref] = definition, front_tokens(definition)
         return self._definitions[ref]
 
@@ -160,7 +167,7 @@ def _time_left(attempt: Attempt) -> float | None:
     return max((timeout - TURN_MARGIN).total_seconds() - attempt.spent, 1.0) if timeout else None
 
 
-def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
+def rename_used_ids(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
     """Rename tool uses with a used id: some servers restart their ids when the conversation gets shorter."""
     taken = {*used, *(block.get("id") for block in reply.content)}
     names: dict[str, str] = {}
@@ -189,31 +196,33 @@ def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelRe
 def _read_written(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     if block.get("type") != "tool_use" or block["name"] not in schemas:
         return block
-    return {**block, "input": Arguments(schemas[block["name"]]).read_written_values(block["input"])}
+    return {**block, "input": SchemaValidator(schemas[block["name"]]).read_written_values(block["input"])}
 
 
 def front_tokens(definition: Definition) -> int:
     """Estimate the tokens of the system prompt and the tools."""
-    return tokens_of([{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)])
+    return estimate_content(
+        [{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)]
+    )
 
 
-def tell_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:
+def report_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:
     """Report the event `agent.model.fallback` if the first of the agent's models was skipped."""
     if not reply.passed_over:
         return
-    learn(model=reply.asked)
+    record_facts(model=reply.asked)
     reasons = "; ".join(f"{skipped.model}: {skipped.why}" for skipped in reply.passed_over)
-    run_id = run_id_of(activity.info().workflow_id or "")
-    event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=reasons)
+    run_id = run_id_of_workflow(activity.info().workflow_id or "")
+    report_event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=reasons)
 
 
-def refused(full: ContextFull, message: str) -> ContextFull:
+def to_context_full(full: ContextFull, message: str) -> ContextFull:
     """Return ContextFull for a rejected prompt. If the provider does not name its window, the next guess shrinks."""
-    window = window_told(message) or min(full.window, full.tokens)
+    window = parse_window(message) or min(full.window, full.tokens)
     return full.model_copy(update={"window": window, "was_refused": True})
 
 
-def paced(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
+def with_retry_delay(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
     """Add a growing delay to a retryable failure, unless the provider named one."""
     if failure.non_retryable or failure.next_retry_delay is not None:
         return failure
@@ -222,20 +231,20 @@ def paced(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
 
 
 def _write_plan(workspace: Workspace, text: str) -> None:
-    parsed = framing(text)
+    parsed = parse_framing(text)
     workspace.write_own("plan.md", f"# Plan\n\n{parsed.plan}\n".encode(), durable=False)
     if parsed.frame:
         context = workspace.read_own("context.md").decode().partition("\n# Frame\n")[0]
         workspace.write_own("context.md", f"{context}\n# Frame\n\n{parsed.frame}\n".encode(), durable=False)
 
 
-def _trace(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:
+def _trace_line(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:
     calls = [call_line(b["name"], b["input"]) for b in turn.content if b.get("type") == "tool_use"]
     return {
         "key": f"turn:{number}",
         "event": phase,
         "turn": number,
-        "says": cut(text_of(turn.content), 2000),
+        "says": truncate(join_text_blocks(turn.content), 2000),
         "calls": calls,
         "stop_reason": turn.stop_reason,
         "model": turn.model,

@@ -16,21 +16,21 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.run.snapshot import snapshot_of
-from activities.telemetry.attributes import PROBLEMS
+from activities.run.snapshot import read_snapshot
+from activities.telemetry.attributes import REPORTED_PROBLEMS
 from contracts.reconcile import Place
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunState
-from decisions.ids import named, run_workflow_id
+from decisions.ids import query_equals, run_workflow_id
 
-MOST_LISTED = 1000  # runs per list
-MOST_ASKED = 50  # runs queried for their state; each may need a replay
-MOST_SILENT = 3  # unanswered queries in a row, after which no worker is assumed
-MOST_QUEUES = 20  # other queues that are checked for workers
+MAX_LISTED_RUNS = 1000  # runs per list
+MAX_QUERIED_RUNS = 50  # runs queried for their state; each may need a replay
+MAX_SILENT_RUNS = 3  # unanswered queries in a row, after which no worker is assumed
+MAX_CHECKED_QUEUES = 20  # other queues that are checked for workers
 ANSWER_WITHIN = timedelta(seconds=3)
 
 
-class Inquiry:
+class ReconcileQueries:
     """The requests of one pass. `unasked` counts the runs whose state is unknown."""
 
     def __init__(self, client: Client, here: Place, now: datetime) -> None:
@@ -45,21 +45,21 @@ class Inquiry:
     @property
     def open_runs(self) -> str:
         """The list filter for open runs of this task queue."""
-        runs = f"WorkflowType = 'AgentRun' AND {named('TaskQueue', self.here.task_queue)}"
+        runs = f"WorkflowType = 'AgentRun' AND {query_equals('TaskQueue', self.here.task_queue)}"
         return f"{runs} AND ExecutionStatus = 'Running'"
 
-    async def listed(self, query: str) -> AsyncIterator[WorkflowExecution]:
-        async for execution in self._client.list_workflows(query, limit=MOST_LISTED):
+    async def list_runs(self, query: str) -> AsyncIterator[WorkflowExecution]:
+        async for execution in self._client.list_workflows(query, limit=MAX_LISTED_RUNS):
             yield execution
 
-    def ago(self, time: timedelta) -> str:
+    def time_before(self, time: timedelta) -> str:
         return (self.now - time).isoformat()
 
-    async def run(self, run_id: str) -> WorkflowExecutionDescription | None:
+    async def find_run(self, run_id: str) -> WorkflowExecutionDescription | None:
         """Return the run of this id; a run started with another workflow id uses that as its run id."""
-        return await self.described(run_workflow_id(run_id)) or await self.described(run_id)
+        return await self.describe_run(run_workflow_id(run_id)) or await self.describe_run(run_id)
 
-    async def described(self, workflow_id: str, execution: str | None = None) -> WorkflowExecutionDescription | None:
+    async def describe_run(self, workflow_id: str, execution: str | None = None) -> WorkflowExecutionDescription | None:
         try:
             return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe()
         except RPCError as error:
@@ -68,8 +68,8 @@ class Inquiry:
             raise
 
     async def has_worker(self, task_queue: str) -> bool:
-        """Return True if a worker polls the queue; True for queues beyond `MOST_QUEUES`."""
-        if task_queue not in self._queues and len(self._queues) < MOST_QUEUES:
+        """Return True if a worker polls the queue; True for queues beyond `MAX_CHECKED_QUEUES`."""
+        if task_queue not in self._queues and len(self._queues) < MAX_CHECKED_QUEUES:
             self._queues[task_queue] = await self._is_polled(task_queue)
         return self._queues.get(task_queue, True)
 
@@ -81,7 +81,7 @@ class Inquiry:
         )
         return bool((await self._client.workflow_service.describe_task_queue(request)).pollers)
 
-    async def stop(self, workflow_id: str, reason: str) -> bool:
+    async def cancel_run(self, workflow_id: str, reason: str) -> bool:
         """Signal the workflow to cancel. False if that fails: it has ended, or the next pass tries again."""
         body = CancelRequest(reason=reason, by="the reconciler").model_dump(mode="json")
         with suppress(RPCError):
@@ -89,15 +89,15 @@ class Inquiry:
             return True
         return False
 
-    async def state(self, workflow_id: str) -> RunState | None:
+    async def query_state(self, workflow_id: str) -> RunState | None:
         """Query the run's state, if it answers and the pass may query more runs."""
-        if self._asked >= MOST_ASKED or self._silent >= MOST_SILENT:
+        if self._asked >= MAX_QUERIED_RUNS or self._silent >= MAX_SILENT_RUNS:
             self.unasked += 1
             return None
         self._asked += 1
         handle = self._client.get_workflow_handle(workflow_id)
         try:
-            snapshot = await snapshot_of(handle, ANSWER_WITHIN)
+            snapshot = await read_snapshot(handle, ANSWER_WITHIN)
         except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
             return None  # rejected at its start: it has no state
         except RPCError:
@@ -112,4 +112,4 @@ class Inquiry:
 
 
 def is_wedged(run: WorkflowExecution) -> bool:
-    return run.typed_search_attributes.get(PROBLEMS) is not None
+    return run.typed_search_attributes.get(REPORTED_PROBLEMS) is not None

@@ -17,23 +17,23 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.effects.heartbeat import beating
-from activities.reconcile.queries import Inquiry
-from activities.reconcile.runs import RunsLook
-from activities.reconcile.stores import StoresLook
+from activities.effects.heartbeat import heartbeating
+from activities.reconcile.queries import ReconcileQueries
+from activities.reconcile.runs import RunChecks
+from activities.reconcile.stores import StoreChecks
 from activities.storage.store import Stores
-from activities.telemetry.metrics import count
+from activities.telemetry.metrics import add_counts
 from contracts.reconcile import Place, ReconcileReport, ReconcileRequest
 from decisions import reconcile as judge
 from decisions.telemetry import metrics
 
 
-def _now() -> datetime:
+def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Reconciliations:
-    def __init__(self, client: Client, stores: Stores, task_queue: str, now: Callable[[], datetime] = _now) -> None:
+class Reconciler:
+    def __init__(self, client: Client, stores: Stores, task_queue: str, now: Callable[[], datetime] = _utc_now) -> None:
         self._client = client
         self._stores = stores
         self._task_queue = task_queue
@@ -42,34 +42,34 @@ class Reconciliations:
     @activity.defn
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
         """Check, repair what is safe, and report the rest in the event `agent_run.reconcile` (B12)."""
-        async with beating(lambda: {"after": request.after}):
-            report = await _while_the_worker_stays(self.look(request.after, repairs=True))
+        async with heartbeating(lambda: {"after": request.after}):
+            report = await _unless_worker_stops(self.run_pass(request.after, repairs=True))
         named = [f"{finding.problem}: {finding.run_id}" for finding in report.findings if not finding.repaired]
         event = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
         event |= report.model_dump(mode="json", exclude={"findings", "after"})
         activity.logger.info("agent_run.reconcile", extra={"event": event})
-        count(activity.metric_meter(), metrics.of_event("agent_run.reconcile", event))
+        add_counts(activity.metric_meter(), metrics.count_event("agent_run.reconcile", event))
         return report
 
-    async def look(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:
+    async def run_pass(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:
         """Run one pass, beginning with the store behind `after`. Raises RPCError if the server denies access."""
         namespace = await self._client.workflow_service.describe_namespace(
             DescribeNamespaceRequest(namespace=self._client.namespace)
         )
         place = Place(namespace=namespace.namespace_info.id, task_queue=self._task_queue)
-        server = Inquiry(self._client, place, self._now())
-        runs = RunsLook(server, repairs=repairs)
-        stores = StoresLook(self._client, self._stores, server, repairs=repairs)
-        await runs.wedged()
-        await runs.orphans()
-        await runs.unattended()
-        upto = await stores.look(after)
-        await runs.waits()
+        server = ReconcileQueries(self._client, place, self._now())
+        runs = RunChecks(server, repairs=repairs)
+        stores = StoreChecks(self._client, self._stores, server, repairs=repairs)
+        await runs.find_wedged()
+        await runs.find_orphans()
+        await runs.find_unattended()
+        upto = await stores.check_stores(after)
+        await runs.find_overdue()
         findings = [*runs.findings, *stores.findings]
         return ReconcileReport(
             found=dict(Counter(finding.problem for finding in findings)),
             repaired=dict(Counter(f.repair for f in findings if f.repair is not None and f.repaired)),
-            findings=judge.named(findings),
+            findings=judge.limit_findings(findings),
             stores=stores.looked_at,
             unjudged=stores.unjudged,
             unasked=server.unasked,
@@ -77,7 +77,7 @@ class Reconciliations:
         )
 
 
-async def _while_the_worker_stays(reconciling: Coroutine[Any, Any, ReconcileReport]) -> ReconcileReport:
+async def _unless_worker_stops(reconciling: Coroutine[Any, Any, ReconcileReport]) -> ReconcileReport:
     """Run the pass, but abort it if the worker stops: the next worker repeats it."""
     task, stopping = asyncio.create_task(reconciling), asyncio.create_task(activity.wait_for_worker_shutdown())
     try:

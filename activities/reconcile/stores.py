@@ -9,27 +9,34 @@ from temporalio.client import Client, WorkflowExecutionDescription
 
 from activities.effects import ledger
 from activities.effects.ledger import Claim
-from activities.reconcile.queries import Inquiry, is_wedged
-from activities.run.status import standing_of
+from activities.reconcile.queries import ReconcileQueries, is_wedged
+from activities.run.status import workflow_status_of
 from activities.storage.store import Store, Stores
-from activities.storage.workspace import OutsideWorkspace, run_id_in
+from activities.storage.workspace import OutsideWorkspaceError, run_id_in
 from activities.telemetry.attributes import AGENT_STATUS
 from contracts.reconcile import Finding, StoreMark
 from contracts.run.state import RunStatus
 from decisions import reconcile as judge
-from decisions.ids import begins, conversation_id_of, heirs_prefix, resumed_id, run_id_of, run_workflow_id
-from decisions.reconcile import Claimed, Page, Sweep
+from decisions.ids import (
+    conversation_id_of,
+    query_begins,
+    resumed_id,
+    run_id_of_workflow,
+    run_workflow_id,
+    successors_prefix,
+)
+from decisions.reconcile import LedgerKey, OpenClaim, Sweep
 
-MOST_STORES = 500  # per pass
-MARK = "seen.json"  # a file in the store
+MAX_CHECKED_STORES = 500  # per pass
+MARK_FILE = "seen.json"  # a file in the store
 
 _log = logging.getLogger(__name__)
 
 
-class StoresLook:
+class StoreChecks:
     """The checks of one pass. `unjudged` counts the stores that could not be checked."""
 
-    def __init__(self, client: Client, stores: Stores, server: Inquiry, *, repairs: bool) -> None:
+    def __init__(self, client: Client, stores: Stores, server: ReconcileQueries, *, repairs: bool) -> None:
         self.findings: list[Finding] = []
         self.looked_at = 0
         self.unjudged = 0
@@ -38,24 +45,24 @@ class StoresLook:
         self._server = server
         self._repairs = repairs
 
-    async def look(self, after: str) -> str:
+    async def check_stores(self, after: str) -> str:
         """Check a batch of stores, beginning with the one behind `after`. Return the next pass's `after`."""
-        folders = await self._folders()
+        folders = await self._list_folders()
         first = bisect_right(folders, after)
-        batch = folders[first : first + MOST_STORES]
+        batch = folders[first : first + MAX_CHECKED_STORES]
         for folder in batch:
-            await self._look_at(folder)
+            await self._check_store(folder)
         self.looked_at = len(batch)
-        return batch[-1] if first + MOST_STORES < len(folders) else ""
+        return batch[-1] if first + MAX_CHECKED_STORES < len(folders) else ""
 
-    async def _folders(self) -> list[str]:
+    async def _list_folders(self) -> list[str]:
         try:
-            return await asyncio.to_thread(lambda: list(self._stores.folders()))
+            return await asyncio.to_thread(lambda: list(self._stores.list_folders()))
         except OSError as error:
             _log.warning("the stores cannot be looked at: %s", error)
             return []
 
-    async def _look_at(self, folder: str) -> None:
+    async def _check_store(self, folder: str) -> None:
         run_id = run_id_in(folder)
         if run_id is None:
             self.unjudged += 1
@@ -64,70 +71,70 @@ class StoresLook:
             return  # a conversation's own, which stays: the conversation may continue
         store = self._stores.of(run_id)
         try:
-            run = await self._server.run(run_id)
-            claims = judge.loose(await asyncio.to_thread(store.names, ledger.FOLDER))
-            seen = await asyncio.to_thread(_mark, store)
+            run = await self._server.find_run(run_id)
+            claims = judge.unsettled_claims(await asyncio.to_thread(store.names, ledger.LEDGER_FOLDER))
+            seen = await asyncio.to_thread(_read_mark, store)
             if run is None:
-                await self._sweep(run_id, store, seen, claims)
+                await self._sweep_store(run_id, store, seen, claims)
             elif run.task_queue == self._server.here.task_queue:
                 if seen is None or (seen.place == self._server.here and seen.gone_since):
-                    await asyncio.to_thread(_put_mark, store, StoreMark(place=self._server.here))
+                    await asyncio.to_thread(_write_mark, store, StoreMark(place=self._server.here))
                 for page in claims:
-                    await self._claim(run_id, run, store, page)
-        except (OSError, OutsideWorkspace) as error:
+                    await self._check_claim(run_id, run, store, page)
+        except (OSError, OutsideWorkspaceError) as error:
             self.unjudged += 1
             _log.warning("the store of run %s cannot be looked at: %s", run_id, error)
 
-    async def _sweep(self, run_id: str, store: Store, seen: StoreMark | None, claims: list[Page]) -> None:
+    async def _sweep_store(self, run_id: str, store: Store, seen: StoreMark | None, claims: list[LedgerKey]) -> None:
         has_heir = await self._has_open_heir(run_id)
-        match judge.swept(seen, self._server.here, self._server.now, claims=len(claims), has_heir=has_heir):
+        match judge.decide_sweep(seen, self._server.here, self._server.now, claims=len(claims), has_heir=has_heir):
             case Sweep.leave:
                 self.unjudged += 1
             case Sweep.note:
                 if self._repairs:
                     await asyncio.to_thread(
-                        _put_mark, store, StoreMark(place=self._server.here, gone_since=self._server.now)
+                        _write_mark, store, StoreMark(place=self._server.here, gone_since=self._server.now)
                     )
             case Sweep.wait:
                 pass
             case Sweep.name:
-                self.findings.append(judge.left(run_id, claims))
+                self.findings.append(judge.left_store_finding(run_id, claims))
             case Sweep.clear:
-                finding = judge.left(run_id)
-                if self._repairs and await self._server.run(run_id) is None:  # not started again just now
+                finding = judge.left_store_finding(run_id)
+                if self._repairs and await self._server.find_run(run_id) is None:  # not started again just now
                     await asyncio.to_thread(store.clear)
                     finding = finding.model_copy(update={"repaired": True})
                 self.findings.append(finding)
 
     async def _has_open_heir(self, run_id: str) -> bool:
-        prefix = run_workflow_id(heirs_prefix(run_id))
-        async for run in self._server.listed(f"{self._server.open_runs} AND {begins('WorkflowId', prefix)}"):
+        prefix = run_workflow_id(successors_prefix(run_id))
+        async for run in self._server.list_runs(f"{self._server.open_runs} AND {query_begins('WorkflowId', prefix)}"):
             if run.id.startswith(prefix):
                 return True
         return False
 
-    async def _claim(self, run_id: str, run: WorkflowExecutionDescription, store: Store, page: Page) -> None:
-        claim = await asyncio.to_thread(_claim_of, store, page)
+    async def _check_claim(self, run_id: str, run: WorkflowExecutionDescription, store: Store, page: LedgerKey) -> None:
+        claim = await asyncio.to_thread(_read_claim, store, page)
         if claim is not None and judge.is_fresh(claim.until, self._server.now):
             return
         keeper = run
-        while heir := await self._server.run(resumed_id(run_id_of(keeper.id))):
+        while heir := await self._server.find_run(resumed_id(run_id_of_workflow(keeper.id))):
             keeper = heir
         unasked = self._server.unasked
-        state = None if is_wedged(keeper) else await self._server.state(keeper.id)
+        state = None if is_wedged(keeper) else await self._server.query_state(keeper.id)
         if self._server.unasked > unasked:
             return  # the run's own state of the call is unknown
-        facts = Claimed(
+        facts = OpenClaim(
             page=page,
             tool=claim.tool if claim else "",
             until=claim.until if claim else None,
-            keeper=run_id_of(keeper.id),
-            standing=standing_of(keeper),
+            keeper=run_id_of_workflow(keeper.id),
+            standing=workflow_status_of(keeper),
             asks=keeper.typed_search_attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human,
             at_work=await self._is_at_work(keeper, page.step),
             state=state,
         )
-        if finding := judge.unowned(run_id, facts, self._server.now):
+        if finding := judge.unowned_finding(run_id, facts, self._server.now):
             self.findings.append(finding)
 
     async def _is_at_work(self, run: WorkflowExecutionDescription, step: int) -> bool:
@@ -144,19 +151,19 @@ class StoresLook:
         return False
 
 
-def _mark(store: Store) -> StoreMark | None:
+def _read_mark(store: Store) -> StoreMark | None:
     try:
-        return StoreMark.model_validate_json(store.read(MARK))
+        return StoreMark.model_validate_json(store.read(MARK_FILE))
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def _put_mark(store: Store, seen: StoreMark) -> None:
-    store.put(MARK, seen.model_dump_json().encode())
+def _write_mark(store: Store, seen: StoreMark) -> None:
+    store.write(MARK_FILE, seen.model_dump_json().encode())
 
 
-def _claim_of(store: Store, page: Page) -> Claim | None:
+def _read_claim(store: Store, page: LedgerKey) -> Claim | None:
     try:
-        return Claim.model_validate_json(store.read(f"{ledger.FOLDER}/{page.name}.claim"))
+        return Claim.model_validate_json(store.read(f"{ledger.LEDGER_FOLDER}/{page.name}.claim"))
     except (FileNotFoundError, ValidationError):
         return None

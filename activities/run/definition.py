@@ -14,7 +14,7 @@ from contracts.failures import RunFailure, Stop
 from decisions import builtin_tools
 
 JOURNAL_MARK = "{journal}\n"  # the place of the journal's part in the instructions
-MOST_DIFFERENCE = 6000  # characters of a diff in a question
+MAX_DIFF = 6000  # characters of a diff in a question
 
 
 def agent_of(project: Project, name: str) -> Agent:
@@ -30,11 +30,13 @@ def agent_of(project: Project, name: str) -> Agent:
     return agent
 
 
-def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
+def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
     """Build the definition from the current project, with or without peers."""
     delegates = may_delegate and bool(agent.peers)
-    own = builtin_tools.offered(delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None)
-    prompts = (_instructions(project, agent), _peers(project, agent) if delegates else "", agent.prompt)
+    own = builtin_tools.builtin_schemas(
+        delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None
+    )
+    prompts = (_loop_instructions(project, agent), _describe_peers(project, agent) if delegates else "", agent.prompt)
     return Definition(
         agent=agent.name,
         model=agent.model or project.model,
@@ -46,40 +48,40 @@ def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition
     )
 
 
-def _instructions(project: Project, agent: Agent) -> str:
+def _loop_instructions(project: Project, agent: Agent) -> str:
     """Return the project's instructions, with the journal's part only if the agent has a journal."""
     return project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
 
 
-def _peers(project: Project, agent: Agent) -> str:
+def _describe_peers(project: Project, agent: Agent) -> str:
     """Describe when to delegate, and the agent's peers (D3)."""
-    peers = (f"- `{name}`: {_peer(project.agents[name])}" for name in agent.peers)
+    peers = (f"- `{name}`: {_describe_peer(project.agents[name])}" for name in agent.peers)
     return "\n".join([project.on_delegation.strip(), "", "Your peers:", *peers])
 
 
-def _peer(peer: Agent) -> str:
+def _describe_peer(peer: Agent) -> str:
     outside = " (works outside and may take its time; it sees no files, only what you write)" if peer.mailbox else ""
     return (peer.description or "no description") + outside
 
 
-def ref_of(definition: Definition) -> str:
+def definition_ref(definition: Definition) -> str:
     return blake2b(definition.model_dump_json().encode(), digest_size=12).hexdigest()
 
 
-def keep(store: Store, definition: Definition) -> str:
+def write_definition(store: Store, definition: Definition) -> str:
     """Write the definition, and return its hash."""
-    ref = ref_of(definition)
-    store.put(_name(ref), definition.model_dump_json().encode())
+    ref = definition_ref(definition)
+    store.write(_file_name(ref), definition.model_dump_json().encode())
     return ref
 
 
-async def definition_of(store: Store, ref: str) -> Definition:
+async def read_definition(store: Store, ref: str) -> Definition:
     """Read a definition by its hash. Raises StoredFileChangedError."""
-    data = await asyncio.to_thread(store.read, _name(ref))
-    return Definition.model_validate_json(must_have_hash(_name(ref), data, ref))
+    data = await asyncio.to_thread(store.read, _file_name(ref))
+    return Definition.model_validate_json(must_have_hash(_file_name(ref), data, ref))
 
 
-def _name(ref: str) -> str:
+def _file_name(ref: str) -> str:
     return f"definition-{ref}.json"
 
 
@@ -90,11 +92,11 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     are code, not part of the project, and the run keeps its copy.
     """
     agent = project.agents.get(old.agent)
-    new = defined(project, agent, may_delegate=old.may_delegate) if agent else None
-    ref = ref_of(new) if new else ""
-    if ref == refused or (new and ref_of(_projects(new)) == ref_of(_projects(old))):
+    new = build_definition(project, agent, may_delegate=old.may_delegate) if agent else None
+    ref = definition_ref(new) if new else ""
+    if ref == refused or (new and definition_ref(_project_part(new)) == definition_ref(_project_part(old))):
         return
-    change = difference(old, new) if new else f"agent {old.agent!r} is not in the project any more"
+    change = definition_diff(old, new) if new else f"agent {old.agent!r} is not in the project any more"
     raise ApplicationError(
         "the agent's definition has changed since the run began",
         ref,
@@ -104,20 +106,20 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     )
 
 
-def _projects(definition: Definition) -> Definition:
+def _project_part(definition: Definition) -> Definition:
     """Return the definition without built-in tools. Peers stay, since the prompt names them."""
-    tools = tuple(tool for tool in definition.tools if tool.name not in builtin_tools.NAMES)
+    tools = tuple(tool for tool in definition.tools if tool.name not in builtin_tools.BUILTIN_NAMES)
     return definition.model_copy(update={"tools": tools})
 
 
-def difference(old: Definition, new: Definition) -> str:
+def definition_diff(old: Definition, new: Definition) -> str:
     """Return a unified diff of model, tools and prompt, in the terms of the agent file."""
-    lines = unified_diff(_told(old), _told(new), "when the run began", "now", lineterm="", n=1)
+    lines = unified_diff(_diff_lines(old), _diff_lines(new), "when the run began", "now", lineterm="", n=1)
     text = "\n".join(lines)
-    return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
+    return text if len(text) <= MAX_DIFF else f"{text[:MAX_DIFF]}\n… (cut)"
 
 
-def _told(definition: Definition) -> list[str]:
+def _diff_lines(definition: Definition) -> list[str]:
     tools = {tool.name: tool.model_dump(exclude={"name"}) for tool in definition.tools}
     head = [f"model: {', '.join(definition.models)}", f"max_tokens: {definition.max_tokens}"]
     lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]

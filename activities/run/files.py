@@ -8,54 +8,54 @@ from contextlib import suppress
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.conversation import keep_turn
-from activities.effects.heartbeat import beating
-from activities.model.transcript_cache import Transcripts, Wanted, digest_of_record, keep_segment
+from activities.conversation import write_turn
+from activities.effects.heartbeat import heartbeating
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, digest_of_record, write_segment
 from activities.project import Project
-from activities.run.definition import agent_of, defined, keep
+from activities.run.definition import agent_of, build_definition, write_definition
 from activities.run.first_run import find_key_id
 from activities.storage.store import Store
 from activities.storage.workspace import Workspace
 from activities.telemetry import trace
-from contracts.agent import Definition, Opening, OpeningRequest
+from contracts.agent import Definition, StartSnapshot, StartSnapshotRequest
 from contracts.run.journal import Journal
 from contracts.run.state import Closed, CloseRequest
-from decisions.ids import run_id_of
+from decisions.ids import run_id_of_workflow
 from decisions.run.compaction import goal_of
-from decisions.run.journal import render, shown
-from decisions.run.limits import below_ceiling, effective, set_in, with_requested
+from decisions.run.journal import fill_journal, render_journal
+from decisions.run.limits import apply_ceiling, apply_requested, merge_limits, values_set_in
 from decisions.run.transcript import Transcript
 
 
-class Runs:
-    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+class RunFiles:
+    def __init__(self, client: Client, transcripts: TranscriptCache, project: Project) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
 
     @activity.defn
-    async def open_run(self, request: OpeningRequest) -> Opening:
+    async def open_run(self, request: StartSnapshotRequest) -> StartSnapshot:
         """Take the run's snapshot of its agent, and create its workspace.
 
         Raises ApplicationError `UnknownAgent`, not retryable.
         """
-        async with beating(_run_id):
+        async with heartbeating(_run_id):
             agent = agent_of(self._project, request.agent)
             workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
-            conversation = await self._conversation(request.length, request.head, store)
+            conversation = await self._read_conversation(request.length, request.head, store)
             goal = goal_of(conversation.parts)
-            ceiling = set_in(self._project.ceiling)
-            limits = below_ceiling(effective(agent.limits, self._project.limits), ceiling)
+            ceiling = values_set_in(self._project.ceiling)
+            limits = apply_ceiling(merge_limits(agent.limits, self._project.limits), ceiling)
             requested = {} if request.max_depth is None else {"max_depth": request.max_depth}
-            deepest = below_ceiling(with_requested(limits, requested), ceiling).max_depth
-            definition = defined(self._project, agent, may_delegate=request.depth < deepest)
+            deepest = apply_ceiling(apply_requested(limits, requested), ceiling).max_depth
+            definition = build_definition(self._project, agent, may_delegate=request.depth < deepest)
             key_id = await asyncio.to_thread(find_key_id, store, workspace, _run_id(), request.execution)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
-            ref = await asyncio.to_thread(keep, store, definition)
+            ref = await asyncio.to_thread(write_definition, store, definition)
         peers = agent.peers if definition.may_delegate else ()
         offered = {tool.name for tool in definition.tools}
         own = (route for route in self._project.builtins if route.name in offered)
-        return Opening(
+        return StartSnapshot(
             agent=agent.name,
             model=definition.model,
             definition=ref,
@@ -79,23 +79,23 @@ class Runs:
         """
         info = activity.info()
         workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
-        async with beating(_run_id):
-            transcript = await self._conversation(request.length, request.head, store)
+        async with heartbeating(_run_id):
+            transcript = await self._read_conversation(request.length, request.head, store)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
             segment = record = None
             if request.turn is not None:
-                record = digest_of_record(await keep_turn(self._project, _run_id(), request.turn, transcript))
+                record = digest_of_record(await write_turn(self._project, _run_id(), request.turn, transcript))
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
-                segment = await keep_segment(store, live, request.start, request.head)
-            await asyncio.to_thread(trace.record_all, workspace, request.told)
+                segment = await write_segment(store, live, request.start, request.head)
+            await asyncio.to_thread(trace.write_trace_lines, workspace, request.told)
             if request.journal is not None:
                 goal = goal_of(transcript.parts) if transcript.parts else ""  # a refused resume has not begun
-                journal = shown(request.journal, goal, "")
+                journal = fill_journal(request.journal, goal, "")
                 await asyncio.to_thread(_finish_files, workspace, journal, request)
                 if request.turn is not None:
-                    self._transcripts.hand_on(info.workflow_id or "", request.turn.owner)
-                self._transcripts.forget(info.workflow_id or "")
+                    self._transcripts.hand_over(info.workflow_id or "", request.turn.owner)
+                self._transcripts.drop_conversation(info.workflow_id or "")
             if request.cancel is not None:
                 handle = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
                 # Temporal keeps this reason as plain text; if payloads are encrypted, only the signal carries it.
@@ -105,19 +105,19 @@ class Runs:
             return Closed(segment=segment, record=record)
         return Closed(segment=segment, length=request.length, head=request.head, told=request.told)
 
-    async def _conversation(self, length: int, head: str, store: Store) -> Transcript:
-        return (await self._transcripts.at(Wanted.here(length, head, store))).transcript
+    async def _read_conversation(self, length: int, head: str, store: Store) -> Transcript:
+        return (await self._transcripts.read_conversation(TranscriptCursor.current(length, head, store))).transcript
 
 
 def _run_id() -> str:
-    return run_id_of(activity.info().workflow_id or "")
+    return run_id_of_workflow(activity.info().workflow_id or "")
 
 
 def _lay_out(workspace: Workspace, goal: str, definition: Definition) -> None:
     workspace.create()
     context = f"# Goal\n\n{goal}\n\nAgent: {definition.agent}, model {definition.model}\n"
     workspace.write_own("context.md", context.encode(), durable=False)
-    workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
+    workspace.write_own("memory.md", render_journal(Journal(objective=goal)).encode(), durable=False)
 
 
 def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest) -> None:
@@ -125,15 +125,15 @@ def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest)
 
     Lines of an end that the server rejected, because a signal arrived, are removed.
     """
-    workspace.write_own("memory.md", render(journal).encode(), durable=False)
+    workspace.write_own("memory.md", render_journal(journal).encode(), durable=False)
     text = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
-        text = workspace.read_own(trace.NAME)
-    lines = trace.once_each(text.decode(errors="replace"))
-    last = max(map(trace.number_of, request.told), default=0)
-    lines = {key: line for key, line in lines.items() if trace.number_of(line) <= last and key != "end"}
+        text = workspace.read_own(trace.TRACE_FILE)
+    lines = trace.unique_keys(text.decode(errors="replace"))
+    last = max(map(trace.event_number, request.told), default=0)
+    lines = {key: line for key, line in lines.items() if trace.event_number(line) <= last and key != "end"}
     if request.event is not None:
         event = request.event
-        lines["end"] = trace.dated({"key": "end", "event": event["type"], **event["payload"]})
+        lines["end"] = trace.with_time({"key": "end", "event": event["type"], **event["payload"]})
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values()).encode()
-    workspace.write_own(trace.NAME, text, durable=False)
+    workspace.write_own(trace.TRACE_FILE, text, durable=False)

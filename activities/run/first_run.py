@@ -6,8 +6,8 @@ from activities.storage.store import Store
 from activities.storage.workspace import Workspace
 from decisions.ids import key_id
 
-NAME = "first-run"  # in a store: the `execution` of the first run of the id; empty if unknown
-LAID_OUT = "context.md"  # stays in the workspace when a run's store is swept
+FIRST_RUN_FILE = "first-run"  # in a store: the `execution` of the first run of the id; empty if unknown
+LAID_OUT_FILE = "context.md"  # stays in the workspace when a run's store is swept
 
 
 def find_key_id(store: Store, workspace: Workspace, run_id: str, execution: str) -> str:
@@ -16,13 +16,13 @@ def find_key_id(store: Store, workspace: Workspace, run_id: str, execution: str)
         return ""
     workspace.create()
     with suppress(FileExistsError):
-        store.create(NAME, b"" if _was_used(workspace) else execution.encode())
-    return "" if store.read(NAME).decode() == execution else key_id(run_id, execution)
+        store.create(FIRST_RUN_FILE, b"" if _was_used(workspace) else execution.encode())
+    return "" if store.read(FIRST_RUN_FILE).decode() == execution else key_id(run_id, execution)
 
 
 def _was_used(workspace: Workspace) -> bool:
     try:
-        workspace.read_own(LAID_OUT)
+        workspace.read_own(LAID_OUT_FILE)
     except FileNotFoundError:
         return False
     return True

@@ -10,18 +10,18 @@ from temporalio.exceptions import ApplicationError, CancelledError, TerminatedEr
 from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
 from contracts.conversation import Ended, TurnEnd
 from contracts.delegation import SubtaskStatus
 from contracts.failures import RunFailure
 from contracts.run.state import RunStatus
-from decisions.run.outcome import said_in
+from decisions.run.outcome import event_text
 
-MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # files that are copied; bytes of one
+MAX_HANDED_FILES, MAX_HANDED_FILE_BYTES = 100, 64 * 1024 * 1024  # files that are copied; bytes of one
 TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of failure that are Temporal's, not the run's
 NO_RUN = "NoRun"  # kind of failure: the workflow is not a run
 BY_TEMPORAL = {TERMINATED: SubtaskStatus.terminated, TIMED_OUT: SubtaskStatus.timed_out}
-SUBTASK = {
+SUBTASK_STATUSES = {
     RunStatus.completed: SubtaskStatus.done,
     RunStatus.escalated: SubtaskStatus.escalated,
     RunStatus.cancelled: SubtaskStatus.cancelled,
@@ -41,17 +41,17 @@ class RunEnd:
     handoff: str = ""
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The outcome, or the reason why there is no outcome."""
-        return said_in(self.event) if self.event else self.message
+        return event_text(self.event) if self.event else self.message
 
     @property
-    def of_turn(self) -> Ended:
-        return Ended(end=TurnEnd(self.status), said=self.said)
+    def turn_end(self) -> Ended:
+        return Ended(end=TurnEnd(self.status), said=self.text)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SubtaskOutcome:
     """The outcome of a subtask. `fault` is the kind of a failure; `artifacts` are paths in the run's workspace."""
 
     status: SubtaskStatus
@@ -60,15 +60,15 @@ class Outcome:
     artifacts: tuple[str, ...] = ()
 
 
-async def end_of(run: WorkflowHandle[Any, Any]) -> RunEnd:
+async def read_run_end(run: WorkflowHandle[Any, Any]) -> RunEnd:
     """Wait for the run's end, and return it. Raises RPCError."""
     try:
-        return of_event(await run.result())
+        return end_from_event(await run.result())
     except WorkflowFailureError as error:
-        return of_failure(error.cause)
+        return end_from_failure(error.cause)
 
 
-def of_event(event: Any) -> RunEnd:
+def end_from_event(event: Any) -> RunEnd:
     """Return the end by a run's result. If it is not an event, another workflow has the id of a run."""
     match event:
         case {"type": "agent.completed", "payload": {"outcome": _}}:
@@ -81,7 +81,7 @@ def of_event(event: Any) -> RunEnd:
             return RunEnd(RunStatus.failed, kind=NO_RUN, message="what has this id is no run of an agent")
 
 
-def of_failure(cause: BaseException | None) -> RunEnd:
+def end_from_failure(cause: BaseException | None) -> RunEnd:
     match cause:
         case ApplicationError():
             details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
@@ -99,36 +99,38 @@ def of_failure(cause: BaseException | None) -> RunEnd:
             return RunEnd(RunStatus.failed, kind=type(cause).__name__, message=str(cause))
 
 
-async def outcome_of(run: WorkflowHandle[Any, Any]) -> Outcome | None:
+async def wait_for_outcome(run: WorkflowHandle[Any, Any]) -> SubtaskOutcome | None:
     """Return the outcome for the delegating run, if the run exists. Raises RPCError."""
     try:
-        end = await end_of(run)
+        end = await read_run_end(run)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
     if end.event is None:
-        return _without_result(end)
+        return _outcome_without_result(end)
     payload = end.event["payload"]
     partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
     fault = None if end.status is RunStatus.completed else "Escalated"
     named = tuple(map(str, payload.get("artifacts", ())))
-    return Outcome(SUBTASK[end.status], f"{partly}{end.said}", fault, named)
+    return SubtaskOutcome(SUBTASK_STATUSES[end.status], f"{partly}{end.text}", fault, named)
 
 
-def _without_result(end: RunEnd) -> Outcome:
+def _outcome_without_result(end: RunEnd) -> SubtaskOutcome:
     if status := BY_TEMPORAL.get(end.kind):
-        return Outcome(status, end.said, status)
+        return SubtaskOutcome(status, end.text, status)
     if end.status is RunStatus.cancelled:
-        return Outcome(SubtaskStatus.cancelled, "it was cancelled", SubtaskStatus.cancelled)
-    return Outcome(SUBTASK[end.status], f"{end.kind}: {end.said}" if end.kind else end.said, end.kind or None)
+        return SubtaskOutcome(SubtaskStatus.cancelled, "it was cancelled", SubtaskStatus.cancelled)
+    return SubtaskOutcome(
+        SUBTASK_STATUSES[end.status], f"{end.kind}: {end.text}" if end.kind else end.text, end.kind or None
+    )
 
 
-def files_of(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+def read_named_files(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """Yield path below the artifacts and content of each named regular file, except those that are too large."""
-    for path in named[:MOST_FILES]:
-        with suppress(OSError, OutsideWorkspace):
+    for path in named[:MAX_HANDED_FILES]:
+        with suppress(OSError, OutsideWorkspaceError):
             with workspace.open(path) as file:
-                data = file.read(MOST_FILE + 1)
-            if len(data) <= MOST_FILE:
+                data = file.read(MAX_HANDED_FILE_BYTES + 1)
+            if len(data) <= MAX_HANDED_FILE_BYTES:
                 yield path.removeprefix("./").removeprefix(f"{ARTIFACTS}/"), data

@@ -7,28 +7,28 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.run.outcome import end_of
+from activities.run.outcome import read_run_end
 from contracts.conversation import Ended
-from contracts.reconcile import Standing
+from contracts.reconcile import WorkflowStatus
 from decisions import ids
 
 FIRST_LOOK, LONGEST_PAUSE = 0.25, 5.0  # seconds; between checks no slot is used, and history does not grow
 
-_STANDINGS = {
-    WorkflowExecutionStatus.COMPLETED: Standing.completed,
-    WorkflowExecutionStatus.FAILED: Standing.failed,
-    WorkflowExecutionStatus.CANCELED: Standing.cancelled,
-    WorkflowExecutionStatus.TERMINATED: Standing.terminated,
-    WorkflowExecutionStatus.TIMED_OUT: Standing.timed_out,
+_STATUSES = {
+    WorkflowExecutionStatus.COMPLETED: WorkflowStatus.completed,
+    WorkflowExecutionStatus.FAILED: WorkflowStatus.failed,
+    WorkflowExecutionStatus.CANCELED: WorkflowStatus.cancelled,
+    WorkflowExecutionStatus.TERMINATED: WorkflowStatus.terminated,
+    WorkflowExecutionStatus.TIMED_OUT: WorkflowStatus.timed_out,
 }
 
 
-def standing_of(workflow: WorkflowExecution) -> Standing:
+def workflow_status_of(workflow: WorkflowExecution) -> WorkflowStatus:
     """Return the workflow's status; `open` if it runs, or continues in another execution."""
-    return _STANDINGS.get(workflow.status, Standing.open) if workflow.status else Standing.open
+    return _STATUSES.get(workflow.status, WorkflowStatus.open) if workflow.status else WorkflowStatus.open
 
 
-class Standings:
+class RunWatcher:
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -40,13 +40,13 @@ class Standings:
         """
         handle = self._client.get_workflow_handle(workflow_id)
         try:
-            standing = standing_of(await handle.describe())
-            if standing is not Standing.open:
-                is_run = workflow_id.startswith(ids.RUN)
-                return (await end_of(handle)).of_turn if is_run else Ended.model_validate(standing)
+            standing = workflow_status_of(await handle.describe())
+            if standing is not WorkflowStatus.open:
+                is_run = workflow_id.startswith(ids.RUN_PREFIX)
+                return (await read_run_end(handle)).turn_end if is_run else Ended.model_validate(standing)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                return Ended.model_validate(Standing.gone)
+                return Ended.model_validate(WorkflowStatus.gone)
             raise
         pause = min(FIRST_LOOK * activity.info().attempt, LONGEST_PAUSE)
         raise ApplicationError(

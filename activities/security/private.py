@@ -20,9 +20,9 @@ def make_private(folder: Path) -> None:
     for above, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files):
             with suppress(OSError):  # another user's file, or one that was just removed
-                _restrict(Path(above) / name)
+                _restrict_access(Path(above) / name)
     with suppress(PermissionError):  # a folder of another user, who decides about its access
-        _restrict(folder)
+        _restrict_access(folder)
 
 
 def open_private(path: str | Path, flags: int) -> int:
@@ -36,7 +36,7 @@ def create_private(path: Path) -> Path:
     return path
 
 
-def _restrict(path: Path) -> None:
+def _restrict_access(path: Path) -> None:
     status = path.lstat()
     if not stat.S_ISLNK(status.st_mode) and status.st_mode & OTHERS:
         path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)

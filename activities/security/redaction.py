@@ -20,7 +20,7 @@ from activities.security.secrets import Secrets
 V = TypeVar("V", bound=BaseModel)
 
 
-def redacted(value: V, secrets: Secrets) -> V:
+def redact_model(value: V, secrets: Secrets) -> V:
     """Return the value without secrets: the same object if nothing changes."""
     if not secrets:
         return value
@@ -29,10 +29,10 @@ def redacted(value: V, secrets: Secrets) -> V:
     return value if clean is fields else type(value).model_validate(clean)
 
 
-def redacted_error(error: BaseException, secrets: Secrets) -> BaseException:
+def redact_error(error: BaseException, secrets: Secrets) -> BaseException:
     """Return the error if it and its causes hold no secret, else a redacted one that Temporal treats alike."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    clean_cause = redacted_error(cause, secrets) if cause else None
+    clean_cause = redact_error(cause, secrets) if cause else None
     failure = error if isinstance(error, ApplicationError) else ApplicationError(str(error), type=type(error).__name__)
     message, details = secrets.redact(failure.message), list(failure.details)
     clean_details = secrets.redact_value(details)
@@ -50,7 +50,7 @@ def redacted_error(error: BaseException, secrets: Secrets) -> BaseException:
     return clean.with_traceback(error.__traceback__)
 
 
-class Redaction(Interceptor):
+class RedactionInterceptor(Interceptor):
     """A worker interceptor that redacts heartbeats and failures."""
 
     def __init__(self, secrets: Secrets) -> None:
@@ -72,7 +72,7 @@ class _Inbound(ActivityInboundInterceptor):
         try:
             return await super().execute_activity(input)
         except Exception as error:
-            clean = redacted_error(error, self._secrets)
+            clean = redact_error(error, self._secrets)
             if clean is error:
                 raise
             raise clean from clean.__cause__

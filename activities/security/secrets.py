@@ -14,8 +14,8 @@ from math import lcm
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-LEAST = 8  # characters; shorter values occur as ordinary words
-_HALVED = 24  # characters from which half of a secret is redacted too, since a message may be cut
+MIN_SECRET = 8  # characters; shorter values occur as ordinary words
+_MIN_HALVED = 24  # characters from which half of a secret is redacted too, since a message may be cut
 
 _NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|_(PASS|PWD|PAT|AUTH|COOKIE)$", re.IGNORECASE
@@ -35,8 +35,8 @@ _NAME_OF_PATH = re.compile(r"(PATH|FILE|DIR|HOME|FOLDER|SOCK)$", re.IGNORECASE)
 _RELATIVE_PATH = re.compile(r"[\w .@-]+([/\\][\w .@-]+)*")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 # Lengths of the search texts: shorter ones match too often, longer ones take too long to choose.
-_SIGN, _MOST_SIGN = 8, 64
-_MOST_PIECES = 64  # candidates for one search text; a key file has thousands
+_SIGN, _MAX_SIGN = 8, 64
+_MAX_PIECES = 64  # candidates for one search text; a key file has thousands
 _SWITCHES = frozenset({"disabled", "required", "optional"})  # long enough to be secrets
 
 _BETWEEN_HEX = ("", "%", "\\x")  # between the bytes of a dump, a URL, a literal
@@ -66,7 +66,7 @@ _IN_HTML: tuple[Escapes, ...] = (
 )
 
 
-def _coded(signs: str, digits: str) -> Escapes:
+def _unicode_escapes(signs: str, digits: str) -> Escapes:
     return {sign: f"\\u{ord(sign):04{digits}}" for sign in signs}
 
 
@@ -76,10 +76,10 @@ _IN_JSON: tuple[tuple[Escapes, str | None], ...] = (
     ({}, None),
     ({"/": "\\/"}, "x"),  # PHP
     ({"/": "\\/"}, None),
-    (_coded("\"&'+<>`", "X"), "X"),  # .NET
-    (_coded("\"&'+<>`", "x"), "x"),
-    (_coded("&<>", "x"), None),  # Go, Rails
-    (_coded("&'<=>", "x"), None),  # Gson
+    (_unicode_escapes("\"&'+<>`", "X"), "X"),  # .NET
+    (_unicode_escapes("\"&'+<>`", "x"), "x"),
+    (_unicode_escapes("&<>", "x"), None),  # Go, Rails
+    (_unicode_escapes("&'<=>", "x"), None),  # Gson
 )
 
 
@@ -92,19 +92,19 @@ class Secrets:
         signs, signs_in_json = set[str](), set[str]()
         for name, value in named:
             label = f"[redacted {re.sub(r'[^A-Za-z0-9_.-]', '_', name)}]"
-            forms = dict.fromkeys(_forms(value))
-            shapes = forms | dict.fromkeys(map(_dumped, forms))
+            forms = dict.fromkeys(_secret_forms(value))
+            shapes = forms | dict.fromkeys(map(_dump_string, forms))
             for form in forms:
                 labels.setdefault(form, label)
             shapes_in_json |= shapes
-            signs |= _signs(forms)
-            signs_in_json |= _signs(shapes)
+            signs |= _choose_signs(forms)
+            signs_in_json |= _choose_signs(shapes)
         # The longest first, so that a secret inside another one leaves no remainder.
         self._labels = sorted(labels.items(), key=lambda pair: (-len(pair[0]), pair[0]))
         self._shapes_in_json = list(shapes_in_json)
         # Search texts: each form, and its shape in JSON, contains one of them.
-        self._signs = _least(signs)
-        self._signs_in_json = _least(signs_in_json)
+        self._signs = _minimal_signs(signs)
+        self._signs_in_json = _minimal_signs(signs_in_json)
 
     def __repr__(self) -> str:
         return f"Secrets({len(self._labels)} forms)"
@@ -114,7 +114,7 @@ class Secrets:
 
     def redact(self, text: str) -> str:
         signs = [sign for sign in self._signs if sign in text]  # a list is twice as fast as a generator
-        return _replaced(text, self._labels, signs) if signs else text
+        return _replace_forms(text, self._labels, signs) if signs else text
 
     def redact_bytes(self, data: bytes) -> bytes:
         text = data.decode(errors="surrogateescape")  # a variable that is not UTF-8 was decoded in the same way
@@ -130,18 +130,18 @@ class Secrets:
         text = json.dumps(value, ensure_ascii=False, default=str)
         signs = [sign for sign in self._signs_in_json if sign in text]
         has_secret = signs and any(shape in text for shape in self._shapes_in_json if _has_one(shape, signs))
-        return self._walk(value) if has_secret else value
+        return self._redact_inner(value) if has_secret else value
 
-    def _walk(self, value: Any) -> Any:
+    def _redact_inner(self, value: Any) -> Any:
         match value:
             case str():
                 return self.redact(value)
             case dict():
-                return {self._walk(key): self._walk(inner) for key, inner in value.items()}
+                return {self._redact_inner(key): self._redact_inner(inner) for key, inner in value.items()}
             case list():
-                return [self._walk(inner) for inner in value]
+                return [self._redact_inner(inner) for inner in value]
             case tuple():
-                return tuple(self._walk(inner) for inner in value)
+                return tuple(self._redact_inner(inner) for inner in value)
             case _:
                 return value
 
@@ -156,32 +156,32 @@ class Secrets:
         return text[max(end - length, 0) : end]
 
 
-def _signs(forms: Iterable[str]) -> set[str]:
+def _choose_signs(forms: Iterable[str]) -> set[str]:
     """Return a few texts such that each form contains one: most writers leave a part of a secret unchanged."""
     signs, remaining = set[str](), sorted(forms, key=len)
     while remaining:
         shortest = remaining[0]
-        starts = range(0, max(len(shortest) - _SIGN, 0) + 1, len(shortest) // _MOST_PIECES + 1)
+        starts = range(0, max(len(shortest) - _SIGN, 0) + 1, len(shortest) // _MAX_PIECES + 1)
         pieces = [shortest[at : at + _SIGN] for at in starts]
         piece = max(pieces, key=lambda piece: sum(piece in form for form in remaining))
-        signs.add(_grown(piece, [form for form in remaining if piece in form]))
+        signs.add(_grow_sign(piece, [form for form in remaining if piece in form]))
         remaining = [form for form in remaining if piece not in form]
     return signs
 
 
-def _grown(piece: str, forms: list[str]) -> str:
+def _grow_sign(piece: str, forms: list[str]) -> str:
     """Extend a piece while all forms contain it: longer texts are found faster."""
     first = forms[0]
     start = first.index(piece)
     end = start + len(piece)
-    while end < len(first) and end - start < _MOST_SIGN and all(first[start : end + 1] in form for form in forms):
+    while end < len(first) and end - start < _MAX_SIGN and all(first[start : end + 1] in form for form in forms):
         end += 1
-    while start > 0 and end - start < _MOST_SIGN and all(first[start - 1 : end] in form for form in forms):
+    while start > 0 and end - start < _MAX_SIGN and all(first[start - 1 : end] in form for form in forms):
         start -= 1
     return first[start:end]
 
 
-def _least(signs: Iterable[str]) -> list[str]:
+def _minimal_signs(signs: Iterable[str]) -> list[str]:
     """Return the texts that contain no other one."""
     least: list[str] = []
     for sign in sorted(signs, key=lambda sign: (len(sign), sign)):
@@ -194,7 +194,7 @@ def _has_one(form: str, signs: list[str]) -> bool:
     return bool([1 for sign in signs if sign in form])
 
 
-def _replaced(text: str, labels: list[tuple[str, str]], signs: list[str]) -> str:
+def _replace_forms(text: str, labels: list[tuple[str, str]], signs: list[str]) -> str:
     for form, label in labels:
         if _has_one(form, signs):
             text = text.replace(form, label)
@@ -204,7 +204,7 @@ def _replaced(text: str, labels: list[tuple[str, str]], signs: list[str]) -> str
 NO_SECRETS = Secrets()
 
 
-def secrets_of(
+def collect_secrets(
     environment: Mapping[str, str], urls: Mapping[str, str] | None = None, named: Iterable[tuple[str, str]] = ()
 ) -> Secrets:
     """Collect the secrets in environment variables, by their names, and the credentials in URLs there and in `urls`.
@@ -231,14 +231,14 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
     if _NAME_OF_HOOK.search(name):
         yield from ((name, piece) for url in _URL.findall(value) for piece in _in_hook(url))
     if _NAME.search(name):
-        for part in (value, *_parts(name, value)):
+        for part in (value, *_split_secrets(name, value)):
             if is_secret(name, part):
                 yield name, part
 
 
 def is_secret(name: str, value: str) -> bool:
     """Return True if the value can be a secret: not a path, number, switch or plain URL."""
-    if len(value) < LEAST or value.lower() in _SWITCHES or _is_figure(name, value):
+    if len(value) < MIN_SECRET or value.lower() in _SWITCHES or _is_figure(name, value):
         return False
     if _URL.fullmatch(value) and re.search(r"(URL|URI|ENDPOINT|HOST|ISSUER)$", name, re.IGNORECASE):
         return False
@@ -263,7 +263,7 @@ def _is_path(name: str, value: str) -> bool:
     return not random and all(_PATH.fullmatch(piece) for piece in re.split(r":(?=[~./])", value))
 
 
-def _parts(name: str, value: str) -> Iterator[str]:
+def _split_secrets(name: str, value: str) -> Iterator[str]:
     """Yield the secrets in a value that holds several: `k2:…,k1:…`, a JSON object, the lines of a key file."""
     if _NAME_OF_MANY.search(name):
         for entry in value.split(","):
@@ -301,11 +301,11 @@ def _in_urls(text: str) -> Iterator[str]:
             yield f"{holder}@"
             pair = f"{unquote(user)}:{unquote(password)}"
             yield from (
-                secret for secret in (pair, unquote(password or user), password or user) if len(secret) >= LEAST
+                secret for secret in (pair, unquote(password or user), password or user) if len(secret) >= MIN_SECRET
             )
-            yield from _shifted(pair) if password else ()  # as in `Authorization: Basic`, of any length
+            yield from _base64_forms(pair) if password else ()  # as in `Authorization: Basic`, of any length
         for name, value in parse_qsl(url.query):
-            if _QUERY_NAME.search(name) and len(value) >= LEAST:
+            if _QUERY_NAME.search(name) and len(value) >= MIN_SECRET:
                 yield value
 
 
@@ -315,7 +315,7 @@ def _in_hook(url: str) -> Iterator[str]:
     yield from (piece for piece in pieces if _PIECE_OF_HOOK.fullmatch(piece))
 
 
-def _forms(secret: str) -> Iterator[str]:
+def _secret_forms(secret: str) -> Iterator[str]:
     """Yield the forms of a secret. Most have few: the secret itself, its base64, base32 and hex."""
     for form in dict.fromkeys((secret, *_in_urls_as(secret), *_in_html(secret), repr(secret)[1:-1])):
         yield form
@@ -324,20 +324,26 @@ def _forms(secret: str) -> Iterator[str]:
             yield once
             if once != form:
                 yield from (_in_json(once, *again) for again in (*_IN_JSON[:2], writer))
-        if len(form) >= _HALVED:
+        if len(form) >= _MIN_HALVED:
             yield from (form[: len(form) // 2], form[-(len(form) // 2) :])
-    yield from _encoded(secret)
+    yield from _encoded_forms(secret)
 
 
 def _in_urls_as(secret: str) -> Iterator[str]:
     """Yield the percent-encoded and form-encoded secret, also with lower-case digits."""
-    of_forms = (_quoted(secret, " "), _quoted(secret, " *").replace("~", "%7E"))  # the second as in browsers and Java
-    for form in (*(_quoted(secret, left) for left in _LEFT_IN_URLS), *(form.replace(" ", "+") for form in of_forms)):
+    of_forms = (
+        _percent_encode(secret, " "),
+        _percent_encode(secret, " *").replace("~", "%7E"),
+    )  # the second as in browsers and Java
+    for form in (
+        *(_percent_encode(secret, left) for left in _LEFT_IN_URLS),
+        *(form.replace(" ", "+") for form in of_forms),
+    ):
         yield form
         yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), form)
 
 
-def _quoted(text: str, safe: str = "") -> str:
+def _percent_encode(text: str, safe: str = "") -> str:
     return quote(text, safe=safe, errors="surrogatepass")  # a variable need not be UTF-8
 
 
@@ -347,26 +353,26 @@ def _in_html(text: str) -> Iterator[str]:
 
 
 def _in_json(text: str, more: Escapes, digits: str | None) -> str:
-    text = _dumped(text).replace('\\"', '"').translate(str.maketrans({'"': '\\"', **more}))
-    return text if digits is None else _BEYOND_ASCII.sub(lambda match: _units(match[0], digits), text)
+    text = _dump_string(text).replace('\\"', '"').translate(str.maketrans({'"': '\\"', **more}))
+    return text if digits is None else _BEYOND_ASCII.sub(lambda match: _escape_units(match[0], digits), text)
 
 
-def _dumped(text: str) -> str:
+def _dump_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _units(text: str, digits: str) -> str:
+def _escape_units(text: str, digits: str) -> str:
     units = memoryview(text.encode("utf-16-le", errors="surrogatepass")).cast("H")
     return "".join(f"\\u{unit:04{digits}}" for unit in units)
 
 
-def _encoded(secret: str) -> Iterator[str]:
+def _encoded_forms(secret: str) -> Iterator[str]:
     """Yield the secret in base64, once and twice, in base32 and in hex, at any offset of a longer text."""
     data = secret.encode(errors="surrogatepass")
-    for once in _shifted(secret):
+    for once in _base64_forms(secret):
         yield once
-        yield from _shifted(once)
-    for core in _cores(data, 5, base64.b32encode):
+        yield from _base64_forms(once)
+    for core in _shifted_cores(data, 5, base64.b32encode):
         yield core
         yield core.lower()
     for separator in _BETWEEN_HEX:
@@ -374,17 +380,17 @@ def _encoded(secret: str) -> Iterator[str]:
         yield separator.join(f"{byte:02X}" for byte in data)
 
 
-def _shifted(secret: str) -> Iterator[str]:
+def _base64_forms(secret: str) -> Iterator[str]:
     """Yield the base64 in both alphabets."""
-    for core in _cores(secret.encode(errors="surrogatepass"), 6, base64.b64encode):
+    for core in _shifted_cores(secret.encode(errors="surrogatepass"), 6, base64.b64encode):
         yield core
         yield core.translate(str.maketrans("+/", "-_"))
 
 
-def _cores(data: bytes, bits: int, encode: Callable[[bytes], bytes]) -> Iterator[str]:
+def _shifted_cores(data: bytes, bits: int, encode: Callable[[bytes], bytes]) -> Iterator[str]:
     """Yield, for each offset in a longer text, the encoded characters that depend on the data only."""
     for shift in range(lcm(bits, 8) // 8):
         encoded = encode(bytes(shift) + data).decode()
         core = encoded[-(-8 * shift // bits) : 8 * (shift + len(data)) // bits]
-        if len(core) >= LEAST:
+        if len(core) >= MIN_SECRET:
             yield core

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 # Temporal retries for as long as needed, and shows it; retries here would be invisible for minutes.
-RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+STORE_RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class RemoteStore:
         with as_os_errors():
             return bytes(obstore.get(self.objects, f"{self.prefix}/{name}").bytes())
 
-    def put(self, name: str, data: bytes) -> None:
-        self._put(name, data, "overwrite")
+    def write(self, name: str, data: bytes) -> None:
+        self._put_object(name, data, "overwrite")
 
     def create(self, name: str, data: bytes) -> None:
-        self._put(name, data, "create")
+        self._put_object(name, data, "create")
 
     def names(self, folder: str) -> list[str]:
-        return sorted(path.rpartition("/")[2] for path in self._paths(f"{self.prefix}/{folder}"))
+        return sorted(path.rpartition("/")[2] for path in self._list_paths(f"{self.prefix}/{folder}"))
 
     def clear(self) -> None:
         with as_os_errors():
-            obstore.delete(self.objects, self._paths(self.prefix))
+            obstore.delete(self.objects, self._list_paths(self.prefix))
 
-    def _put(self, name: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
+    def _put_object(self, name: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
         with as_os_errors():
             obstore.put(self.objects, f"{self.prefix}/{name}", data, mode=mode)
 
-    def _paths(self, folder: str) -> list[str]:
+    def _list_paths(self, folder: str) -> list[str]:
         with as_os_errors():
             return [entry["path"] for batch in obstore.list(self.objects, folder) for entry in batch]
 
@@ -67,7 +67,7 @@ class RemoteStores:
     def of(self, run_id: str) -> RemoteStore:
         return RemoteStore(self.objects, folder_name(run_id))
 
-    def folders(self) -> Iterator[str]:
+    def list_folders(self) -> Iterator[str]:
         with as_os_errors():
             yield from sorted(obstore.list_with_delimiter(self.objects)["common_prefixes"])
 
@@ -78,9 +78,9 @@ def open_store(url: str) -> ObjectStore:
     Raises ValueError for an invalid URL.
     """
     try:
-        return from_url(url, client_options={"allow_http": True}, retry_config=RETRIES)
+        return from_url(url, client_options={"allow_http": True}, retry_config=STORE_RETRIES)
     except BaseError as error:
-        raise ValueError(f"{url}: {_line(error)}") from None
+        raise ValueError(f"{url}: {_first_line(error)}") from None
 
 
 @contextmanager
@@ -89,11 +89,11 @@ def as_os_errors(variable: str = "PERDURE_STORE") -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError as error:
-        raise FileExistsError(_line(error)) from None
+        raise FileExistsError(_first_line(error)) from None
     except BaseError as error:
-        raise OSError(f"{variable}: {_line(error)}") from None
+        raise OSError(f"{variable}: {_first_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of a message: the library appends pages of internal state."""
     return str(error).partition("\n")[0][:300]

@@ -23,7 +23,7 @@ from temporalio.converter import (
 from activities.storage.object_store import as_os_errors, open_store
 from activities.storage.workspace import folder_name
 
-VARIABLE = "PERDURE_PAYLOADS"
+PAYLOADS_VARIABLE = "PERDURE_PAYLOADS"
 # The keys that `store` creates. A service rejects an invalid name with the same error as when it is unavailable.
 _KEY = re.compile(r"([A-Za-z0-9_.%-]{1,100}/){1,2}[0-9a-f]{64}")
 
@@ -43,36 +43,40 @@ class PayloadStore(StorageDriver):
         """Raises ValueError for an invalid URL."""
         return cls(open_store(url))
 
-    async def look(self) -> None:
+    async def check_access(self) -> None:
         """Raise OSError if the store does not answer, or denies access."""
-        with as_os_errors(VARIABLE):
+        with as_os_errors(PAYLOADS_VARIABLE):
             await obstore.list_with_delimiter_async(self._objects)
 
     def name(self) -> str:
         return "perdure"
 
     async def store(self, context: StorageDriverStoreContext, payloads: Sequence[Payload]) -> list[StorageDriverClaim]:
-        return list(await asyncio.gather(*(self._put(_folder(context.target), payload) for payload in payloads)))
+        return list(
+            await asyncio.gather(
+                *(self._store_payload(_target_folder(context.target), payload) for payload in payloads)
+            )
+        )
 
     async def retrieve(
         self,
         context: StorageDriverRetrieveContext,  # noqa: ARG002 - the SDK's
         claims: Sequence[StorageDriverClaim],
     ) -> list[Payload]:
-        return list(await asyncio.gather(*(self._get(claim.claim_data["key"]) for claim in claims)))
+        return list(await asyncio.gather(*(self._retrieve_payload(claim.claim_data["key"]) for claim in claims)))
 
-    async def _put(self, folder: str, payload: Payload) -> StorageDriverClaim:
+    async def _store_payload(self, folder: str, payload: Payload) -> StorageDriverClaim:
         data = payload.SerializeToString(deterministic=True)
         key = f"{folder}/{sha256(data).hexdigest()}"
-        with as_os_errors(VARIABLE):
+        with as_os_errors(PAYLOADS_VARIABLE):
             await obstore.put_async(self._objects, key, data)
         return StorageDriverClaim({"key": key})
 
-    async def _get(self, key: str) -> Payload:
+    async def _retrieve_payload(self, key: str) -> Payload:
         if not _KEY.fullmatch(key):
             raise ValueError("the reference names nothing that was ever stored")
         try:
-            with as_os_errors(VARIABLE):
+            with as_os_errors(PAYLOADS_VARIABLE):
                 data = bytes(await (await obstore.get_async(self._objects, key)).bytes_async())
         except FileNotFoundError:
             raise ValueError(f"there is no {key} in the store") from None
@@ -81,5 +85,5 @@ class PayloadStore(StorageDriver):
         return Payload.FromString(data)
 
 
-def _folder(target: StorageDriverActivityInfo | StorageDriverWorkflowInfo | None) -> str:
+def _target_folder(target: StorageDriverActivityInfo | StorageDriverWorkflowInfo | None) -> str:
     return f"{folder_name(target.namespace)}/{folder_name(target.id or '')}" if target else "unowned"

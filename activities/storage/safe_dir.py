@@ -15,15 +15,15 @@ from typing import BinaryIO, ClassVar
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 LINK_ERRNOS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})  # of a link, by flags and system
-LOCKED_WITHIN = 5.0  # seconds
+LOCK_TIMEOUT = 5.0  # seconds
 
 
-class NotThere(OSError):
+class WrongFileTypeError(OSError):
     """A link, a device or the like is in the place of a folder or a regular file."""
 
 
 @dataclass(frozen=True)
-class Beneath:
+class SafeDir:
     """A folder. Paths are given as single names, without slashes or `..`. Writes are durable when they return.
 
     All methods raise OSError, with FileNotFoundError and FileExistsError in their usual sense, and ValueError for an
@@ -35,7 +35,7 @@ class Beneath:
     file_mode: ClassVar[int] = 0o666
 
     @contextmanager
-    def folder(self, *names: str, create: bool = False) -> Iterator[int]:
+    def open_folder(self, *names: str, create: bool = False) -> Iterator[int]:
         """Open the folder, and yield its descriptor."""
         descriptor = os.open(self.root, FOLDER_FLAGS)
         try:
@@ -51,20 +51,20 @@ class Beneath:
             os.close(descriptor)
 
     @contextmanager
-    def locked(self, *names: str) -> Iterator[None]:
+    def lock_folder(self, *names: str) -> Iterator[None]:
         """Hold the folder's lock during the block. The kernel releases it if the process dies.
 
-        Raises OSError if another process holds the lock for `LOCKED_WITHIN`.
+        Raises OSError if another process holds the lock for `LOCK_TIMEOUT`.
         """
-        with self.folder(*names, create=True) as folder:
-            _lock(folder, "/".join(names))
+        with self.open_folder(*names, create=True) as folder:
+            _wait_for_lock(folder, "/".join(names))
             yield
 
     def open(self, *names: str) -> BinaryIO:
         """Open a regular file for reading. A named pipe does not block."""
         *above, last = names
         flags = os.O_RDONLY | os.O_NONBLOCK
-        with self.folder(*above) as folder, self.opened(last, flags, folder) as descriptor:
+        with self.open_folder(*above) as folder, self.open_name(last, flags, folder) as descriptor:
             self.must_be_file(descriptor, "/".join(names))
             return os.fdopen(os.dup(descriptor), "rb")
 
@@ -72,39 +72,44 @@ class Beneath:
         """Read a regular file; of a larger one, `most` + 1 bytes. A hard link is rejected unless it `is_linkable`."""
         with self.open(*names) as file:
             if not is_linkable and os.fstat(file.fileno()).st_nlink > 1:
-                raise NotThere(errno.EMLINK, "a hard link: the same file has another name elsewhere", names[-1])
+                raise WrongFileTypeError(
+                    errno.EMLINK, "a hard link: the same file has another name elsewhere", names[-1]
+                )
             return file.read(most + 1)
 
     def status(self, *names: str) -> os.stat_result | None:
         """Return the status of an existing name. Links are not followed."""
         *above, last = names
-        with suppress(FileNotFoundError), self.folder(*above) as folder:
+        with suppress(FileNotFoundError), self.open_folder(*above) as folder:
             return status_at(folder, last)
         return None
 
     def names(self, *names: str) -> list[str]:
         """Return the sorted names in a folder; empty if it does not exist."""
-        with suppress(FileNotFoundError), self.folder(*names) as folder, os.scandir(folder) as entries:
+        with suppress(FileNotFoundError), self.open_folder(*names) as folder, os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
         return []
 
     def write(self, data: bytes, *names: str, durable: bool = True) -> None:
         """Replace a file atomically."""
         *above, last = names
-        with self.folder(*above, create=True) as folder, self._temporary(folder, data, durable=durable) as temporary:
+        with (
+            self.open_folder(*above, create=True) as folder,
+            self._temporary(folder, data, durable=durable) as temporary,
+        ):
             os.replace(temporary, must_be_name(last), src_dir_fd=folder, dst_dir_fd=folder)
 
     def create(self, data: bytes, *names: str) -> None:
         """Create a file atomically; of several attempts, one succeeds. Raises FileExistsError."""
         *above, last = names
-        with self.folder(*above, create=True) as folder, self._temporary(folder, data) as temporary:
+        with self.open_folder(*above, create=True) as folder, self._temporary(folder, data) as temporary:
             os.link(temporary, must_be_name(last), src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 
     def append(self, data: bytes, *names: str, durable: bool = True) -> None:
         """Append in one write, so that lines of several processes do not mix."""
         *above, last = names
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        with self.folder(*above, create=True) as folder, self.opened(last, flags, folder) as descriptor:
+        with self.open_folder(*above, create=True) as folder, self.open_name(last, flags, folder) as descriptor:
             self.must_be_file(descriptor, "/".join(names))
             if os.write(descriptor, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -113,7 +118,7 @@ class Beneath:
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...]) -> bool:
         """Move a file; return False if it is gone. An existing target is kept. Raises FileExistsError."""
-        with self.folder(*source[:-1]) as start, self.folder(*target[:-1], create=True) as end:
+        with self.open_folder(*source[:-1]) as start, self.open_folder(*target[:-1], create=True) as end:
             existing = status_at(end, target[-1])
             if existing is not None:
                 moving = status_at(start, source[-1])
@@ -130,7 +135,7 @@ class Beneath:
 
     def remove(self, *names: str) -> None:
         *above, last = names
-        with suppress(FileNotFoundError), self.folder(*above) as folder:
+        with suppress(FileNotFoundError), self.open_folder(*above) as folder:
             os.unlink(must_be_name(last), dir_fd=folder)
             os.fsync(folder)
 
@@ -141,11 +146,11 @@ class Beneath:
         except OSError as error:
             if error.errno in LINK_ERRNOS or error.errno == errno.ENXIO:
                 kind = "folder" if flags & os.O_DIRECTORY else "regular file"
-                raise NotThere(error.errno, f"expected a {kind}, not a link or a device", name) from None
+                raise WrongFileTypeError(error.errno, f"expected a {kind}, not a link or a device", name) from None
             raise
 
     @contextmanager
-    def opened(self, name: str, flags: int, folder: int) -> Iterator[int]:
+    def open_name(self, name: str, flags: int, folder: int) -> Iterator[int]:
         descriptor = self.open_at(must_be_name(name), flags, folder)
         try:
             yield descriptor
@@ -157,14 +162,14 @@ class Beneath:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if not stat.S_ISREG(mode):
-            raise NotThere(errno.EINVAL, "expected a regular file", name)
+            raise WrongFileTypeError(errno.EINVAL, "expected a regular file", name)
 
     @contextmanager
     def _temporary(self, folder: int, data: bytes, *, durable: bool = True) -> Iterator[str]:
         """Write a temporary file and yield its name; it is removed after the block unless renamed."""
         name = f".{secrets.token_hex(8)}.tmp"
         try:
-            with self.opened(name, NEW_FLAGS, folder) as descriptor:
+            with self.open_name(name, NEW_FLAGS, folder) as descriptor:
                 write_all(descriptor, data)
                 if durable:
                     os.fsync(descriptor)
@@ -195,8 +200,8 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _lock(folder: int, name: str) -> None:
-    deadline = time.monotonic() + LOCKED_WITHIN
+def _wait_for_lock(folder: int, name: str) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

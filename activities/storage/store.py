@@ -12,7 +12,7 @@ from typing import Protocol
 
 from activities.storage.workspace import Workspace, folder_name
 
-FOLDER = ".store"  # of a run's workspace
+STORE_FOLDER = ".store"  # of a run's workspace
 
 
 class StoredFileChangedError(ValueError):
@@ -34,7 +34,7 @@ def must_have_hash(name: str, data: bytes, expected: str) -> bytes:
 class Store(Protocol):
     def read(self, name: str) -> bytes: ...
 
-    def put(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes) -> None:
         """Write or replace a file, durably and atomically."""
 
     def create(self, name: str, data: bytes) -> None:
@@ -50,7 +50,7 @@ class Store(Protocol):
 class Stores(Protocol):
     def of(self, run_id: str) -> Store: ...
 
-    def folders(self) -> Iterator[str]:
+    def list_folders(self) -> Iterator[str]:
         """Yield the folder of each run that has a store: `activities.storage.workspace.folder_name` of its id."""
 
 
@@ -64,19 +64,19 @@ class LocalStore:
     workspace: Workspace
 
     def read(self, name: str) -> bytes:
-        return self.workspace.read_own(f"{FOLDER}/{name}")
+        return self.workspace.read_own(f"{STORE_FOLDER}/{name}")
 
-    def put(self, name: str, data: bytes) -> None:
-        self.workspace.write_own(f"{FOLDER}/{name}", data)
+    def write(self, name: str, data: bytes) -> None:
+        self.workspace.write_own(f"{STORE_FOLDER}/{name}", data)
 
     def create(self, name: str, data: bytes) -> None:
-        self.workspace.create_own(f"{FOLDER}/{name}", data)
+        self.workspace.create_own(f"{STORE_FOLDER}/{name}", data)
 
     def names(self, folder: str) -> list[str]:
-        return self.workspace.names_own(f"{FOLDER}/{folder}")
+        return self.workspace.list_own(f"{STORE_FOLDER}/{folder}")
 
     def clear(self) -> None:
-        self.workspace.remove_own(FOLDER)
+        self.workspace.remove_own(STORE_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,6 @@ class LocalStores:
     def of(self, run_id: str) -> LocalStore:
         return LocalStore(Workspace(self.workspaces / folder_name(run_id)))
 
-    def folders(self) -> Iterator[str]:
+    def list_folders(self) -> Iterator[str]:
         if self.workspaces.is_dir():
-            yield from sorted(p.name for p in self.workspaces.iterdir() if (p / FOLDER).is_dir())
+            yield from sorted(p.name for p in self.workspaces.iterdir() if (p / STORE_FOLDER).is_dir())

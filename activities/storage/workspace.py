@@ -24,31 +24,31 @@ from activities.storage.safe_dir import (
     FOLDER_FLAGS,
     LINK_ERRNOS,
     NEW_FLAGS,
-    Beneath,
-    NotThere,
+    SafeDir,
+    WrongFileTypeError,
     status_at,
     write_all,
 )
 from activities.tools.content_type import suffix_of
 
 ARTIFACTS = "artifacts"
-MAX_FILES = 1000  # per run, artifacts included
-MAX_BYTES = 256 * 1024 * 1024  # of these files together
+MAX_RUN_FILES = 1000  # per run, artifacts included
+MAX_RUN_BYTES = 256 * 1024 * 1024  # of these files together
 RUNTIME_FILES = frozenset({"context.md", "memory.md", "plan.md", "trace.jsonl"})
 
-_MOST_PARTS = 32  # each open folder of a path costs a descriptor while the tree is listed
-_MOST_BYTES = 1000  # of a whole path, which must stay below PATH_MAX together with the root
-_MOST_NAME_BYTES = 255
+_MAX_PARTS = 32  # each open folder of a path costs a descriptor while the tree is listed
+_MAX_PATH_BYTES = 1000  # of a whole path, which must stay below PATH_MAX together with the root
+_MAX_NAME_BYTES = 255
 _ENCODED = re.compile(r"%(25)*(2e|2f|5c|00)", re.IGNORECASE)
 _CODED = re.compile(r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})+")
 
 
-class OutsideWorkspace(ValueError):
+class OutsideWorkspaceError(ValueError):
     """A path that a run's tool may not use. The message is one line for the model."""
 
 
-class _RunDir(Beneath):
-    """A run's folder: private, without hard links. Raises OutsideWorkspace for links and special files."""
+class _RunDir(SafeDir):
+    """A run's folder: private, without hard links. Raises OutsideWorkspaceError for links and special files."""
 
     folder_mode, file_mode = 0o700, 0o600
 
@@ -57,23 +57,23 @@ class _RunDir(Beneath):
             return os.open(name, flags | os.O_NOFOLLOW, self.file_mode, dir_fd=folder)
         except OSError as error:
             if error.errno in LINK_ERRNOS and _is_link(status_at(folder, name)):
-                raise _refused(name, "a link is in the way") from None
+                raise _path_error(name, "a link is in the way") from None
             raise
 
     def must_be_file(self, descriptor: int, name: str) -> None:
         try:
             super().must_be_file(descriptor, name)
-        except NotThere:
-            raise _refused(name, "it is not a regular file") from None
+        except WrongFileTypeError:
+            raise _path_error(name, "it is not a regular file") from None
         if os.fstat(descriptor).st_nlink > 1:
-            raise _refused(name, "it is a hard link: the same file has another name elsewhere")
+            raise _path_error(name, "it is a hard link: the same file has another name elsewhere")
 
 
 @dataclass(frozen=True)
 class Workspace:
     """A run's folder, `root`. Paths are relative to it, with forward slashes. `secrets` are redacted in writes.
 
-    All methods raise `OutsideWorkspace` for a rejected path, and `OSError` for errors of the disk.
+    All methods raise `OutsideWorkspaceError` for a rejected path, and `OSError` for errors of the disk.
     """
 
     root: Path
@@ -90,30 +90,30 @@ class Workspace:
 
     def resolve(self, relative: str, *, writing: bool = False) -> Path:
         """Return a tool's path as absolute. It need not exist; show it, but do not open it."""
-        parts = _tool_parts(relative, writing=writing)
+        parts = _split_tool_path(relative, writing=writing)
         path = self.root
         for part in parts:
             path /= part
             if path.is_symlink():
-                raise _refused(relative, "a link is in the way")
+                raise _path_error(relative, "a link is in the way")
         return path
 
     def open(self, relative: str) -> BinaryIO:
         """Open a regular file for reading, as a tool may."""
-        return self._dir.open(*_tool_parts(relative, writing=False))
+        return self._dir.open(*_split_tool_path(relative, writing=False))
 
     def read_own(self, relative: str) -> bytes:
         """Read a whole file, for the runtime, which may also read hidden names."""
-        with self._dir.open(*_parts(relative)) as file:
+        with self._dir.open(*_split_path(relative)) as file:
             return file.read()
 
     def write(self, relative: str, data: bytes) -> None:
         """Replace a file atomically, as a tool may, and create the folders above it. The run's limits apply."""
-        parts = _tool_parts(relative, writing=True)
+        parts = _split_tool_path(relative, writing=True)
         self._must_have_room("/".join(parts), len(data))
-        self._replace(parts, data)
+        self._replace_file(parts, data)
 
-    def keep(self, stem: str, content_type: str, data: bytes) -> str:
+    def write_artifact(self, stem: str, content_type: str, data: bytes) -> str:
         """Write a result as an artifact, and return its path. A path with other content gets a suffix.
 
         The turns of a conversation share their artifacts, but each counts its steps from the start.
@@ -134,17 +134,17 @@ class Workspace:
 
     def write_own(self, relative: str, data: bytes, *, durable: bool = True) -> None:
         """As `write`, for the runtime's own files, without limits."""
-        self._replace(_parts(relative), data, durable=durable)
+        self._replace_file(_split_path(relative), data, durable=durable)
 
     def create_own(self, relative: str, data: bytes) -> None:
         """Create a file durably; of several attempts, one succeeds. Raises FileExistsError.
 
         If the disk rejects the bytes, no file remains.
         """
-        *folders, last = _parts(relative)
-        with self._dir.folder(*folders, create=True) as folder:
+        *folders, last = _split_path(relative)
+        with self._dir.open_folder(*folders, create=True) as folder:
             # Not `SafeDir.create`: a file that is linked for a moment would be rejected as a hard link.
-            with self._dir.opened(last, NEW_FLAGS, folder) as descriptor:
+            with self._dir.open_name(last, NEW_FLAGS, folder) as descriptor:
                 try:
                     write_all(descriptor, data)
                     os.fsync(descriptor)
@@ -153,14 +153,14 @@ class Workspace:
                     raise
             os.fsync(folder)
 
-    def names_own(self, relative: str) -> list[str]:
+    def list_own(self, relative: str) -> list[str]:
         """Return the sorted visible names in a folder of the runtime; empty if it does not exist."""
-        return [name for name in self._dir.names(*_parts(relative)) if not name.startswith(".")]
+        return [name for name in self._dir.names(*_split_path(relative)) if not name.startswith(".")]
 
     def remove_own(self, relative: str) -> None:
         """Remove a folder of the runtime and its content. Links are removed, not followed."""
-        *folders, last = _parts(relative)
-        with suppress(FileNotFoundError), self._dir.folder(*folders) as folder:
+        *folders, last = _split_path(relative)
+        with suppress(FileNotFoundError), self._dir.open_folder(*folders) as folder:
             shutil.rmtree(last, dir_fd=folder)
 
     def append_line(self, name: str, line: str) -> None:
@@ -168,30 +168,34 @@ class Workspace:
         if "\n" in line:
             raise ValueError("a line has no line break inside")
         data = self.secrets.redact(line).encode(errors="replace") + b"\n"
-        self._dir.append(data, *_parts(name), durable=False)
+        self._dir.append(data, *_split_path(name), durable=False)
 
-    def listing(self, limit: int) -> list[tuple[str, int]]:
+    def list_files(self, limit: int) -> list[tuple[str, int]]:
         """Return up to `limit` files with their sizes in bytes, sorted by path, without links and hidden names."""
-        with self._dir.folder() as folder:
-            return list(islice(self._files(folder, "", _MOST_PARTS), limit))
+        with self._dir.open_folder() as folder:
+            return list(islice(self._walk_files(folder, "", _MAX_PARTS), limit))
 
     def artifact_path(self, stem: str, content_type: str) -> str:
         """Return an artifact's path: ("fetch-01", "text/html") gives `artifacts/fetch-01.html`."""
         return f"{ARTIFACTS}/{re.sub(r'[^A-Za-z0-9_-]+', '-', stem)[:100] or 'artifact'}{suffix_of(content_type)}"
 
     def _must_have_room(self, path: str, size: int) -> None:
-        others = [file for file in self.listing(MAX_FILES + 1) if file[0] != path]
-        if len(others) >= MAX_FILES:
-            raise _refused(path, f"this run has {MAX_FILES:,} files, which is the limit; write into an existing one")
-        if sum(other for _, other in others) + size > MAX_BYTES:
-            raise _refused(path, f"the files of this run would have more than {MAX_BYTES:,} bytes, which is the limit")
+        others = [file for file in self.list_files(MAX_RUN_FILES + 1) if file[0] != path]
+        if len(others) >= MAX_RUN_FILES:
+            raise _path_error(
+                path, f"this run has {MAX_RUN_FILES:,} files, which is the limit; write into an existing one"
+            )
+        if sum(other for _, other in others) + size > MAX_RUN_BYTES:
+            raise _path_error(
+                path, f"the files of this run would have more than {MAX_RUN_BYTES:,} bytes, which is the limit"
+            )
 
-    def _replace(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
+    def _replace_file(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
         if _is_link(self._dir.status(*parts)):
-            raise _refused("/".join(parts), "a link is in the way")
+            raise _path_error("/".join(parts), "a link is in the way")
         self._dir.write(self.secrets.redact_bytes(data), *parts, durable=durable)
 
-    def _files(self, folder: int, above: str, depth: int) -> Iterator[tuple[str, int]]:
+    def _walk_files(self, folder: int, above: str, depth: int) -> Iterator[tuple[str, int]]:
         """Yield the files below, lazily and sorted by path: a folder sorts as its name with a slash."""
         with os.scandir(folder) as entries:
             visible = [
@@ -201,14 +205,14 @@ class Workspace:
             ]
         for name, entry in sorted(visible, key=lambda pair: pair[0]):
             # A file that disappears, or turns into a link, during the walk is left out.
-            with suppress(FileNotFoundError, NotADirectoryError, OutsideWorkspace):
+            with suppress(FileNotFoundError, NotADirectoryError, OutsideWorkspaceError):
                 if not name.endswith("/"):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         yield above + name, status.st_size
                 elif depth > 1:
-                    with self._dir.opened(entry.name, FOLDER_FLAGS, folder) as inner:
-                        yield from self._files(inner, above + name, depth - 1)
+                    with self._dir.open_name(entry.name, FOLDER_FLAGS, folder) as inner:
+                        yield from self._walk_files(inner, above + name, depth - 1)
 
 
 def folder_name(run_id: str) -> str:
@@ -220,7 +224,7 @@ def folder_name(run_id: str) -> str:
         return "%empty"
     bare = run_id.lstrip(".")
     dots = len(run_id) - len(bare)
-    encoded = "%2E" * dots + re.sub(r"[^A-Za-z0-9_.-]", lambda match: _percent(match[0]), bare, flags=re.ASCII)
+    encoded = "%2E" * dots + re.sub(r"[^A-Za-z0-9_.-]", lambda match: _percent_encode(match[0]), bare, flags=re.ASCII)
     if len(encoded) <= 100:
         return encoded
     # Encoding never produces "%-", so no short id has the name of a long one.
@@ -238,44 +242,44 @@ def run_id_in(name: str) -> str | None:
     return run_id if folder_name(run_id) == name else None
 
 
-def _percent(character: str) -> str:
+def _percent_encode(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode(errors="surrogatepass"))
 
 
-def _parts(relative: str) -> list[str]:
+def _split_path(relative: str) -> list[str]:
     """Split a path that stays below the root under any interpretation into its names."""
     if relative.startswith("/") or re.match(r"[A-Za-z]:", relative):
-        raise _refused(relative, "it must be relative to the workspace")
+        raise _path_error(relative, "it must be relative to the workspace")
     if "\\" in relative or _ENCODED.search(relative):
-        raise _refused(relative, "backslashes and percent-encoded dots or slashes are not allowed")
+        raise _path_error(relative, "backslashes and percent-encoded dots or slashes are not allowed")
     if not relative.isprintable():  # also NUL, line breaks, lone surrogates, invisible characters
-        raise _refused(relative, "it has characters that cannot be printed")
+        raise _path_error(relative, "it has characters that cannot be printed")
     parts = [part for part in relative.split("/") if part not in {"", "."}]
     if not parts:
-        raise _refused(relative, "it names no file")
+        raise _path_error(relative, "it names no file")
     if ".." in parts or any(part.startswith("~") for part in parts):
-        raise _refused(relative, "`..` and `~` are not allowed")
-    if len(parts) > _MOST_PARTS or len(relative.encode()) > _MOST_BYTES:
-        raise _refused(relative, "it is too long")
-    if any(len(part.encode()) > _MOST_NAME_BYTES for part in parts):
-        raise _refused(relative, "a name in it is too long")
+        raise _path_error(relative, "`..` and `~` are not allowed")
+    if len(parts) > _MAX_PARTS or len(relative.encode()) > _MAX_PATH_BYTES:
+        raise _path_error(relative, "it is too long")
+    if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
+        raise _path_error(relative, "a name in it is too long")
     return parts
 
 
-def _tool_parts(relative: str, *, writing: bool) -> list[str]:
+def _split_tool_path(relative: str, *, writing: bool) -> list[str]:
     """Split a path that a tool may read or write."""
-    parts = _parts(relative)
+    parts = _split_path(relative)
     # A file system may take ".GIT", or a look-alike of it, for ".git".
     plain = [unicodedata.normalize("NFKC", part).casefold() for part in parts]
     if any(part.startswith(".") for part in plain):
-        raise _refused(relative, "names that begin with a dot are reserved")
+        raise _path_error(relative, "names that begin with a dot are reserved")
     if writing and plain[0] in RUNTIME_FILES:
-        raise _refused(relative, "this file is written by the runtime; choose another name")
+        raise _path_error(relative, "this file is written by the runtime; choose another name")
     return parts
 
 
-def _refused(relative: str, reason: str) -> OutsideWorkspace:
-    return OutsideWorkspace(f"path {relative[:200]!a} is refused: {reason}")
+def _path_error(relative: str, reason: str) -> OutsideWorkspaceError:
+    return OutsideWorkspaceError(f"path {relative[:200]!a} is refused: {reason}")
 
 
 def _is_link(status: os.stat_result | None) -> bool:

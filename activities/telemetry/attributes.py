@@ -22,4 +22,4 @@ KEYS: tuple[SearchAttributeKey[Any], ...] = (
     COST_USD,
 )
 
-PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own
+REPORTED_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own

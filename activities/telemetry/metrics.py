@@ -20,23 +20,23 @@ from decisions.telemetry.metrics import HELP, Count
 _facts: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
 
 
-def facts() -> Mapping[str, Any]:
+def attempt_facts() -> Mapping[str, Any]:
     """Return the facts of the current attempt: `step` and `tool`, or `turn` and `model`."""
     return _facts.get() or {}
 
 
-def learn(**more: Any) -> None:
+def record_facts(**more: Any) -> None:
     """Add facts that are known only while the attempt runs."""
     if (known := _facts.get()) is not None:
         known.update(more)
 
 
-def count(meter: MetricMeter, counts: Iterable[Count]) -> None:
+def add_counts(meter: MetricMeter, counts: Iterable[Count]) -> None:
     for item in counts:
         meter.create_counter(item.name, HELP[item.name]).add(item.by, item.labels)
 
 
-class Observation(Interceptor):
+class MetricsInterceptor(Interceptor):
     """The worker's interceptor for metrics. It wraps the redaction, so it sees redacted data only.
 
     `attempts` counts the attempts in progress.
@@ -50,7 +50,7 @@ class Observation(Interceptor):
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, inner: ActivityInboundInterceptor, observation: Observation) -> None:
+    def __init__(self, inner: ActivityInboundInterceptor, observation: MetricsInterceptor) -> None:
         super().__init__(inner)
         self._observation = observation
 
@@ -62,7 +62,7 @@ class _Inbound(ActivityInboundInterceptor):
             result = await super().execute_activity(input)
         finally:
             self._observation.attempts -= 1
-            _measure(timedelta(seconds=perf_counter() - started), result)
+            _record_metrics(timedelta(seconds=perf_counter() - started), result)
         return result
 
 
@@ -76,22 +76,22 @@ def _first_facts(request: Any) -> dict[str, Any]:
             return {}
 
 
-def _measure(took: timedelta, result: Any) -> None:
+def _record_metrics(took: timedelta, result: Any) -> None:
     """Record the metrics of an attempt. A failed one has no result."""
-    meter, known = activity.metric_meter(), facts()
+    meter, known = activity.metric_meter(), attempt_facts()
     if "tool" in known:
         labels = {"tool": known["tool"], "status": result.status if isinstance(result, ToolOutcome) else "failed"}
-        _durations(meter, metrics.TOOL_DURATION).record(took, labels)
+        _duration_histogram(meter, metrics.TOOL_DURATION).record(took, labels)
     elif "model" in known:
         status = "held" if "held" in known else "failed" if result is None else "ok"
         labels = {"model": known["model"], "status": status}
-        _durations(meter, metrics.MODEL_DURATION).record(took, labels)
+        _duration_histogram(meter, metrics.MODEL_DURATION).record(took, labels)
         if isinstance(usage := getattr(result, "usage", None), Usage):
-            count(meter, metrics.of_usage(known["model"], usage))
+            add_counts(meter, metrics.count_tokens(known["model"], usage))
         if isinstance(result, ModelTurn | Summary) and result.cost_usd is not None:
             spent = meter.create_histogram_float(metrics.MODEL_COST, HELP[metrics.MODEL_COST])
             spent.record(result.cost_usd, {"model": known["model"]})
 
 
-def _durations(meter: MetricMeter, name: str) -> MetricHistogramTimedelta:
+def _duration_histogram(meter: MetricMeter, name: str) -> MetricHistogramTimedelta:
     return meter.create_histogram_timedelta(name, HELP[name], unit="duration")

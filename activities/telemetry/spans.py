@@ -36,29 +36,29 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from activities.security.secrets import Secrets
 from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
-from activities.telemetry.metrics import facts
+from activities.telemetry.metrics import attempt_facts
 from contracts.run.state import CloseRequest, RunStatus
 from decisions.ids import root_span_id, trace_id
 from decisions.telemetry.spans import (
     MODEL_TURNS,
-    about_event,
-    about_facts,
-    about_request,
-    about_result,
-    about_run,
-    name_of,
+    event_attributes,
+    fact_attributes,
+    request_attributes,
+    result_attributes,
+    run_attributes,
+    span_name,
 )
 
-NOT_YET = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # the client's timeout passed
-RUN = "AgentRun"  # the workflow type whose trace has a root span
-PATIENCE = timedelta(seconds=5)  # for one answer of the server
-ENDS_WITHIN = timedelta(minutes=2)  # from a run's last activity to its end, on a busy machine too
+TIMEOUT_STATUSES = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # the client's timeout passed
+RUN_WORKFLOW = "AgentRun"  # the workflow type whose trace has a root span
+SERVER_TIMEOUT = timedelta(seconds=5)  # for one answer of the server
+MAX_END_DELAY = timedelta(minutes=2)  # from a run's last activity to its end, on a busy machine too
 
 _log = logging.getLogger(__name__)
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-PROTOCOL = "http/protobuf"
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+EXPORT_PROTOCOL = "http/protobuf"
 
 
 class _Ids(RandomIdGenerator):
@@ -76,25 +76,25 @@ class _Ids(RandomIdGenerator):
         return (begins and begins[1]) or super().generate_span_id()
 
 
-class Spans(Interceptor):
+class SpanInterceptor(Interceptor):
     """The worker's interceptor for spans, outside the redaction: failures are already redacted."""
 
     def __init__(self, exporter: SpanExporter, client: Client, secrets: Secrets) -> None:
         self._client = client
         self._secrets = secrets
         self._ids = _Ids()
-        self._provider = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=_build_resource(), id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("perdure")
         self._ending: dict[str, asyncio.Task[None]] = {}  # by Temporal's run id
 
     @classmethod
-    def exported(cls, environment: Mapping[str, str], client: Client, secrets: Secrets) -> Self:
+    def from_environment(cls, environment: Mapping[str, str], client: Client, secrets: Secrets) -> Self:
         """Export to the collector of OTEL_EXPORTER_OTLP_*. Raises ValueError for an unsupported protocol or URL."""
-        protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), PROTOCOL)
-        if protocol != PROTOCOL:
-            raise ValueError(f"{PROTOCOLS[-1]}: spans are exported by {PROTOCOL}, not by {protocol}")
-        endpoint = next(name for name in ENDPOINTS if environment.get(name))
+        protocol = next((environment[name] for name in PROTOCOL_VARIABLES if environment.get(name)), EXPORT_PROTOCOL)
+        if protocol != EXPORT_PROTOCOL:
+            raise ValueError(f"{PROTOCOL_VARIABLES[-1]}: spans are exported by {EXPORT_PROTOCOL}, not by {protocol}")
+        endpoint = next(name for name in ENDPOINT_VARIABLES if environment.get(name))
         if not environment[endpoint].startswith(("http://", "https://")):
             raise ValueError(f"{endpoint}: expected an address that begins with http:// or https://")
         return cls(OTLPSpanExporter(), client, secrets)
@@ -103,18 +103,18 @@ class Spans(Interceptor):
         return _Inbound(next, self)
 
     @contextmanager
-    def attempt(self, request: Any) -> Iterator[Span]:
+    def attempt_span(self, request: Any) -> Iterator[Span]:
         info = activity.info()
         workflow_id = info.workflow_id or ""
-        with self._beginning(info.namespace, workflow_id):
+        with self._with_ids(info.namespace, workflow_id):
             span = self._tracer.start_span(
-                name_of(info.activity_type, request),
-                context=_below(info.namespace, workflow_id) if info.workflow_type == RUN else Context(),
+                span_name(info.activity_type, request),
+                context=_root_context(info.namespace, workflow_id) if info.workflow_type == RUN_WORKFLOW else Context(),
                 kind=SpanKind.CLIENT if info.activity_type in MODEL_TURNS else SpanKind.INTERNAL,
-                attributes=self._clean(
+                attributes=self._redact_attributes(
                     {
-                        **about_run(workflow_id),
-                        **about_request(info.activity_type, request),
+                        **run_attributes(workflow_id),
+                        **request_attributes(info.activity_type, request),
                         "perdure.activity": info.activity_type,
                         "perdure.attempt": info.attempt,
                         "temporalRunID": info.workflow_run_id or "",
@@ -125,59 +125,61 @@ class Spans(Interceptor):
         try:
             yield span
         except BaseException as error:
-            span.set_attributes(self._clean(about_failure(error)))
+            span.set_attributes(self._redact_attributes(about_failure(error)))
             if not isinstance(error, asyncio.CancelledError):
                 span.set_status(StatusCode.ERROR)
             raise
         finally:
-            span.set_attributes(self._clean(about_facts(facts())))
+            span.set_attributes(self._redact_attributes(fact_attributes(attempt_facts())))
             span.end()
 
-    def tell(self, span: Span, result: Any) -> None:
-        attributes = about_result(result)
-        span.set_attributes(self._clean(attributes))
+    def record_result(self, span: Span, result: Any) -> None:
+        attributes = result_attributes(result)
+        span.set_attributes(self._redact_attributes(attributes))
         if "error.type" in attributes:
             span.set_status(StatusCode.ERROR)
 
-    def event(self, figures: Mapping[str, Any], namespace: str, workflow_id: str, *, in_run: bool, at: float) -> None:
+    def record_event(
+        self, figures: Mapping[str, Any], namespace: str, workflow_id: str, *, in_run: bool, at: float
+    ) -> None:
         """Record an event as a span of zero length. `at` is in seconds since 1970."""
-        with self._beginning(namespace, workflow_id):
+        with self._with_ids(namespace, workflow_id):
             span = self._tracer.start_span(
                 str(figures["event"]),
-                context=_below(namespace, workflow_id) if in_run else Context(),
-                attributes=self._clean({**about_run(workflow_id), **about_event(figures)}),
-                start_time=_nanoseconds(at),
+                context=_root_context(namespace, workflow_id) if in_run else Context(),
+                attributes=self._redact_attributes({**run_attributes(workflow_id), **event_attributes(figures)}),
+                start_time=_to_nanoseconds(at),
             )
-            span.end(_nanoseconds(at))
+            span.end(_to_nanoseconds(at))
 
-    def ended(self) -> None:
+    def record_run_end(self) -> None:
         """Record the root span of this activity's run, which is about to end, in the background."""
         info = activity.info()
         execution = info.workflow_run_id or ""
         if execution not in self._ending:  # else this is a retry
-            task = self._ending[execution] = asyncio.create_task(self._root(info))
+            task = self._ending[execution] = asyncio.create_task(self._record_root_span(info))
             task.add_done_callback(lambda _: self._ending.pop(execution))
 
-    async def _root(self, info: activity.Info) -> None:
+    async def _record_root_span(self, info: activity.Info) -> None:
         """Record the root span. The server provides name, status and start: a single execution does not have them."""
         workflow_id = info.workflow_id or ""
         try:
-            await self._closed(workflow_id, info.workflow_run_id)
-            run = await self._described(workflow_id, info.workflow_run_id)
-            started = await self._started(run)
+            await self._wait_until_closed(workflow_id, info.workflow_run_id)
+            run = await self._describe_run(workflow_id, info.workflow_run_id)
+            started = await self._run_start(run)
         except RPCError as error:
             _log.warning("no root span of %s: %s", workflow_id, error)
             return
         known = run.typed_search_attributes
         status, agent = known.get(AGENT_STATUS, ""), known.get(AGENT_NAME, "")
-        with self._beginning(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
+        with self._with_ids(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
             span = self._tracer.start_span(
                 f"invoke_agent {agent}".strip(),
                 context=Context(),
-                start_time=_nanoseconds(started.timestamp()),
-                attributes=self._clean(
+                start_time=_to_nanoseconds(started.timestamp()),
+                attributes=self._redact_attributes(
                     {
-                        **about_run(workflow_id),
+                        **run_attributes(workflow_id),
                         "gen_ai.operation.name": "invoke_agent",
                         "gen_ai.agent.name": agent,
                         "perdure.outcome": status,
@@ -191,50 +193,52 @@ class Spans(Interceptor):
             span.set_status(StatusCode.ERROR)
         span.end()
 
-    async def _started(self, last: WorkflowExecutionDescription) -> datetime:
+    async def _run_start(self, last: WorkflowExecutionDescription) -> datetime:
         """Return the start of the run's first execution, or of its last one if the server has forgotten the first."""
         first = last.raw_description.workflow_execution_info.first_run_id
         if first in ("", last.run_id):
             return last.start_time
         try:
-            return (await self._described(last.id, first)).start_time
+            return (await self._describe_run(last.id, first)).start_time
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             return last.start_time
 
-    async def _closed(self, workflow_id: str, execution: str | None) -> None:
+    async def _wait_until_closed(self, workflow_id: str, execution: str | None) -> None:
         """Wait until the execution is closed, and its last status known. Raises RPCError if it stays open."""
         handle = self._client.get_workflow_handle(workflow_id, run_id=execution)
-        deadline = monotonic() + ENDS_WITHIN.total_seconds()
+        deadline = monotonic() + MAX_END_DELAY.total_seconds()
         while True:
             events = handle.fetch_history_events(
                 wait_new_event=True,
                 event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT,
                 skip_archival=True,
-                rpc_timeout=PATIENCE,
+                rpc_timeout=SERVER_TIMEOUT,
             )
             try:
                 await anext(events, None)
                 return
             except RPCError as error:
-                if error.status not in NOT_YET or monotonic() >= deadline:
+                if error.status not in TIMEOUT_STATUSES or monotonic() >= deadline:
                     raise
 
-    async def _described(self, workflow_id: str, execution: str | None) -> WorkflowExecutionDescription:
-        return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(rpc_timeout=PATIENCE)
+    async def _describe_run(self, workflow_id: str, execution: str | None) -> WorkflowExecutionDescription:
+        return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(
+            rpc_timeout=SERVER_TIMEOUT
+        )
 
     async def close(self) -> None:
         """Export the remaining spans, within the exporter's own timeout. Runs that are still open get no root span."""
         if ending := list(self._ending.values()):
-            _, pending = await asyncio.wait(ending, timeout=PATIENCE.total_seconds())
+            _, pending = await asyncio.wait(ending, timeout=SERVER_TIMEOUT.total_seconds())
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
         await asyncio.to_thread(self._provider.shutdown)
 
     @contextmanager
-    def _beginning(self, namespace: str, workflow_id: str, span: str | None = None) -> Iterator[None]:
+    def _with_ids(self, namespace: str, workflow_id: str, span: str | None = None) -> Iterator[None]:
         """Give spans that start in the block this trace, and the id `span` if there is one."""
         ids = int(trace_id(namespace, workflow_id), 16), int(span, 16) if span else None
         token = self._ids.begins.set(ids)
@@ -243,30 +247,30 @@ class Spans(Interceptor):
         finally:
             self._ids.begins.reset(token)
 
-    def _clean(self, attributes: dict[str, Any]) -> dict[str, Any]:
+    def _redact_attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
         clean: dict[str, Any] = self._secrets.redact_value(attributes)
         return clean
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, inner: ActivityInboundInterceptor, spans: Spans) -> None:
+    def __init__(self, inner: ActivityInboundInterceptor, spans: SpanInterceptor) -> None:
         super().__init__(inner)
         self._spans = spans
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         request = input.args[0] if input.args else None
-        with self._spans.attempt(request) as span:
+        with self._spans.attempt_span(request) as span:
             result = await super().execute_activity(input)
-            self._spans.tell(span, result)
+            self._spans.record_result(span, result)
         if isinstance(request, CloseRequest) and request.journal is not None:
-            self._spans.ended()
+            self._spans.record_run_end()
         return result
 
 
-class SpanEvents(logging.Handler):
+class SpanEventHandler(logging.Handler):
     """Records each structured event of the log as a span."""
 
-    def __init__(self, spans: Spans) -> None:
+    def __init__(self, spans: SpanInterceptor) -> None:
         super().__init__()
         self._spans = spans
 
@@ -274,8 +278,10 @@ class SpanEvents(logging.Handler):
         source = getattr(record, "temporal_workflow", None) or getattr(record, "temporal_activity", None)
         figures = getattr(record, "event", None)
         if source and figures:
-            in_run = source["workflow_type"] == RUN
-            self._spans.event(figures, source["namespace"], source["workflow_id"], in_run=in_run, at=record.created)
+            in_run = source["workflow_type"] == RUN_WORKFLOW
+            self._spans.record_event(
+                figures, source["namespace"], source["workflow_id"], in_run=in_run, at=record.created
+            )
 
 
 def about_failure(error: BaseException) -> dict[str, Any]:
@@ -286,7 +292,7 @@ def about_failure(error: BaseException) -> dict[str, Any]:
     return {"perdure.outcome": "failed", "error.type": kind}
 
 
-def _below(namespace: str, workflow_id: str) -> Context:
+def _root_context(namespace: str, workflow_id: str) -> Context:
     """Return the context of the run's root span, which is recorded at the run's end."""
     root = SpanContext(
         trace_id=int(trace_id(namespace, workflow_id), 16),
@@ -297,11 +303,11 @@ def _below(namespace: str, workflow_id: str) -> Context:
     return set_span_in_context(NonRecordingSpan(root), Context())
 
 
-def _nanoseconds(seconds: float) -> int:
+def _to_nanoseconds(seconds: float) -> int:
     return round(seconds * 1_000_000) * 1000
 
 
-def _resource() -> Resource:
+def _build_resource() -> Resource:
     """Return the environment's resource; the default service name is `perdure`."""
     resource = Resource.create()
     name = str(resource.attributes.get("service.name", ""))

@@ -12,14 +12,14 @@ from typing import Any
 from temporalio import activity
 
 from activities.storage.workspace import Workspace
-from activities.telemetry.metrics import count
+from activities.telemetry.metrics import add_counts
 from decisions.telemetry import metrics
 
-NAME = "trace.jsonl"
+TRACE_FILE = "trace.jsonl"
 
 
 @contextmanager
-def spared(what: str) -> Iterator[None]:
+def ignore_disk_errors(what: str) -> Iterator[None]:
     """Log an OSError of the block, and continue."""
     try:
         yield
@@ -27,37 +27,37 @@ def spared(what: str) -> Iterator[None]:
         activity.logger.warning("%s not written: %s", what, error)
 
 
-def record(workspace: Workspace, line: Mapping[str, Any]) -> None:
+def write_trace(workspace: Workspace, line: Mapping[str, Any]) -> None:
     """Append a line. Its `key` identifies the event; a retried activity writes the same key again."""
-    with spared(NAME):
-        workspace.append_line(NAME, json.dumps(dated(line), ensure_ascii=False))
+    with ignore_disk_errors(TRACE_FILE):
+        workspace.append_line(TRACE_FILE, json.dumps(with_time(line), ensure_ascii=False))
 
 
-def dated(line: Mapping[str, Any]) -> dict[str, Any]:
+def with_time(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **line}
 
 
-def event(workspace: Workspace, name: str, key: str, **figures: Any) -> None:
+def report_event(workspace: Workspace, name: str, key: str, **figures: Any) -> None:
     """Report a structured event (B12) to the log, the metrics, and the run's trace."""
     line = {"event": name, **figures}
     activity.logger.info(name, extra={"event": line})
-    count(activity.metric_meter(), metrics.of_event(name, figures))
-    record(workspace, {"key": key, **line})
+    add_counts(activity.metric_meter(), metrics.count_event(name, figures))
+    write_trace(workspace, {"key": key, **line})
 
 
-def record_all(workspace: Workspace, lines: Sequence[Mapping[str, Any]]) -> None:
+def write_trace_lines(workspace: Workspace, lines: Sequence[Mapping[str, Any]]) -> None:
     """Append the events of the run's workflow; each has its key."""
     for line in lines:
-        record(workspace, line)
+        write_trace(workspace, line)
 
 
-def number_of(line: Mapping[str, Any]) -> int:
+def event_number(line: Mapping[str, Any]) -> int:
     """Return the number of a workflow event's line; 0 for other lines."""
     kind, _, number = str(line["key"]).partition(":")
     return int(number) if kind == "event" and number.isdecimal() else 0
 
 
-def once_each(text: str) -> dict[str, dict[str, Any]]:
+def unique_keys(text: str) -> dict[str, dict[str, Any]]:
     """Return the lines by key, the last one of each."""
     lines: dict[str, dict[str, Any]] = {}
     for line in text.split("\n"):

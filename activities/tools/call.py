@@ -15,34 +15,34 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from activities.effects.attempts import was_lost
-from activities.effects.heartbeat import beating
-from activities.effects.ledger import Doubtful, Entry, LedgerUnavailable
-from activities.effects.once import Effects, whole, within
-from activities.model.transcript_cache import TranscriptMismatch, Transcripts, Wanted
+from activities.effects.heartbeat import heartbeating
+from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError
+from activities.effects.once import Effects, run_to_completion, with_timeout
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, TranscriptMismatchError
 from activities.project import Project
-from activities.security.redaction import redacted
+from activities.security.redaction import redact_model
 from activities.storage.store import Store, StoredFileChangedError
-from activities.storage.workspace import OutsideWorkspace, Workspace
-from activities.telemetry.trace import event, record
-from activities.tools.interface import CallContext, Guarded, TransientFailure
-from activities.tools.json_schema import Arguments, NotApplicable
+from activities.storage.workspace import OutsideWorkspaceError, Workspace
+from activities.telemetry.trace import report_event, write_trace
+from activities.tools.interface import CallContext, PreflightTool, TransientToolError
+from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from activities.tools.result_budget import ResultBudget, is_small, take_share
 from contracts.failures import Stop, ToolFault
-from contracts.models import AROUND
-from contracts.strict_json import flaw_in
+from contracts.models import NESTING_MARGIN
+from contracts.strict_json import find_flaw
 from contracts.tool import (
     CALL_MARGIN,
+    MAX_ERROR,
     MAX_RESULT_BYTES,
-    MOST_ERROR,
     RETRY_DELAYS,
     Effect,
     LargeResult,
     ToolCall,
     ToolKind,
     ToolOutcome,
-    failed,
+    error_outcome,
 )
-from decisions.ids import call_digest, request_key, result_key, run_id_of
+from decisions.ids import call_digest, request_key, result_key, run_id_of_workflow
 from decisions.run.transcript import result_part
 from decisions.text.formatting import call_line, call_trace
 
@@ -51,16 +51,16 @@ IN_LOOP_BYTES = 10 * 1024  # of a result that needs no thread; its escaped JSON 
 EXCERPT_BYTES = 4 * 1024
 CUT_MARGIN = 64 * 1024  # characters
 MAX_SHARE_WAIT = 3.0  # seconds that a finished result waits for a share; less than `CALL_MARGIN`
-GUARD = 2 / 3  # maximum part of a tool's timeout that the preflight may use
+PREFLIGHT_SHARE = 2 / 3  # maximum part of a tool's timeout that the preflight may use
 
 
 class ToolCalls:
-    def __init__(self, client: Client, transcripts: Transcripts, project: Project, drain: timedelta) -> None:
+    def __init__(self, client: Client, transcripts: TranscriptCache, project: Project, drain: timedelta) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
         self._drain = drain
-        self._validators = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
+        self._validators = {name: SchemaValidator(tool.schema.input_schema) for name, tool in project.tools.items()}
         self._effects = Effects()
         self._budget = ResultBudget()
 
@@ -72,116 +72,118 @@ class ToolCalls:
         outcomes that the model sees. Raises ApplicationError with a type of `contracts.failures.Stop` if the effect
         may have happened before, or must not happen now.
         """
-        run_id = run_id_of(activity.info().workflow_id or "")
+        run_id = run_id_of_workflow(activity.info().workflow_id or "")
         workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
         started = perf_counter()
-        async with beating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
+        async with heartbeating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
             interrupted = await was_lost(self._client)
             if interrupted:
-                _retried(call, workspace, activity.info().attempt, "its worker was lost", None)
+                _report_retry(call, workspace, activity.info().attempt, "its worker was lost", None)
             async with self._budget.call():
-                outcome = await self._run(call, workspace, store)
+                outcome = await self._run_call(call, workspace, store)
         took = round((perf_counter() - started) * 1000)
         outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
         if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
-            self._remember(call, outcome, workspace)
+            self._record_outcome(call, outcome, workspace)
         return outcome
 
-    async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
+    async def _run_call(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
         tool: object = self._project.tools.get(call.tool)
-        guard, timeout = tool if isinstance(tool, Guarded) else None, _timeout()
+        guard, timeout = tool if isinstance(tool, PreflightTool) else None, _tool_timeout()
         try:
             if guard is not None:
-                rejection, timeout = await self._guarded(guard, call, store, timeout)
+                rejection, timeout = await self._run_preflight(guard, call, store, timeout)
                 if rejection is not None:
-                    return await self._finish(rejection, call, workspace)
+                    return await self._finish_outcome(rejection, call, workspace)
             if call.effect is Effect.once:
-                return await whole(self._once(call, workspace, store, timeout), self._drain)
-            calling = self._made(call, await self._arguments(call, store), workspace)
+                return await run_to_completion(self._run_once(call, workspace, store, timeout), self._drain)
+            calling = self._make_call(call, await self._load_arguments(call, store), workspace)
             if call.effect is Effect.read:
-                outcome = await (calling if guard is None else within(timeout, calling))
-                return await self._finish(outcome, call, workspace)
-            return await whole(self._finish_within(timeout, calling, call, workspace), self._drain)
-        except TransientFailure as failure:
+                outcome = await (calling if guard is None else with_timeout(timeout, calling))
+                return await self._finish_outcome(outcome, call, workspace)
+            return await run_to_completion(self._finish_within(timeout, calling, call, workspace), self._drain)
+        except TransientToolError as failure:
             if call.effect is Effect.once:  # raised by the preflight: no effect has begun
-                unmade = failed(failure.kind, f"{failure.message}; the call was not made", retryable=True)
-                return await self._finish(unmade, call, workspace)
+                unmade = error_outcome(failure.kind, f"{failure.message}; the call was not made", retryable=True)
+                return await self._finish_outcome(unmade, call, workspace)
             requested, attempt = failure.retry_after, activity.info().attempt
             if attempt <= len(RETRY_DELAYS):
                 delay = RETRY_DELAYS[attempt - 1] if requested is None else requested
-                _retried(call, workspace, attempt + 1, failure.message, delay)
+                _report_retry(call, workspace, attempt + 1, failure.message, delay)
             raise ApplicationError(
                 cut_error(failure.message),
                 type=failure.kind,
                 next_retry_delay=None if requested is None else timedelta(seconds=requested),
             ) from None
 
-    async def _guarded(
-        self, guard: Guarded, call: ToolCall, store: Store, timeout: timedelta
+    async def _run_preflight(
+        self, guard: PreflightTool, call: ToolCall, store: Store, timeout: timedelta
     ) -> tuple[ToolOutcome | None, timedelta]:
         """Return the reason not to make the call, if any, and the remaining time.
 
         A `once` call that the ledger has claimed needs no preflight: it is looked up, however its tool is defined now.
-        Raises TransientFailure, and ApplicationError of type Stop.not_begun.
+        Raises TransientToolError, and ApplicationError of type Stop.not_begun.
         """
         started = monotonic()
         if call.effect is Effect.once:
-            entry = self._page(call, await self._arguments_of_once(call, store))
+            entry = self._ledger_entry(call, await self._load_arguments_of_once(call, store))
             try:
                 if await asyncio.to_thread(entry.is_claimed):
                     return None, timeout
-            except LedgerUnavailable as unavailable:
-                raise _not_begun(str(unavailable)) from None
-        rejection = await guard.refusal(call.effect, call.accepts, timeout * GUARD)
+            except LedgerUnavailableError as unavailable:
+                raise _not_begun_error(str(unavailable)) from None
+        rejection = await guard.check_preflight(call.effect, call.accepts, timeout * PREFLIGHT_SHARE)
         return rejection, timeout - timedelta(seconds=monotonic() - started)
 
-    async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
-        """Call the tool, or return an error outcome if it cannot be called. Raises TransientFailure."""
+    async def _make_call(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
+        """Call the tool, or return an error outcome if it cannot be called. Raises TransientToolError."""
         if call.approval not in (None, call_digest(call.tool, arguments)):
-            return failed(ToolFault.denied, "not made: a person approved this tool with other arguments")
+            return error_outcome(ToolFault.denied, "not made: a person approved this tool with other arguments")
         tool = self._project.tools.get(call.tool)
         if tool is None:
-            return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
+            return error_outcome(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
         try:
-            error = self._validators[call.tool].fault(arguments)
-        except NotApplicable as reason:
-            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {reason}")
+            error = self._validators[call.tool].find_error(arguments)
+        except SchemaNotApplicableError as reason:
+            return error_outcome(
+                ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {reason}"
+            )
         if error is not None:
-            return failed(ToolFault.invalid_arguments, error)
-        return await tool.run(arguments, _context(call, workspace))
+            return error_outcome(ToolFault.invalid_arguments, error)
+        return await tool.run(arguments, _call_context(call, workspace))
 
-    async def _arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
+    async def _load_arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
         try:
-            return await self._arguments(call, store)
-        except (RPCError, OSError, TranscriptMismatch) as error:
-            raise _not_begun(f"the arguments cannot be had: {error}") from None
+            return await self._load_arguments(call, store)
+        except (RPCError, OSError, TranscriptMismatchError) as error:
+            raise _not_begun_error(f"the arguments cannot be had: {error}") from None
 
-    async def _once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
+    async def _run_once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
         """Make a `once` call, or return the recorded outcome of a call that was claimed before."""
-        arguments = await self._arguments_of_once(call, store)
-        entry = self._page(call, arguments)
+        arguments = await self._load_arguments_of_once(call, store)
+        entry = self._ledger_entry(call, arguments)
         try:
             if entry.generation > 1:
                 # A person chose "run again", but the earlier call may still be running.
-                before = replace(entry, generation=entry.generation - 1, key=_key(call, call.attempt - 1))
+                before = replace(entry, generation=entry.generation - 1, key=_idempotency_key(call, call.attempt - 1))
                 await self._effects.must_be_over(before)
-            outcome = await self._effects.once(
+            outcome = await self._effects.run_once(
                 entry,
                 call.tool,
                 timeout,
-                lambda: self._made(call, arguments, workspace),
-                lambda outcome: self._finish(outcome, call, workspace),
+                lambda: self._make_call(call, arguments, workspace),
+                lambda outcome: self._finish_outcome(outcome, call, workspace),
             )
-        except LedgerUnavailable as unavailable:
-            raise _not_begun(str(unavailable)) from None
-        if isinstance(outcome, Doubtful):
+        except LedgerUnavailableError as unavailable:
+            raise _not_begun_error(str(unavailable)) from None
+        if isinstance(outcome, InDoubt):
             raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
         return outcome
 
-    def _page(self, call: ToolCall, arguments: dict[str, Any]) -> Entry:
-        return Entry(
+    def _ledger_entry(self, call: ToolCall, arguments: dict[str, Any]) -> LedgerEntry:
+        return LedgerEntry(
             store=self._project.stores.of(call.owner or _run_id()),
-            key=_key(call),
+            key=_idempotency_key(call),
             step=call.step,
             generation=call.attempt,
             execution=call.execution or "",
@@ -191,72 +193,74 @@ class ToolCalls:
     async def _finish_within(
         self, timeout: timedelta, calling: Coroutine[Any, Any, ToolOutcome], call: ToolCall, workspace: Workspace
     ) -> ToolOutcome:
-        return await self._finish(await within(timeout, calling), call, workspace)
+        return await self._finish_outcome(await with_timeout(timeout, calling), call, workspace)
 
-    async def _finish(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+    async def _finish_outcome(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
         """Return the outcome as it is recorded and shown. Large outcomes are processed in a thread, a few at a time."""
         if is_small(outcome.result, IN_LOOP_BYTES) and (outcome.error is None or is_small(outcome.error.message)):
-            return self._prepare(outcome, call, workspace)
+            return self._prepare_outcome(outcome, call, workspace)
         if not is_small(outcome.result):
             with suppress(TimeoutError):  # waiting longer would only lose the result
                 async with asyncio.timeout(MAX_SHARE_WAIT):
                     await take_share()
-        return await asyncio.to_thread(self._prepare, outcome, call, workspace)
+        return await asyncio.to_thread(self._prepare_outcome, outcome, call, workspace)
 
-    def _prepare(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+    def _prepare_outcome(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
         """Bound the outcome, make sure that the run can read it back, redact it, and store a large result."""
         bounded = bound_result(outcome)
-        clean = redacted(sound(bounded), self._project.secrets)
+        clean = redact_model(reject_unreadable(bounded), self._project.secrets)
         if bounded is not outcome and clean.error is None:
-            return fitted(drop_cut_end(clean), call, workspace, is_cut=True)
-        return fitted(clean, call, workspace) if is_large(clean) else clean
+            return fit_result(drop_cut_end(clean), call, workspace, is_cut=True)
+        return fit_result(clean, call, workspace) if is_large(clean) else clean
 
-    async def _arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
+    async def _load_arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
         """Return the arguments. Large ones are read from the conversation, as the model wrote them."""
         if call.arguments is not None:
             return call.arguments
         try:
-            conversation = await self._transcripts.at(Wanted.here(call.length, call.head, store))
+            conversation = await self._transcripts.read_conversation(
+                TranscriptCursor.current(call.length, call.head, store)
+            )
         except StoredFileChangedError as error:
-            raise _not_begun(str(error)) from None
+            raise _not_begun_error(str(error)) from None
         blocks = (block for part in reversed(conversation.transcript.parts) for block in part.content)
         arguments: dict[str, Any] = next(block["input"] for block in blocks if block.get("id") == call.tool_use_id)
         return arguments
 
-    def _remember(self, call: ToolCall, outcome: ToolOutcome, workspace: Workspace) -> None:
+    def _record_outcome(self, call: ToolCall, outcome: ToolOutcome, workspace: Workspace) -> None:
         tool = self._project.tools.get(call.tool)
         if tool is None or tool.route.kind is not ToolKind.signal:
             part = result_part(call.tool_use_id, call.tool, call.step, outcome)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
         own = call.key_id if call.owner is None and call.key_id else _run_id()
         key = result_key(own, call.step, call.attempt)
-        record(workspace, call_trace(key, call.step, call.tool, call.arguments or {}, outcome))
+        write_trace(workspace, call_trace(key, call.step, call.tool, call.arguments or {}, outcome))
 
 
-def _not_begun(reason: str) -> ApplicationError:
+def _not_begun_error(reason: str) -> ApplicationError:
     return ApplicationError(cut_error(reason), type=Stop.not_begun, non_retryable=True)
 
 
 def _run_id() -> str:
-    return run_id_of(activity.info().workflow_id or "")
+    return run_id_of_workflow(activity.info().workflow_id or "")
 
 
-def _key(call: ToolCall, generation: int | None = None) -> str:
+def _idempotency_key(call: ToolCall, generation: int | None = None) -> str:
     """Return the idempotency key: the same on every attempt, and in a run that resumes the one that made the call."""
     return request_key(call.key_id or call.owner or _run_id(), call.step, generation or call.attempt)
 
 
-def _timeout() -> timedelta:
+def _tool_timeout() -> timedelta:
     """Return the tool's timeout when the run began, which is the activity's without its margin."""
     limit = activity.info().start_to_close_timeout or timedelta()
     return limit - CALL_MARGIN if limit > CALL_MARGIN else limit  # Temporal shortens it near the end of the run's time
 
 
-def _context(call: ToolCall, workspace: Workspace) -> CallContext:
+def _call_context(call: ToolCall, workspace: Workspace) -> CallContext:
     return CallContext(
         run_id=_run_id(),
         step=call.step,
-        idempotency_key=_key(call),
+        idempotency_key=_idempotency_key(call),
         requested_at=activity.info().scheduled_time,
         workspace=workspace,
         accepts=call.accepts,
@@ -264,20 +268,22 @@ def _context(call: ToolCall, workspace: Workspace) -> CallContext:
     )
 
 
-def _retried(call: ToolCall, workspace: Workspace, attempt: int, reason: str, delay: float | None) -> None:
+def _report_retry(call: ToolCall, workspace: Workspace, attempt: int, reason: str, delay: float | None) -> None:
     """Write the retry event (B1), with the delay in seconds before the retry."""
     fields = {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id, "attempt": attempt}
     key = f"retry:{call.tool_use_id}:{attempt}"
-    event(workspace, "agent.tool.retry", key, run_id=_run_id(), **fields, delay_seconds=delay, why=reason[:500])
+    report_event(workspace, "agent.tool.retry", key, run_id=_run_id(), **fields, delay_seconds=delay, why=reason[:500])
 
 
-def sound(outcome: ToolOutcome) -> ToolOutcome:
+def reject_unreadable(outcome: ToolOutcome) -> ToolOutcome:
     """Return the outcome, or an error if the run could not read it back (lone surrogates, very deep nesting)."""
     try:
-        from_json(b"%b%b%b" % (b"[" * AROUND, to_json(outcome), b"]" * AROUND))
+        from_json(b"%b%b%b" % (b"[" * NESTING_MARGIN, to_json(outcome), b"]" * NESTING_MARGIN))
     except ValueError as error:
-        reason = flaw_in({"result": outcome.result}) or str(error)
-        return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
+        reason = find_flaw({"result": outcome.result}) or str(error)
+        return error_outcome(
+            ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}"
+        )
     return outcome
 
 
@@ -299,20 +305,20 @@ def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
 
 
 def cut_error(text: str) -> str:
-    """Return at most MOST_ERROR characters, with a note of how many are missing."""
-    if len(text) <= MOST_ERROR:
+    """Return at most MAX_ERROR characters, with a note of how many are missing."""
+    if len(text) <= MAX_ERROR:
         return text
-    shown = MOST_ERROR - 60  # the mark is shorter
+    shown = MAX_ERROR - 60  # the mark is shorter
     return f"{text[:shown]}\n… (cut: {len(text) - shown:,} more characters)"
 
 
 def is_large(outcome: ToolOutcome) -> bool:
     return len(to_json(outcome.result)) > INLINE_BYTES or (
-        outcome.error is not None and len(outcome.error.message) > MOST_ERROR
+        outcome.error is not None and len(outcome.error.message) > MAX_ERROR
     )
 
 
-def fitted(
+def fit_result(
     outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace, *, is_cut: bool = False
 ) -> ToolOutcome:
     """Store a large result as an artifact and keep an excerpt of it; cut a large error (A9).
@@ -334,7 +340,7 @@ def fitted(
     if is_cut:
         result["lost"] = f"a result may have {MAX_RESULT_BYTES:,} bytes: only its first part is left"
     try:
-        result["artifact_path"] = workspace.keep(f"{call.tool}-{call.step:02}", content_type, data)
-    except (OSError, OutsideWorkspace) as error:
+        result["artifact_path"] = workspace.write_artifact(f"{call.tool}-{call.step:02}", content_type, data)
+    except (OSError, OutsideWorkspaceError) as error:
         result["lost"] = f"only the excerpt is left, the disk refused the rest: {error}"
     return outcome.model_copy(update={"result": result})

@@ -5,14 +5,14 @@ from datetime import timedelta
 from io import TextIOWrapper
 from typing import Any
 
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace
-from activities.tools.interface import CallContext, TransientFailure
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
+from activities.tools.interface import CallContext, TransientToolError
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 
-MOST_CHARACTERS = 16_000  # of one read: even at four bytes each, below the size of an artifact
-MOST_FILES = 1000  # in one listing
+MAX_READ_CHARACTERS = 16_000  # of one read: even at four bytes each, below the size of an artifact
+MAX_LISTED_FILES = 1000  # in one listing
 
 _TIMEOUT = timedelta(seconds=30)
 _PATH = {"type": "string", "minLength": 1, "description": "Relative to the workspace, such as artifacts/report.md"}
@@ -25,7 +25,7 @@ class ReadFile:
     schema = ToolSchema(
         name="read_file",
         description=(
-            f"Read a text file of this run's workspace. At most {MOST_CHARACTERS:,} characters come back at once; "
+            f"Read a text file of this run's workspace. At most {MAX_READ_CHARACTERS:,} characters come back at once; "
             "a note at the end says where to read on."
         ),
         input_schema={
@@ -43,11 +43,11 @@ class ReadFile:
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         path = arguments["path"]
         offset = int(arguments.get("offset", 0))
-        limit = min(int(arguments.get("limit", MOST_CHARACTERS)), MOST_CHARACTERS)
+        limit = min(int(arguments.get("limit", MAX_READ_CHARACTERS)), MAX_READ_CHARACTERS)
         try:
-            return await asyncio.to_thread(_read, context.workspace, path, offset, limit)
-        except (OutsideWorkspace, OSError) as error:
-            return _judged(path, error)
+            return await asyncio.to_thread(_read_text, context.workspace, path, offset, limit)
+        except (OutsideWorkspaceError, OSError) as error:
+            return _to_failure(path, error)
 
 
 class WriteFile:
@@ -74,9 +74,9 @@ class WriteFile:
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         path, data = arguments["path"], arguments["content"].encode(errors="replace")
         try:
-            written = await asyncio.to_thread(_write, context.workspace, path, data)
-        except (OutsideWorkspace, OSError) as error:
-            return _judged(path, error)
+            written = await asyncio.to_thread(_write_file, context.workspace, path, data)
+        except (OutsideWorkspaceError, OSError) as error:
+            return _to_failure(path, error)
         artifacts = (written,) if written.startswith(f"{ARTIFACTS}/") else ()
         return ToolOutcome(result=f"wrote {written} ({len(data):,} bytes)", artifacts=artifacts)
 
@@ -93,33 +93,33 @@ class ListFiles:
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - takes none
         try:
-            files = await asyncio.to_thread(context.workspace.listing, MOST_FILES + 1)
+            files = await asyncio.to_thread(context.workspace.list_files, MAX_LISTED_FILES + 1)
         except OSError as error:
-            return _judged("the workspace", error)
-        lines = [f"{size:>9} {path}" for path, size in files[:MOST_FILES]]
-        if len(files) > MOST_FILES:
-            lines.append(f"[there are more; only the first {MOST_FILES:,} are listed]")
+            return _to_failure("the workspace", error)
+        lines = [f"{size:>9} {path}" for path, size in files[:MAX_LISTED_FILES]]
+        if len(files) > MAX_LISTED_FILES:
+            lines.append(f"[there are more; only the first {MAX_LISTED_FILES:,} are listed]")
         return ToolOutcome(result="\n".join(lines) or "[the workspace has no files yet]")
 
 
-def _read(workspace: Workspace, path: str, offset: int, limit: int) -> ToolOutcome:
+def _read_text(workspace: Workspace, path: str, offset: int, limit: int) -> ToolOutcome:
     with TextIOWrapper(workspace.open(path), encoding="utf-8", errors="replace", newline="") as file:
-        skipped = _skip(file, offset)
+        skipped = _skip_characters(file, offset)
         if skipped < offset:
-            return failed(
+            return error_outcome(
                 ToolFault.invalid_arguments,
                 f"offset {offset:,} is beyond the end: {path} has {skipped:,} characters",
             )
         text = file.read(limit + 1)
     if "\0" in text:
-        return failed(ToolFault.invalid_arguments, f"{path} is not a text file")
+        return error_outcome(ToolFault.invalid_arguments, f"{path} is not a text file")
     if len(text) > limit:
         end = offset + limit
         text = f"{text[:limit]}\n[cut: characters {offset} to {end}; read on with offset {end}]"
     return ToolOutcome(result=text or "[nothing here: the file ends at this offset]")
 
 
-def _skip(file: TextIOWrapper, characters: int) -> int:
+def _skip_characters(file: TextIOWrapper, characters: int) -> int:
     """Skip up to `characters` in bounded pieces, and return how many were skipped."""
     skipped = 0
     while skipped < characters and (piece := file.read(min(characters - skipped, 1 << 20))):
@@ -127,23 +127,23 @@ def _skip(file: TextIOWrapper, characters: int) -> int:
     return skipped
 
 
-def _write(workspace: Workspace, path: str, data: bytes) -> str:
+def _write_file(workspace: Workspace, path: str, data: bytes) -> str:
     normal = workspace.resolve(path, writing=True).relative_to(workspace.root).as_posix()
     workspace.write(path, data)
     return normal
 
 
-def _judged(path: str, error: OutsideWorkspace | OSError) -> ToolOutcome:
-    """Return an error that the model can act on. Raises TransientFailure for an error of the disk."""
+def _to_failure(path: str, error: OutsideWorkspaceError | OSError) -> ToolOutcome:
+    """Return an error that the model can act on. Raises TransientToolError for an error of the disk."""
     match error:
-        case OutsideWorkspace():
-            return failed(ToolFault.blocked, str(error))
+        case OutsideWorkspaceError():
+            return error_outcome(ToolFault.blocked, str(error))
         case FileNotFoundError():
-            return failed(ToolFault.not_found, f"there is no file {path}; list_files shows what there is")
+            return error_outcome(ToolFault.not_found, f"there is no file {path}; list_files shows what there is")
         case IsADirectoryError():
-            return failed(ToolFault.invalid_arguments, f"{path} is a folder, not a file")
+            return error_outcome(ToolFault.invalid_arguments, f"{path} is a folder, not a file")
         case NotADirectoryError():
-            return failed(ToolFault.invalid_arguments, f"a folder on the way to {path} is a file")
+            return error_outcome(ToolFault.invalid_arguments, f"a folder on the way to {path} is a file")
         case _:
             # Only the reason: the message of an OSError also contains the absolute path.
-            raise TransientFailure(ToolFault.tool_error, f"{path}: {error.strerror or 'the disk failed'}")
+            raise TransientToolError(ToolFault.tool_error, f"{path}: {error.strerror or 'the disk failed'}")

@@ -12,21 +12,21 @@ import httpx
 
 from activities.http.body import IDENTITY, BodyEncodingError, decode_pieces
 from activities.http.retry_after import retry_after
-from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.result_budget import SMALL_BYTES, take_share
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.models import replace_lone_escapes
 from contracts.run.events import ToolRequestEvent, ToolRequestPayload
-from contracts.strict_json import read_json
-from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
+from contracts.strict_json import parse_strict_json
+from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outcome
 from decisions.tool_requests import request_event
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-PASSING = frozenset({408, 425, 429})  # and all of 5xx
+TRANSIENT_STATUSES = frozenset({408, 425, 429})  # and all of 5xx
 
 
-def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
+def to_request_event(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
     """Return the request event of a call."""
     payload = ToolRequestPayload(
         run_id=context.run_id,
@@ -52,9 +52,9 @@ class HttpTool:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
-        event = asked(self.route.name, arguments, context)
-        answer = await post(self.client, self.url, event, self.route.timeout.total_seconds(), self.headers)
-        if refusal := answer.refusal(self.route.name):
+        event = to_request_event(self.route.name, arguments, context)
+        answer = await post_event(self.client, self.url, event, self.route.timeout.total_seconds(), self.headers)
+        if refusal := answer.to_failure(self.route.name):
             return refusal
         if len(answer.body) <= SMALL_BYTES:
             return answer.to_outcome()
@@ -70,34 +70,34 @@ class HttpAnswer:
     body: bytes
     unreadable: str = ""
 
-    def refusal(self, tool: str) -> ToolOutcome | None:
+    def to_failure(self, tool: str) -> ToolOutcome | None:
         """Return the error outcome of an unsuccessful or unreadable response."""
         if not 200 <= self.status < 300:
-            return failed(ToolFault.http_error, f"{self.status} from {tool}: {self.excerpt()}")
+            return error_outcome(ToolFault.http_error, f"{self.status} from {tool}: {self.excerpt()}")
         if self.unreadable:
             message = f"the call was made, but the answer of {tool} cannot be read: {self.unreadable}"
-            return failed(ToolFault.http_error, message)
+            return error_outcome(ToolFault.http_error, message)
         return None
 
     def to_outcome(self) -> ToolOutcome:
         if "json" in self.content_type and len(self.body) <= MAX_RESULT_BYTES:
             with suppress(ValueError):
-                return ToolOutcome(result=read_json(replace_lone_escapes(self.body.decode())))
+                return ToolOutcome(result=parse_strict_json(replace_lone_escapes(self.body.decode())))
         return ToolOutcome(result=self.body.decode(errors="replace"))
 
     def excerpt(self) -> str:
         return self.unreadable or self.body[:2000].decode(errors="replace")
 
 
-async def post(
+async def post_event(
     client: httpx.AsyncClient,
     url: str,
     event: ToolRequestEvent,
     timeout: float,
     headers: Mapping[str, str],
 ) -> HttpAnswer:
-    """POST the event to `url`, without following redirects. Raises TransientFailure if the call may be retried."""
-    own = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}
+    """POST the event to `url`, without following redirects. Raises TransientToolError if the call may be retried."""
+    own = {"idempotency-key": to_header_value(event.dedupe_key), "content-type": "application/json", **IDENTITY}
     tool = event.payload.tool
     try:
         async with (
@@ -111,18 +111,18 @@ async def post(
                 follow_redirects=False,  # the headers are for this host only
             ) as response,
         ):
-            answer = await _read(response)
+            answer = await _read_answer(response)
     except (TimeoutError, httpx.TimeoutException) as error:
-        raise TransientFailure(ToolFault.timeout, f"{tool} did not answer within {timeout:g} s") from error
+        raise TransientToolError(ToolFault.timeout, f"{tool} did not answer within {timeout:g} s") from error
     except httpx.HTTPError as error:
-        raise TransientFailure(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
-    if answer.status in PASSING or answer.status >= 500:
+        raise TransientToolError(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
+    if answer.status in TRANSIENT_STATUSES or answer.status >= 500:
         message = f"{answer.status} from {tool}: {answer.excerpt()}"
-        raise TransientFailure(ToolFault.http_error, message, retry_after(response.headers))
+        raise TransientToolError(ToolFault.http_error, message, retry_after(response.headers))
     return answer
 
 
-async def _read(response: httpx.Response) -> HttpAnswer:
+async def _read_answer(response: httpx.Response) -> HttpAnswer:
     """Read the response. The part beyond `SMALL_BYTES` waits for a share of the worker's memory."""
     content_type = response.headers.get("content-type", "")
     body = bytearray()
@@ -138,6 +138,6 @@ async def _read(response: httpx.Response) -> HttpAnswer:
     return HttpAnswer(response.status_code, content_type, bytes(body[: MAX_RESULT_BYTES + 1]))
 
 
-def in_ascii(key: str) -> str:
+def to_header_value(key: str) -> str:
     """Return the key as a header value: percent-encoded if it is not ASCII."""
     return key if key.isascii() else quote(key, safe="", errors="surrogatepass")

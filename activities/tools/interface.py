@@ -27,7 +27,7 @@ class CallContext:
     nonce: str | None = None
 
 
-class TransientFailure(Exception):
+class TransientToolError(Exception):
     """A failure that may pass. `retry_after`: the delay that the other side asked for, in seconds, capped."""
 
     def __init__(self, kind: str, message: str, retry_after: float | None = None) -> None:
@@ -38,7 +38,7 @@ class TransientFailure(Exception):
 
 
 class Tool(Protocol):
-    """A tool. It returns permanent failures (`contracts.tool.failed`) and raises transient ones."""
+    """A tool. It returns permanent failures (`error_outcome`) and raises transient ones."""
 
     @property
     def route(self) -> ToolRoute: ...
@@ -49,17 +49,17 @@ class Tool(Protocol):
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome: ...
 
 
-class Guarded(ABC):
+class PreflightTool(ABC):
     """A tool with a check before its effect may begin.
 
     An abstract class, since each call checks for it and `isinstance` of a protocol is slow.
     """
 
     @abstractmethod
-    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         """Return an error outcome if the call must not be made now.
 
         `effect` is the tool's effect when the run began; `accepts` is as in `contracts.tool.ToolCall`.
 
-        Raises TransientFailure if the check fails, or does not end within `timeout`.
+        Raises TransientToolError if the check fails, or does not end within `timeout`.
         """

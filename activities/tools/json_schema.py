@@ -18,20 +18,20 @@ from jsonschema.validators import extend
 from pydantic_core import from_json
 from referencing.exceptions import Unresolvable
 
-from contracts.models import AROUND, MOST_DEPTH, depth, replace_lone_escapes, replace_surrogates
-from contracts.strict_json import read_json
+from contracts.models import MAX_NESTING, NESTING_MARGIN, nesting_depth, replace_lone_escapes, replace_surrogates
+from contracts.strict_json import parse_strict_json
 
-_KINDS = ("type", "anyOf", "oneOf")  # the keywords that restrict the type of a value
-WITHIN = 1.0  # seconds of CPU time for the arguments of a call; `regex` counts the time of the whole process
+_TYPE_KEYWORDS = ("type", "anyOf", "oneOf")  # the keywords that restrict the type of a value
+MAX_CPU_SECONDS = 1.0  # seconds of CPU time for the arguments of a call; `regex` counts the time of the whole process
 
 _until: ContextVar[float] = ContextVar("_until")
 
 
-class NotApplicable(Exception):
+class SchemaNotApplicableError(Exception):
     """The schema itself cannot be applied. The message is one line."""
 
 
-def schema_fault(schema: dict[str, Any]) -> str | None:
+def find_schema_error(schema: dict[str, Any]) -> str | None:
     """Return the reason why a schema is not a valid JSON Schema, if it is not."""
     try:
         Draft202012Validator.check_schema(schema)
@@ -56,22 +56,22 @@ def read_arguments(written: str) -> dict[str, Any]:
 
 def _read_bounded(written: str) -> Any:
     written = replace_lone_escapes(replace_surrogates(written))
-    from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
-    return read_json(written)
+    from_json(f"{'[' * NESTING_MARGIN}{written}{']' * NESTING_MARGIN}")
+    return parse_strict_json(written)
 
 
-class Arguments:
+class SchemaValidator:
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._validator = _Bounded(schema)
+        self._validator = _BoundedValidator(schema)
 
-    def fault(self, arguments: dict[str, Any]) -> str | None:
-        """Return the worst error, if any, as one line: `path: message`. Raises NotApplicable."""
-        _until.set(thread_time() + WITHIN)
+    def find_error(self, arguments: dict[str, Any]) -> str | None:
+        """Return the worst error, if any, as one line: `path: message`. Raises SchemaNotApplicableError."""
+        _until.set(thread_time() + MAX_CPU_SECONDS)
         try:
             wrong = best_match(self._validator.iter_errors(arguments))
         except (RecursionError, Unresolvable, regex.error, TimeoutError) as error:
             # A reference without end or target, an invalid pattern, or no time left.
-            raise NotApplicable(str(error).partition("\n")[0][:200] or type(error).__name__) from None
+            raise SchemaNotApplicableError(str(error).partition("\n")[0][:200] or type(error).__name__) from None
         if wrong is None:
             return None
         return f"{'/'.join(str(part) for part in wrong.absolute_path) or 'arguments'}: {wrong.message[:500]}"
@@ -83,23 +83,23 @@ class Arguments:
         """
         if not _holds_written_value(arguments):
             return arguments
-        _until.set(thread_time() + WITHIN)
+        _until.set(thread_time() + MAX_CPU_SECONDS)
         changed = copy.deepcopy(arguments)
         try:
             for wrong in self._validator.iter_errors(arguments):
-                value = self._read_wanted(wrong)
+                value = self._read_expected(wrong)
                 if value is not None:
-                    _put(changed, list(wrong.absolute_path), value)
+                    _set_at_path(changed, list(wrong.absolute_path), value)
         except (RecursionError, Unresolvable, regex.error, TimeoutError):
             return arguments  # `fault` reports it
-        return changed if depth(changed) <= MOST_DEPTH else arguments
+        return changed if nesting_depth(changed) <= MAX_NESTING else arguments
 
-    def _read_wanted(self, wrong: ValidationError) -> dict[str, Any] | list[Any] | None:
+    def _read_expected(self, wrong: ValidationError) -> dict[str, Any] | list[Any] | None:
         """Return the object or list that an invalid text holds, if the schema accepts it there."""
-        if wrong.validator not in _KINDS or not wrong.absolute_path or not isinstance(wrong.instance, str):
+        if wrong.validator not in _TYPE_KEYWORDS or not wrong.absolute_path or not isinstance(wrong.instance, str):
             return None
         try:
-            value = read_json(wrong.instance)
+            value = parse_strict_json(wrong.instance)
         except ValueError:
             return None
         expected = self._validator.evolve(schema={wrong.validator: wrong.validator_value})
@@ -117,19 +117,19 @@ def _holds_written_value(value: Any) -> bool:
             return False
 
 
-def _put(arguments: dict[str, Any], path: list[Any], value: Any) -> None:
+def _set_at_path(arguments: dict[str, Any], path: list[Any], value: Any) -> None:
     at: Any = arguments
     for name in path[:-1]:
         at = at[name]
     at[path[-1]] = value
 
 
-def _look_at_the_clock() -> None:
+def _check_clock() -> None:
     if thread_time() > _until.get():
         raise TimeoutError("it takes too long on what was given")
 
 
-def _has(pattern: str, text: str) -> bool:
+def _matches_pattern(pattern: str, text: str) -> bool:
     """Return True if the pattern matches in the text. Raises regex.error and TimeoutError."""
     remaining = max(_until.get() - thread_time(), 0.001)
     try:
@@ -138,25 +138,31 @@ def _has(pattern: str, text: str) -> bool:
         raise TimeoutError(f"the pattern {pattern[:80]!r} takes too long on what was given") from None
 
 
-def _pattern(validator: Any, pattern: str, given: Any, _: Any) -> Iterator[ValidationError]:
-    if validator.is_type(given, "string") and not _has(pattern, given):
+def _check_pattern(validator: Any, pattern: str, given: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(given, "string") and not _matches_pattern(pattern, given):
         yield ValidationError(f"{given[:200]!r} does not match {pattern!r}")
 
 
-def _named_alike(validator: Any, patterns: Mapping[str, Any], given: Any, _: Any) -> Iterator[ValidationError]:
+def _check_pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], given: Any, _: Any
+) -> Iterator[ValidationError]:
     if validator.is_type(given, "object"):
         for pattern, schema in patterns.items():
             for name, value in given.items():
-                if _has(pattern, name):
+                if _matches_pattern(pattern, name):
                     yield from validator.descend(value, schema, path=name, schema_path=pattern)
 
 
-def _others(validator: Any, others: Any, given: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+def _check_additional_properties(
+    validator: Any, others: Any, given: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
     if not validator.is_type(given, "object"):
         return
     patterns = schema.get("patternProperties", {})
     known = schema.get("properties", {})
-    extra = [name for name in given if name not in known and not any(_has(pattern, name) for pattern in patterns)]
+    extra = [
+        name for name in given if name not in known and not any(_matches_pattern(pattern, name) for pattern in patterns)
+    ]
     if validator.is_type(others, "object"):
         for name in extra:
             yield from validator.descend(given[name], others, path=name)
@@ -166,24 +172,24 @@ def _others(validator: Any, others: Any, given: Any, schema: Mapping[str, Any]) 
         yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
-def _unique(validator: Any, is_required: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+def _check_unique_items(validator: Any, is_required: Any, given: Any, _: Any) -> Iterator[ValidationError]:
     """Check uniqueness in one pass. The library compares all pairs if the items cannot be sorted."""
     if not is_required or not validator.is_type(given, "array"):
         return
     seen = set()
     for item in given:
-        _look_at_the_clock()
-        seen.add(_comparable(item))
+        _check_clock()
+        seen.add(_to_comparable(item))
     if len(seen) < len(given):
         yield ValidationError(f"{given!r} has non-unique elements")
 
 
-def _comparable(value: Any) -> Any:
+def _to_comparable(value: Any) -> Any:
     """Return a value that compares as JSON Schema requires: 1 equals 1.0, but not true."""
     if isinstance(value, dict):
-        return dict, frozenset((name, _comparable(inner)) for name, inner in value.items())
+        return dict, frozenset((name, _to_comparable(inner)) for name, inner in value.items())
     if isinstance(value, list):
-        return list, tuple(map(_comparable, value))
+        return list, tuple(map(_to_comparable, value))
     return (bool, value) if isinstance(value, bool) else value
 
 
@@ -193,19 +199,19 @@ def _no_unevaluated(kind: str, noun: str) -> Callable[[Any, Any, Any, Any], Iter
     def check(validator: Any, _allowed: Any, given: Any, _: Any) -> Iterator[ValidationError]:
         if not validator.is_type(given, kind):
             return
-        known = set(_evaluated(validator, given))
-        if extra := [key for key, _ in _entries(given) if key not in known]:
+        known = set(_evaluated_keys(validator, given))
+        if extra := [key for key, _ in _list_entries(given) if key not in known]:
             shown = extra if isinstance(given, dict) else [given[at] for at in extra]
             yield ValidationError(f"Unevaluated {noun} are not allowed ({', '.join(map(repr, shown))})")
 
     return check
 
 
-def _entries(given: Any) -> Iterable[tuple[Any, Any]]:
+def _list_entries(given: Any) -> Iterable[tuple[Any, Any]]:
     return given.items() if isinstance(given, dict) else enumerate(given)
 
 
-def _evaluated(validator: Any, given: Any) -> Iterator[Any]:
+def _evaluated_keys(validator: Any, given: Any) -> Iterator[Any]:
     """Yield the names of an object, or the indexes of a list, that some keyword of the schema applies to."""
     schema = validator.schema
     if not isinstance(schema, dict):
@@ -213,7 +219,7 @@ def _evaluated(validator: Any, given: Any) -> Iterator[Any]:
     if isinstance(given, dict):
         yield from schema.get("properties", {}).keys() & given.keys()
         for pattern in schema.get("patternProperties", {}):
-            yield from (name for name in given if _has(pattern, name))
+            yield from (name for name in given if _matches_pattern(pattern, name))
         keywords = ("additionalProperties", "unevaluatedProperties")
     else:
         yield from range(len(given) if "items" in schema else len(schema.get("prefixItems", ())))
@@ -221,12 +227,12 @@ def _evaluated(validator: Any, given: Any) -> Iterator[Any]:
     for keyword in keywords:
         if keyword in schema:
             inner = validator.evolve(schema=schema[keyword])
-            yield from (key for key, value in _entries(given) if inner.is_valid(value))
-    for part in _parts(validator, given):
-        yield from _evaluated(part, given)
+            yield from (key for key, value in _list_entries(given) if inner.is_valid(value))
+    for part in _matching_subschemas(validator, given):
+        yield from _evaluated_keys(part, given)
 
 
-def _parts(validator: Any, given: Any) -> Iterator[Any]:
+def _matching_subschemas(validator: Any, given: Any) -> Iterator[Any]:
     """Yield the validators of the subschemas that apply to the same value and accept it."""
     schema = validator.schema
     for keyword in ("$ref", "$dynamicRef"):
@@ -242,33 +248,33 @@ def _parts(validator: Any, given: Any) -> Iterator[Any]:
     yield from filter(lambda part: part.is_valid(given), (validator.evolve(schema=part) for part in parts))
 
 
-_Bounded: Any = extend(  # type: ignore[no-untyped-call]
+_BoundedValidator: Any = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
-        "pattern": _pattern,
-        "patternProperties": _named_alike,
-        "additionalProperties": _others,
-        "uniqueItems": _unique,
+        "pattern": _check_pattern,
+        "patternProperties": _check_pattern_properties,
+        "additionalProperties": _check_additional_properties,
+        "uniqueItems": _check_unique_items,
         "unevaluatedProperties": _no_unevaluated("object", "properties"),
         "unevaluatedItems": _no_unevaluated("array", "items"),
     },
 )
 
 
-def _evolved(validator: Any, *, schema: Any, _resolver: Any = None) -> Any:
+def _evolve_bounded(validator: Any, *, schema: Any, _resolver: Any = None) -> Any:
     """Return the validator of a subschema; the library calls this for each. It ignores the subschema's `$schema`."""
-    _look_at_the_clock()
-    return _Bounded(schema, _resolver=_resolver or validator._resolver)  # noqa: SLF001 - as the library's own does
+    _check_clock()
+    return _BoundedValidator(schema, _resolver=_resolver or validator._resolver)  # noqa: SLF001 - as the library's own does
 
 
-def _looking(errors_of: Callable[[Any, Any], Iterator[ValidationError]]) -> Callable[[Any, Any], Any]:
+def _with_clock(errors_of: Callable[[Any, Any], Iterator[ValidationError]]) -> Callable[[Any, Any], Any]:
     """Wrap `iter_errors` with a check of the clock: one validator may check each item of a long list."""
 
     def iter_errors(validator: Any, given: Any) -> Iterator[ValidationError]:
-        _look_at_the_clock()
+        _check_clock()
         return errors_of(validator, given)
 
     return iter_errors
 
 
-_Bounded.evolve, _Bounded.iter_errors = _evolved, _looking(_Bounded.iter_errors)
+_BoundedValidator.evolve, _BoundedValidator.iter_errors = _evolve_bounded, _with_clock(_BoundedValidator.iter_errors)

@@ -14,49 +14,49 @@ import httpx
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
-from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.printing import in_tool
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.models import replace_surrogates
-from contracts.strict_json import flaw_in
-from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
-from decisions.errors import fault_line
+from contracts.strict_json import find_flaw
+from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outcome
+from decisions.errors import format_validation_error
 
-MAY_PASS = (ConnectionError, TimeoutError, httpx.TransportError)
-NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # a retry would fail in the same way
-MOST_THREADS = 32  # concurrent calls of one plain function
+TRANSIENT_ERRORS = (ConnectionError, TimeoutError, httpx.TransportError)
+UNSENT_ERRORS = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # a retry would fail in the same way
+MAX_THREADS = 32  # concurrent calls of one plain function
 KEY_PARAMETER = "idempotency_key"  # a function that declares it gets the call's key
 
 
-class BadTarget(ValueError):
+class BadTargetError(ValueError):
     """`target` does not name a function that can be a tool. The message gives the reason."""
 
 
 class PythonTool:
     """Calls `target` ("package.module:function"): a plain function in a thread, a coroutine on the loop.
 
-    `MAY_PASS` exceptions are transient, except `NEVER_SENT`; the model sees every other exception.
+    `MAY_PASS` exceptions are transient, except `UNSENT_ERRORS`; the model sees every other exception.
     """
 
     def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
         self.route = route
-        self._function = load(target)
+        self._function = load_function(target)
         # A pool of its own: calls that hang must not take the threads in which the runtime writes its files.
-        self._threads = ThreadPoolExecutor(MOST_THREADS, f"tool-{route.name}")
-        parameters = _parameters(self._function, target)
+        self._threads = ThreadPoolExecutor(MAX_THREADS, f"tool-{route.name}")
+        parameters = _read_parameters(self._function, target)
         self._takes_key = KEY_PARAMETER in parameters
         fields: dict[str, Any] = {}
         for name, parameter in parameters.items():
             if name == KEY_PARAMETER:
                 continue
             if name.startswith("_") or parameter.annotation is parameter.empty or parameter.kind in _UNNAMED:
-                raise BadTarget(f"{target}: parameter {name!r} needs a type, and a name that a model can use")
+                raise BadTargetError(f"{target}: parameter {name!r} needs a type, and a name that a model can use")
             fields[name] = (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
-        self._arguments = _model(f"{route.name}_arguments", fields, target)
+        self._arguments = _build_model(f"{route.name}_arguments", fields, target)
         text = description or inspect.getdoc(self._function)
         if not text:
-            raise BadTarget(f"{target}: needs a docstring, or a `description` in perdure.toml")
+            raise BadTargetError(f"{target}: needs a docstring, or a `description` in perdure.toml")
         schema = self._arguments.model_json_schema()
         schema.pop("title", None)
         self.schema = ToolSchema(name=route.name, description=text, input_schema=schema)
@@ -65,25 +65,29 @@ class PythonTool:
         try:
             checked = self._arguments.model_validate(arguments)
         except ValidationError as error:
-            return failed(ToolFault.invalid_arguments, fault_line(error, "arguments"))
+            return error_outcome(ToolFault.invalid_arguments, format_validation_error(error, "arguments"))
         values = {name: getattr(checked, name) for name in type(checked).model_fields}
         if self._takes_key:
             values[KEY_PARAMETER] = context.idempotency_key
         with in_tool():
-            result = await self._result(values)
+            result = await self._call_function(values)
         if isinstance(result, _Raised):
-            return _judged(result.error)
+            return _to_failure(result.error)
         if inspect.isasyncgen(result):
-            return failed(ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs")
+            return error_outcome(
+                ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs"
+            )
         try:
             return await asyncio.to_thread(_to_outcome, result)
         except ValueError as error:
-            reason = flaw_in({"result": result}) or str(error)
-            return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
+            reason = find_flaw({"result": result}) or str(error)
+            return error_outcome(
+                ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}"
+            )
 
-    async def _result(self, values: dict[str, Any]) -> Any:
+    async def _call_function(self, values: dict[str, Any]) -> Any:
         """Call the function and await its result if needed. Return the result, or `_Raised`."""
-        call = partial(_caught, partial(self._function, **values))
+        call = partial(_call_safely, partial(self._function, **values))
         if inspect.iscoroutinefunction(self._function):
             result = call()
         else:
@@ -113,7 +117,7 @@ class _Raised:
     error: BaseException
 
 
-def _caught(call: Callable[[], Any]) -> Any:
+def _call_safely(call: Callable[[], Any]) -> Any:
     """Return the result, or `_Raised`: a future cannot hold StopIteration, and SystemExit must not end the worker."""
     try:
         return call()
@@ -121,19 +125,19 @@ def _caught(call: Callable[[], Any]) -> Any:
         return _Raised(error)
 
 
-def _judged(error: BaseException) -> ToolOutcome:
-    """Return the error for the model. Raises TransientFailure if it is transient."""
+def _to_failure(error: BaseException) -> ToolOutcome:
+    """Return the error for the model. Raises TransientToolError if it is transient."""
     message = f"{type(error).__name__}: {error}"
-    if _may_pass(error):
-        raise TransientFailure(ToolFault.unreachable, message) from error
-    return failed(ToolFault.tool_error, message)
+    if _is_transient(error):
+        raise TransientToolError(ToolFault.unreachable, message) from error
+    return error_outcome(ToolFault.tool_error, message)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Return True if the error is transient; for a group, if all its errors are."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_may_pass, error.exceptions))
-    return isinstance(error, MAY_PASS) and not isinstance(error, NEVER_SENT)
+        return all(map(_is_transient, error.exceptions))
+    return isinstance(error, TRANSIENT_ERRORS) and not isinstance(error, UNSENT_ERRORS)
 
 
 _UNNAMED = (
@@ -143,32 +147,32 @@ _UNNAMED = (
 )
 
 
-def load(target: str) -> Callable[..., Any]:
-    """Import the function that "package.module:function" names. Raises BadTarget."""
+def load_function(target: str) -> Callable[..., Any]:
+    """Import the function that "package.module:function" names. Raises BadTargetError."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise BadTarget(f'{target!r}: expected "package.module:function"')
+        raise BadTargetError(f'{target!r}: expected "package.module:function"')
     try:
         with in_tool():
             function = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        raise BadTarget(f"{target}: {type(error).__name__}: {error}") from error
+        raise BadTargetError(f"{target}: {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise BadTarget(f"{target} is not a function")
+        raise BadTargetError(f"{target} is not a function")
     if inspect.isasyncgenfunction(function):
-        raise BadTarget(f"{target} is an async generator, which no one runs: return a list instead")
+        raise BadTargetError(f"{target} is an async generator: return a list instead")
     return function  # type: ignore[no-any-return]  # narrowed by callable()
 
 
-def _parameters(function: Callable[..., Any], target: str) -> Mapping[str, inspect.Parameter]:
+def _read_parameters(function: Callable[..., Any], target: str) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function, eval_str=True).parameters
     except (NameError, TypeError, ValueError, SyntaxError) as error:
-        raise BadTarget(f"{target}: its signature cannot be read: {error}") from error
+        raise BadTargetError(f"{target}: its signature cannot be read: {error}") from error
 
 
-def _model(name: str, fields: dict[str, Any], target: str) -> type[BaseModel]:
+def _build_model(name: str, fields: dict[str, Any], target: str) -> type[BaseModel]:
     try:
         return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, NameError) as error:
-        raise BadTarget(f"{target}: a parameter cannot be described to a model: {error}") from error
+        raise BadTargetError(f"{target}: a parameter cannot be described to a model: {error}") from error

@@ -7,14 +7,14 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.effects.heartbeat import beating
+from activities.effects.heartbeat import heartbeating
 from activities.project import Project
-from activities.security.redaction import redacted
-from activities.tools.call import fitted
+from activities.security.redaction import redact_model
+from activities.tools.call import fit_result
 from activities.tools.interface import CallContext
 from contracts.agent import ToolSchema
 from contracts.tool import LargeResult, ToolOutcome, ToolRoute
-from decisions.ids import run_id_of
+from decisions.ids import run_id_of_workflow
 
 
 @dataclass(eq=False, repr=False)
@@ -37,9 +37,9 @@ class QueueResults:
     async def keep_result(self, large: LargeResult) -> ToolOutcome:
         """Store the result that the run holds as an artifact, and return an excerpt."""
         info = activity.info()
-        async with beating(lambda: {"step": large.step, "tool": large.tool}):
+        async with heartbeating(lambda: {"step": large.step, "tool": large.tool}):
             run = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
             result = await run.query("result", large)
-            outcome = redacted(ToolOutcome(result=result), self._project.secrets)
-            workspace = self._project.workspace(run_id_of(info.workflow_id or ""))
-            return await asyncio.to_thread(fitted, outcome, large, workspace)
+            outcome = redact_model(ToolOutcome(result=result), self._project.secrets)
+            workspace = self._project.workspace(run_id_of_workflow(info.workflow_id or ""))
+            return await asyncio.to_thread(fit_result, outcome, large, workspace)

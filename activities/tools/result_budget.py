@@ -67,11 +67,11 @@ def is_small(value: Any, limit: int = SMALL_BYTES) -> bool:
             case Mapping() | list() | tuple():
                 size += 8 * (1 + len(item))
                 if size <= limit:
-                    stack += _children(item)
+                    stack += _child_values(item)
             case _:
                 size += 8
     return size <= limit
 
 
-def _children(item: Mapping[Any, Any] | Collection[Any]) -> list[Any]:
+def _child_values(item: Mapping[Any, Any] | Collection[Any]) -> list[Any]:
     return [*item.keys(), *item.values()] if isinstance(item, Mapping) else list(item)

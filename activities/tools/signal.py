@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 
-from activities.tools.http import asked, post
+from activities.tools.http import post_event, to_request_event
 from activities.tools.interface import CallContext
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
-from contracts.tool import ToolOutcome, ToolRoute, failed
+from contracts.tool import ToolOutcome, ToolRoute, error_outcome
 
 HAND_OUT_TIMEOUT = 30.0  # seconds; the route's own timeout is how long the run waits for the result
 
@@ -29,8 +29,8 @@ class SignalTool:
         """Send the request. The outcome only reports whether that worked."""
         if self.url is None:
             return ToolOutcome(result="waiting for the result")
-        event = asked(self.route.name, arguments, context)
-        answer = await post(self.client, self.url, event, HAND_OUT_TIMEOUT, self.headers)
+        event = to_request_event(self.route.name, arguments, context)
+        answer = await post_event(self.client, self.url, event, HAND_OUT_TIMEOUT, self.headers)
         if not 200 <= answer.status < 300:
-            return failed(ToolFault.http_error, f"{answer.status} from {self.route.name}: {answer.excerpt()}")
+            return error_outcome(ToolFault.http_error, f"{answer.status} from {self.route.name}: {answer.excerpt()}")
         return ToolOutcome(result="handed out")

@@ -5,11 +5,11 @@ from enum import StrEnum
 
 from pydantic import AwareDatetime
 
-from contracts.mail.delivery import Letter, LetterEnding
-from contracts.models import Value, sparse
+from contracts.mail.delivery import InboxMessage, MessageResult
+from contracts.models import FrozenModel, omit_default
 
 
-class OrderKind(StrEnum):
+class BridgeTaskKind(StrEnum):
     """The kind of a bridge's task. All are idempotent."""
 
     take = "take"  # ack CONSUMED, then submit to its lane, or a reply to the delegation that waits for it
@@ -23,29 +23,29 @@ class OrderKind(StrEnum):
     withdraw = "withdraw"  # remove that file if it still exists
 
 
-class Order(Value):
+class BridgeTask(FrozenModel):
     """A task for a bridge. `why` is the reason of a `bury`, or the details of a `skip`; `run_id` is for `resend`.
 
     A `skip` without details writes no ack: its message has ended, and only the file remains.
     """
 
-    kind: OrderKind
-    letter: Letter
+    kind: BridgeTaskKind
+    letter: InboxMessage
     why: str = ""
     run_id: str | None = None
-    not_before: datetime | None = sparse(None)
-    tries: int = sparse(0)
+    not_before: datetime | None = omit_default(None)
+    tries: int = omit_default(0)
 
 
-class CarryRequest(Value):
+class BridgeBatch(FrozenModel):
     """The input of the activity `carry`, on the task queue of the folder (`decisions.ids.mail_queue`)."""
 
     agent: str
     folder: str
-    orders: tuple[Order, ...]
+    orders: tuple[BridgeTask, ...]
 
 
-class Done(Value):
+class BridgeResult(FrozenModel):
     """The result of a bridge's task.
 
     - `run_id`: for `take`, the run that the lane starts. `is_blocked`: that run first asks a person for an input.
@@ -58,13 +58,13 @@ class Done(Value):
 
     run_id: str | None = None
     is_blocked: bool = False
-    ending: LetterEnding | None = None
+    ending: MessageResult | None = None
     again: bool = False
     at: AwareDatetime | None = None
     later: bool = False
 
 
-class Carried(Value):
+class BridgeResults(FrozenModel):
     """The answer of `carry`: the results, in the order of the tasks."""
 
-    done: tuple[Done, ...]
+    done: tuple[BridgeResult, ...]

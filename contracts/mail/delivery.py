@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from contracts.models import Value, sparse
+from contracts.models import FrozenModel, omit_default
 
 
 class Ack(StrEnum):
@@ -21,7 +21,7 @@ class TaskState(StrEnum):
     failed = "FAILED"
 
 
-class Transition(Value):
+class Transition(FrozenModel):
     state: TaskState
     at: datetime
 
@@ -37,7 +37,7 @@ class Stage(StrEnum):
     sent = "sent"  # a dispatch that waits for its reply
 
 
-class LetterEnding(Value):
+class MessageResult(FrozenModel):
     """The end of a message. `fault` is the type of a failure; `details` are for the ack and for people."""
 
     ack: Literal[Ack.succeeded, Ack.failed]
@@ -45,7 +45,7 @@ class LetterEnding(Value):
     fault: str | None = None
 
 
-class Letter(Value):
+class InboxMessage(FrozenModel):
     """An admitted message. `key` is a digest of its id and hash, `task` of its plan, task and subtask.
 
     `attempt` counts its runs. A dispatch to a peer that lives outside has no file in `.pending/`; `delegation` is the
@@ -57,24 +57,24 @@ class Letter(Value):
     task: str
     folder: str
     plan: str
-    file: str = sparse("")
-    sha256: str = sparse("")
+    file: str = omit_default("")
+    sha256: str = omit_default("")
     message_id: str
     plan_id: str
     task_id: str
-    subtask_id: str | None = sparse(None)
+    subtask_id: str | None = omit_default(None)
     sender: str
-    is_reply: bool = sparse(False)
-    undecided: tuple[str, ...] = sparse(())
-    delegation: str | None = sparse(None)
+    is_reply: bool = omit_default(False)
+    undecided: tuple[str, ...] = omit_default(())
+    delegation: str | None = omit_default(None)
     stage: Stage
-    attempt: int = sparse(1)
-    run_id: str | None = sparse(None)
-    not_before: datetime | None = sparse(None)
+    attempt: int = omit_default(1)
+    run_id: str | None = omit_default(None)
+    not_before: datetime | None = omit_default(None)
     heard_at: datetime
-    transitions: tuple[Transition, ...] = sparse(())
-    ending: LetterEnding | None = sparse(None)
-    size: int = sparse(0)
-    untold: bool = sparse(False)
-    looks: int = sparse(0)
-    tries: int = sparse(0)
+    transitions: tuple[Transition, ...] = omit_default(())
+    ending: MessageResult | None = omit_default(None)
+    size: int = omit_default(0)
+    untold: bool = omit_default(False)
+    looks: int = omit_default(0)
+    tries: int = omit_default(0)

@@ -11,36 +11,36 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from contracts.conversation import TurnEnd
-from contracts.mail.commands import Order
-from contracts.mail.delivery import Ack, Letter, Stage, TaskState
-from contracts.mail.message import MOST_INPUTS, InputName, MessageHead, Name
-from contracts.models import Edge, Value, sparse
+from contracts.mail.commands import BridgeTask
+from contracts.mail.delivery import Ack, InboxMessage, Stage, TaskState
+from contracts.mail.message import MAX_INPUTS, InputName, MessageHead, Name
+from contracts.models import FrozenModel, StrictModel, omit_default
 
-MOST_DELIVERIES = 100  # of one `deliver`
-MOST_FILE_NAME = 255
+MAX_DELIVERIES = 100  # of one `deliver`
+MAX_FILE_NAME = 255
 
 
-class Delivery(Edge):
+class Delivery(StrictModel):
     """A file that a bridge has claimed: `file` in the `.pending/` of folder `plan`.
 
     `head` is None if it is not a message; `fault` is the reason. `missing` names the missing inputs, `undecided` the
     inputs that match several files, between which a person chooses.
     """
 
-    file: str = Field(min_length=1, max_length=MOST_FILE_NAME)
-    plan: str = Field(max_length=MOST_FILE_NAME)
+    file: str = Field(min_length=1, max_length=MAX_FILE_NAME)
+    plan: str = Field(max_length=MAX_FILE_NAME)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$|^$")
     head: MessageHead | None = None
     fault: str | None = Field(default=None, max_length=2000)
-    missing: tuple[InputName, ...] = Field(default=(), max_length=MOST_INPUTS)
-    undecided: tuple[InputName, ...] = Field(default=(), max_length=MOST_INPUTS)
+    missing: tuple[InputName, ...] = Field(default=(), max_length=MAX_INPUTS)
+    undecided: tuple[InputName, ...] = Field(default=(), max_length=MAX_INPUTS)
 
 
-class DeliverRequest(Edge):
+class DeliverRequest(StrictModel):
     """The body of the update `deliver`. `folder` is the id of the bridge's folder; no deliveries: attach only."""
 
     folder: Name
-    deliveries: tuple[Delivery, ...] = Field(default=(), max_length=MOST_DELIVERIES)
+    deliveries: tuple[Delivery, ...] = Field(default=(), max_length=MAX_DELIVERIES)
 
 
 class Verdict(StrEnum):
@@ -56,7 +56,7 @@ class Verdict(StrEnum):
     full = "full"  # not admitted; deliver it again later
 
 
-class Delivered(Value):
+class Delivered(FrozenModel):
     """The answer of `deliver`: a verdict for each delivery, in order. `open` counts the admitted messages.
 
     `mailbox` is the run id of the first execution; a mailbox with another one does not know earlier deliveries.
@@ -67,7 +67,7 @@ class Delivered(Value):
     mailbox: str = ""
 
 
-class TurnEnded(Edge):
+class TurnEnded(StrictModel):
     """The body of the signal `turn_ended`: a lane reports the end of the mailbox's request."""
 
     request_id: str = Field(max_length=1000)
@@ -75,28 +75,28 @@ class TurnEnded(Edge):
     end: TurnEnd
 
 
-class InputPicked(Edge):
+class InputPicked(StrictModel):
     """The body of the signal `input_picked`: a person has chosen the file, and the run continues."""
 
     key: str
 
 
-class GiveUp(Edge):
+class GiveUp(StrictModel):
     """The body of the signal `give_up`: stop waiting for this message, on a person's request."""
 
     message_id: Name
     by: str | None = Field(default=None, max_length=200)
 
 
-class Redeliver(Edge):
+class Redeliver(StrictModel):
     """The body of the signal `redeliver`: the dead letters of this message or file; with neither, all."""
 
     message_id: Name | None = None
-    file: str | None = Field(default=None, max_length=MOST_FILE_NAME)
+    file: str | None = Field(default=None, max_length=MAX_FILE_NAME)
     by: str | None = Field(default=None, max_length=200)
 
 
-class DeadLetter(Value):
+class DeadLetter(FrozenModel):
     """A dead letter. `message_id` and `key` are empty if it was not a message."""
 
     file: str
@@ -110,17 +110,17 @@ class DeadLetter(Value):
     at: datetime
 
 
-class _Memory(Value):
+class _Memory(FrozenModel):
     """The base class: written as its first field alone if the others have their defaults."""
 
     @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> Any:
+    def _serialize(self, write: SerializerFunctionWrapHandler) -> Any:
         fields = write(self)
         return fields if len(fields) > 1 else next(iter(fields.values()))
 
     @model_validator(mode="before")
     @classmethod
-    def _read(cls, written: Any) -> Any:
+    def _parse_short_form(cls, written: Any) -> Any:
         return {next(iter(cls.model_fields)): written} if isinstance(written, str) else written
 
 
@@ -131,19 +131,19 @@ class TaskMemory(_Memory):
     """
 
     key: str
-    attempt: int = sparse(1)
-    run_id: str | None = sparse(None)
+    attempt: int = omit_default(1)
+    run_id: str | None = omit_default(None)
 
 
-class Seen(_Memory):
+class SeenMessage(_Memory):
     """The record of a message: a short digest of its path, and its attempts. `again`: it may be delivered again."""
 
     file: str
-    attempt: int = sparse(1)
-    again: bool = sparse(False)
+    attempt: int = omit_default(1)
+    again: bool = omit_default(False)
 
 
-class MailboxState(Value):
+class MailboxState(FrozenModel):
     """The state of a mailbox, carried over continue-as-new.
 
     The keys of `seen` are prefixes of message keys, those of `tasks` prefixes of task digests, the oldest first.
@@ -154,10 +154,10 @@ class MailboxState(Value):
     type: Literal["mailbox.continue"] = "mailbox.continue"
     agent: str
     folder: str | None = None  # of the last bridge to attach
-    letters: tuple[Letter, ...] = ()
-    orders: tuple[Order, ...] = ()
+    letters: tuple[InboxMessage, ...] = ()
+    orders: tuple[BridgeTask, ...] = ()
     served: tuple[str, ...] = ()
-    seen: dict[str, Seen] = Field(default_factory=dict)
+    seen: dict[str, SeenMessage] = Field(default_factory=dict)
     tasks: dict[str, TaskMemory] = Field(default_factory=dict)
     dead: tuple[DeadLetter, ...] = ()
     recent: tuple["AckView", ...] = ()
@@ -167,13 +167,13 @@ class MailboxState(Value):
     notices: tuple[str, ...] = ()
 
 
-class MailboxStart(Edge):
+class MailboxStart(StrictModel):
     """The input of `Mailbox`. If set, the agent must match the workflow id."""
 
     agent: Name | None = None
 
 
-class AckView(Value):
+class AckView(FrozenModel):
     """A message in the answer of the query `acks`. `ack` is unset while it is blocked or waits to be consumed."""
 
     key: str
@@ -190,7 +190,7 @@ class AckView(Value):
     at: datetime
 
 
-class MailboxView(Value):
+class MailboxView(FrozenModel):
     """The answer of the query `acks`: the open messages, and the latest ended ones."""
 
     agent: str
@@ -203,14 +203,14 @@ class MailboxView(Value):
     notices: tuple[str, ...]
 
 
-class LookRequest(Value):
+class TurnLookupRequest(FrozenModel):
     """The input of the activity `look_at_turns`: which of these runs have ended. `lanes` are their conversations."""
 
     run_ids: tuple[str, ...]
     lanes: tuple[str, ...]
 
 
-class Looked(Value):
+class TurnLookup(FrozenModel):
     """The ends of the runs, unset for runs that are open or not started yet. `dropped`: neither run nor lane exists."""
 
     ends: tuple[TurnEnd | None, ...]

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from contracts.models import Edge
+from contracts.models import StrictModel
 
-MOST_MESSAGE = 256 * 1024  # bytes of a file; more belongs into an input
-MOST_NAME = 200  # characters of an id
-MOST_INPUTS = 20
+MAX_MESSAGE_BYTES = 256 * 1024  # bytes of a file; more belongs into an input
+MAX_MAIL_NAME = 200  # characters of an id
+MAX_INPUTS = 20
 
-Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_MAIL_NAME)]
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -26,7 +26,7 @@ class PickPolicy(StrEnum):
     unique = "unique"  # several matches are an error
 
 
-class InputWanted(Edge):
+class InputWanted(StrictModel):
     """An input of a task: a file below the folder's `inputs/`."""
 
     name: InputName
@@ -35,7 +35,7 @@ class InputWanted(Edge):
     """The pattern of a file below `inputs/`, such as `*.csv`."""
 
 
-class _Head(Edge):
+class _Head(StrictModel):
     """The fields of every message."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
@@ -60,7 +60,7 @@ class TaskHead(_Head):
     """A task, described in the body."""
 
     type: Literal["task"]
-    inputs: tuple[InputWanted, ...] = Field(default=(), max_length=MOST_INPUTS)
+    inputs: tuple[InputWanted, ...] = Field(default=(), max_length=MAX_INPUTS)
     """The files that the task needs."""
     wait_for_inputs: bool = True
     """`true`: wait for missing inputs. `false`: fail."""

@@ -3,10 +3,10 @@
 from enum import StrEnum
 
 from contracts.mail.message import ReplyStatus
-from contracts.models import Edge, Value
+from contracts.models import FrozenModel, StrictModel
 
 
-class Dispatch(Edge):
+class Dispatch(StrictModel):
     """The body of the signals `dispatch` and `withdraw`: a subtask for the mailbox's agent."""
 
     delegation: str
@@ -16,7 +16,7 @@ class Dispatch(Edge):
     sender: str
 
 
-class MailDispatch(Value):
+class MailDispatch(FrozenModel):
     """The input of the activity `dispatch_mail`: send to the mailbox of `agent`, or withdraw."""
 
     agent: str
@@ -24,7 +24,7 @@ class MailDispatch(Value):
     withdraw: bool = False
 
 
-class MailReply(Edge):
+class MailReply(StrictModel):
     """The body of the update `reply` of a `Delegation`. `mailbox` is the agent whose mailbox received the reply."""
 
     mailbox: str
@@ -35,7 +35,7 @@ class MailReply(Edge):
     artifacts: tuple[str, ...] = ()
 
 
-class MessageQuery(Edge):
+class MessageQuery(StrictModel):
     """The argument of the query `message` of a `Delegation`."""
 
     subtask_id: str

@@ -5,11 +5,11 @@ from enum import StrEnum
 from typing import Any
 
 from contracts.duration import Duration
-from contracts.models import Value, sparse
+from contracts.models import FrozenModel, omit_default
 from contracts.run.turn import Usage
 
 
-class ContextFull(Value):
+class ContextFull(FrozenModel):
     """A result of `plan` and `reflect` in place of a reply: the conversation must be shortened first.
 
     `tokens` is an estimate, `window` the model's limit. `was_refused`: the provider refused the request; if False, the
@@ -30,7 +30,7 @@ class Recovery(StrEnum):
     ask = "ask"
 
 
-class Recoveries(Value):
+class Recoveries(FrozenModel):
     """The recoveries so far, with the turns of the latest ones."""
 
     used: int = 0
@@ -38,7 +38,7 @@ class Recoveries(Value):
     pruned_at: int | None = None
 
 
-class SummaryRequest(Value):
+class SummaryRequest(FrozenModel):
     """The input of the activity `summarize`: a cursor, and the number of messages to keep.
 
     `window` is the model's, if the provider reported it. `timeout` bounds the silence of the summary model's server,
@@ -53,10 +53,10 @@ class SummaryRequest(Value):
     window: int | None = None
     timeout: Duration
     limit: Duration = timedelta(minutes=15)
-    told: tuple[dict[str, Any], ...] = sparse(())
+    told: tuple[dict[str, Any], ...] = omit_default(())
 
 
-class Summary(Value):
+class Summary(FrozenModel):
     """A summary of the parts before `tail`. The results of the parts `pins` are quoted after it, each truncated to
     `pin_bytes` bytes; results in the tail are truncated to `cut` bytes, if set.
 

@@ -7,13 +7,13 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment, Share
-from contracts.models import Edge, JsonResult, Value, sparse
+from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
 from contracts.run.limits import Context, LimitOverrides
 from contracts.sender import Sender
 from contracts.tool import ToolError
 
 
-class StartPayload(Edge):
+class StartPayload(StrictModel):
     """The payload of `agentic.start`."""
 
     goal: str = Field(min_length=1, max_length=200_000)
@@ -29,24 +29,24 @@ class StartPayload(Edge):
 
     @field_validator("goal")
     @classmethod
-    def _says_something(cls, goal: str) -> str:
+    def _check_goal(cls, goal: str) -> str:
         if not goal.strip():
             raise ValueError("the goal is empty")
         return goal
 
 
-class StartEvent(Edge):
+class StartEvent(StrictModel):
     """The input of `AgentRun`."""
 
     type: Literal["agentic.start"]
     payload: StartPayload
     dedupe_key: str | None = Field(default=None, min_length=1, max_length=1000)
     """Two starts with the same key are one run. Used only if the run has no id of its own."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
 
-class ResumePayload(Edge):
+class ResumePayload(StrictModel):
     """The payload of `agentic.resume`: resume a failed or timed-out run, or fork any run after `step`."""
 
     run_id: str = Field(min_length=1, max_length=1000)
@@ -58,22 +58,22 @@ class ResumePayload(Edge):
 
     @field_validator("say")
     @classmethod
-    def _is_said_to_a_fork(cls, say: str | None, info: ValidationInfo) -> str | None:
+    def _check_fork(cls, say: str | None, info: ValidationInfo) -> str | None:
         if say is not None and info.data.get("step") is None:
             raise ValueError("only a fork takes a message: give a step")
         return say
 
 
-class ResumeEvent(Edge):
+class ResumeEvent(StrictModel):
     """The input of an `AgentRun` that resumes or forks another run."""
 
     type: Literal["agentic.resume"]
     payload: ResumePayload
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
 
-class BeginEvent(Value):
+class BeginEvent(FrozenModel):
     """The input of an `AgentRun` that another workflow starts.
 
     A turn of a conversation has the request's `headers` and `raw`, a `brief` for the system prompt, in `after` the
@@ -88,14 +88,14 @@ class BeginEvent(Value):
     is_turn: bool = False
     after: tuple[str, ...] = ()
     raw: dict[str, Any] | None = None
-    assignment: Assignment | None = sparse(None)
-    share: Share | None = sparse(None)
-    choices: tuple[Choice, ...] = sparse(())
-    sender: Sender | None = sparse(None)
-    forget: tuple[str, ...] = sparse(())
+    assignment: Assignment | None = omit_default(None)
+    share: Share | None = omit_default(None)
+    choices: tuple[Choice, ...] = omit_default(())
+    sender: Sender | None = omit_default(None)
+    forget: tuple[str, ...] = omit_default(())
 
 
-class ToolRequestPayload(Value):
+class ToolRequestPayload(FrozenModel):
     run_id: str
     """The run that makes the call."""
     step: int
@@ -108,7 +108,7 @@ class ToolRequestPayload(Value):
     requested_at: datetime
 
 
-class ToolRequestEvent(Value):
+class ToolRequestEvent(FrozenModel):
     """The request to an external tool.
 
     The model's arguments stay inside `tool_payload`, so they cannot overwrite `run_id`, `step`, `tool` or
@@ -120,11 +120,11 @@ class ToolRequestEvent(Value):
     payload: ToolRequestPayload
     dedupe_key: str
     """Identifies the call: every attempt has the same key, so that a repeat can be ignored."""
-    nonce: str | None = sparse(None)
+    nonce: str | None = omit_default(None)
     """For kind `signal`: a secret that must come back with the result at the gateway."""
 
 
-class ToolResultPayload(Edge):
+class ToolResultPayload(StrictModel):
     run_id: str
     """As in the request."""
     step: int
@@ -140,7 +140,7 @@ class ToolResultPayload(Edge):
     """The end of the tool's work. It prevents a repeated result from counting for a later attempt."""
 
 
-class ToolResultEvent(Edge):
+class ToolResultEvent(StrictModel):
     """The body of the signal `tool_result`."""
 
     type: Literal["agentic.tool_result"] = "agentic.tool_result"
@@ -149,11 +149,11 @@ class ToolResultEvent(Edge):
     """Optional: a result counts once for its step."""
     nonce: str | None = Field(default=None, max_length=200)
     """As in the request. The gateway requires it; the signal ignores it."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
 
-class CompletedPayload(Value):
+class CompletedPayload(FrozenModel):
     run_id: str
     goal: str
     outcome: str
@@ -162,16 +162,16 @@ class CompletedPayload(Value):
     """Tool calls."""
     artifacts: tuple[str, ...]
     """Deliverables, relative to the workspace of the run."""
-    partial: bool = sparse(False)
+    partial: bool = omit_default(False)
     """`true` if delivered at the soft limit, else left out."""
 
 
-class CompletedEvent(Value):
+class CompletedEvent(FrozenModel):
     type: Literal["agent.completed"] = "agent.completed"
     payload: CompletedPayload
 
 
-class EscalatedPayload(Value):
+class EscalatedPayload(FrozenModel):
     run_id: str
     goal: str
     reason: str
@@ -186,6 +186,6 @@ class EscalatedPayload(Value):
     """The state of the work and the next steps, for the person who continues it."""
 
 
-class EscalatedEvent(Value):
+class EscalatedEvent(FrozenModel):
     type: Literal["agent.escalated"] = "agent.escalated"
     payload: EscalatedPayload

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from contracts.agent import Definition
-from contracts.models import Value
+from contracts.models import FrozenModel
 from contracts.run.state import RunView
 from contracts.run.transcript import Part
 from contracts.run.turn import Usage
@@ -13,7 +13,7 @@ from contracts.sender import Sender, SentBy
 VERSION = 1  # grows when a field is removed or changes its meaning, not when one is added
 
 
-class ExportedExecution(Value):
+class ExportedExecution(FrozenModel):
     """One Temporal execution of the run, which continues as new when its history is long.
 
     Each event is `{"id", "type", "at", "summary"?, …}`, with attributes named as in Temporal's API and payloads
@@ -24,7 +24,7 @@ class ExportedExecution(Value):
     events: list[dict[str, Any]]
 
 
-class ExportedTurn(Value):
+class ExportedTurn(FrozenModel):
     """One model call, or one summary. `failure` is the reason for a missing reply; `attempts` are the activity's."""
 
     activity: str  # plan, reflect or summarize
@@ -42,7 +42,7 @@ class ExportedTurn(Value):
     failure: str | None = None
 
 
-class ExportedAttempt(Value):
+class ExportedAttempt(FrozenModel):
     """One activity of a call, with its retries. A call has another one if a person decided to run it again."""
 
     generation: int
@@ -55,7 +55,7 @@ class ExportedAttempt(Value):
     failure: str | None = None
 
 
-class ExportedCall(Value):
+class ExportedCall(FrozenModel):
     """One tool use. `made` is empty for built-in tools, which need no activity, and for calls that were not made.
 
     An approval is bound to `digest`. `shown` is the result as the model saw it.
@@ -74,7 +74,7 @@ class ExportedCall(Value):
     is_error: bool | None = None
 
 
-class ExportedAnswer(Value):
+class ExportedAnswer(FrozenModel):
     """A person's answer to an open question. `by` and the client's `identity` are self-declared."""
 
     at: datetime
@@ -96,7 +96,7 @@ class ExportedArrival(SentBy):
     name: str = ""  # of the signal or update
 
 
-class ExportedQuestion(Value):
+class ExportedQuestion(FrozenModel):
     """A question to a person. It was answered by an accepted update or the first matching signal.
 
     `text` is the whole question if known, else the text of `WaitingFor`.
@@ -109,7 +109,7 @@ class ExportedQuestion(Value):
     answers: tuple[ExportedAnswer, ...] = ()
 
 
-class ExportedTranscript(Value):
+class ExportedTranscript(FrozenModel):
     """The transcript. `complete`: all parts are present, and their hash chain ends in `head`."""
 
     length: int
@@ -118,7 +118,7 @@ class ExportedTranscript(Value):
     parts: list[Part]
 
 
-class ExportedArtifact(Value):
+class ExportedArtifact(FrozenModel):
     """A file of the run. `content` is set for text up to 256 KiB."""
 
     path: str
@@ -127,7 +127,7 @@ class ExportedArtifact(Value):
     content: str | None = None
 
 
-class Export(Value):
+class Export(FrozenModel):
     """One run. `missing` lists what could not be read, with reasons; other empty fields were empty in the run."""
 
     format: Literal["perdure.run"] = "perdure.run"

@@ -1,9 +1,9 @@
 """The run journal: working memory that a person can read (B11)."""
 
-from contracts.models import Value
+from contracts.models import FrozenModel
 
 
-class Journal(Value):
+class Journal(FrozenModel):
     """The eight sections of the journal."""
 
     objective: str = ""

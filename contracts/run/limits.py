@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from contracts.duration import Duration
-from contracts.models import Edge, Value, sparse
+from contracts.models import FrozenModel, StrictModel, omit_default
 
 
-class LimitOverrides(Edge):
+class LimitOverrides(StrictModel):
     """Limits set by a caller, an agent definition or `perdure.toml`."""
 
     max_steps: int | None = Field(default=None, ge=1, le=100_000)
@@ -56,7 +56,7 @@ def _check_context(context: dict[str, Any]) -> dict[str, Any]:
 Context = Annotated[dict[str, Any], AfterValidator(_check_context)]
 
 
-class Limits(Value):
+class Limits(FrozenModel):
     """The limits in force for a run."""
 
     max_steps: int
@@ -66,8 +66,8 @@ class Limits(Value):
     turn_limit: Duration = timedelta(minutes=15)  # for the whole turn
     soft_limit: Duration = timedelta(minutes=15)  # of active time; then one last turn
     hard_limit: Duration = timedelta(minutes=20)
-    budget_tokens: int | None = sparse(None)  # sent and received; None: no limit
-    budget_usd: float | None = sparse(None)
+    budget_tokens: int | None = omit_default(None)  # sent and received; None: no limit
+    budget_usd: float | None = omit_default(None)
     directive_tool: str = "reframe"  # forced if a nudge did not end a loop
     max_depth: int = 3  # of delegations; the first run's setting applies to its whole tree
     max_fanout: int = 10  # subtasks of a delegation

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from contracts.models import Value
+from contracts.models import FrozenModel
 
 
 class Tier(StrEnum):
@@ -18,7 +18,7 @@ class Rung(StrEnum):
     ask = "ask"  # a person
 
 
-class Made(Value):
+class RecentCall(FrozenModel):
     """A call as the detector sees it: digests of its arguments and result.
 
     `result` is None if the call failed or returned nothing.
@@ -31,7 +31,7 @@ class Made(Value):
     pollable: bool = False
 
 
-class Thrash(Value):
+class Thrash(FrozenModel):
     """A detected loop: `count` of the last calls are alike. `is_barren`: they returned nothing new."""
 
     tier: Tier

@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from contracts.models import Value, sparse
+from contracts.models import FrozenModel, omit_default
 
 
 class QuestionKind(StrEnum):
@@ -16,7 +16,7 @@ class QuestionKind(StrEnum):
     recovery = "recovery"  # the context fills up faster than it can be cleared
 
 
-class Question(Value):
+class Question(FrozenModel):
     """A question. `options` are the decisions or suggested texts that answer it; if empty, any text does.
 
     `call` is the digest of the call to approve. The question closes unanswered at `expires_at`.
@@ -29,5 +29,5 @@ class Question(Value):
     step: int | None = None
     tool: str | None = None
     asked_at: datetime
-    call: str | None = sparse(None)
-    expires_at: datetime | None = sparse(None)
+    call: str | None = omit_default(None)
+    expires_at: datetime | None = omit_default(None)

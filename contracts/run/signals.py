@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from contracts.models import Edge, sparse
+from contracts.models import StrictModel, omit_default
 from contracts.sender import Sender
 
 
@@ -23,7 +23,7 @@ class Decision(StrEnum):
     stop = "stop"  # end the run
 
 
-class HumanInput(Edge):
+class HumanInput(StrictModel):
     """The body of the signal `human_input` and of the update `answer`.
 
     `question_id` and `call`, the digest of a call to approve, are optional: if given, they must match what is open. An
@@ -40,18 +40,18 @@ class HumanInput(Edge):
     """A decision that the [question](#decisions) accepts."""
     by: str | None = Field(default=None, max_length=200)
     """The person who answers, self-declared."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
     signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)
     """`KEY:BASE64`, over all fields, the run and its execution. Required if the run has `answer_keys`."""
 
 
-class CancelRequest(Edge):
+class CancelRequest(StrictModel):
     """The body of the signal `cancel`. The body and its fields are optional."""
 
     reason: str | None = Field(default=None, max_length=2000)
     """Shown with the run."""
     by: str | None = Field(default=None, max_length=200)
     """The person who cancels, self-declared."""
-    sender: Sender | None = sparse(None)
+    sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""

@@ -8,14 +8,14 @@ from pydantic import ConfigDict, Field
 
 from contracts.conversation import Choice, Headers, SteerRequest
 from contracts.delegation import Assignment, Share, Spent
-from contracts.models import Edge, Value, sparse
+from contracts.models import FrozenModel, StrictModel, omit_default
 from contracts.run.compaction import Recoveries
 from contracts.run.journal import Journal
 from contracts.run.limits import Limits
-from contracts.run.loop_detection import Made
+from contracts.run.loop_detection import RecentCall
 from contracts.run.question import Question, QuestionKind
 from contracts.run.transcript import Segment
-from contracts.run.turn import PassedOver, Usage
+from contracts.run.turn import SkippedModel, Usage
 from contracts.sender import Sender
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
 
@@ -32,7 +32,7 @@ class RunStatus(StrEnum):
     failed = "failed"  # ended by a failure; can be resumed
 
 
-class Pending(Value):
+class Pending(FrozenModel):
     """An issued call without a result (A3)."""
 
     step: int
@@ -40,10 +40,10 @@ class Pending(Value):
     since: datetime
     attempt: int = 1
     outside: bool = False  # executed outside; the run waits for the result
-    handed_out: datetime | None = sparse(None)  # when the request went to the tool that answers by signal
+    handed_out: datetime | None = omit_default(None)  # when the request went to the tool that answers by signal
 
 
-class Call(Value):
+class Call(FrozenModel):
     """One tool use of the current turn. `step` is unset for tools that take no step, `outcome` until it is settled."""
 
     tool_use_id: str
@@ -53,22 +53,22 @@ class Call(Value):
     step: int | None
     arguments: dict[str, Any]
     # The digest of the approved call: with other arguments the approval is void.
-    approval: str | None = sparse(None)
+    approval: str | None = omit_default(None)
     # The digest of the tool definition that a person accepted for this call.
-    accepts: str | None = sparse(None)
+    accepts: str | None = omit_default(None)
     generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
 
-class OutsideResult(Value):
+class OutsideResult(FrozenModel):
     """An accepted result from outside: the digest of its content, and the nonce of its request."""
 
     step: int
     digest: str
-    nonce: str = sparse("")
+    nonce: str = omit_default("")
 
 
-class Ending(Value):
+class Ending(FrozenModel):
     """The end of a run: the terminal status and its explanation."""
 
     status: Literal[RunStatus.completed, RunStatus.escalated, RunStatus.failed, RunStatus.timed_out]
@@ -77,7 +77,7 @@ class Ending(Value):
     is_partial: bool = False  # the outcome was delivered because time was used up
 
 
-class Forced(Value):
+class ForcedTool(FrozenModel):
     """A tool that the next reply must call. With `asks`, the runtime asks the person itself if the reply does not."""
 
     tool: str
@@ -85,45 +85,47 @@ class Forced(Value):
     text: str = ""  # the text of that question
 
 
-class Inheritance(Value):
+class Inheritance(FrozenModel):
     """Inherited steps: those up to `through` were made by the run `run_id`, under its keys and in its ledger."""
 
     run_id: str
     through: int
     execution: str = ""  # its first Temporal execution
-    key_id: str = sparse("")  # as in `RunState`
+    key_id: str = omit_default("")  # as in `RunState`
 
 
-class RunState(Value):
+class RunState(FrozenModel):
     run_id: str
     execution: str = ""  # the first execution (`ids.start_of`): another run may have the same id
-    key_id: str = sparse("")  # replaces `run_id` in keys and ids if an earlier run had the same id
+    key_id: str = omit_default("")  # replaces `run_id` in keys and ids if an earlier run had the same id
     goal: str
     agent: str
     context: dict[str, Any]
     conversation_id: str | None
-    is_turn: bool = sparse(False)  # of that conversation, started by its lane
-    headers: Headers = sparse(Headers())
-    sender: Sender | None = sparse(None)  # of its start, or of the request of its turn
-    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
+    is_turn: bool = omit_default(False)  # of that conversation, started by its lane
+    headers: Headers = omit_default(Headers())
+    sender: Sender | None = omit_default(None)  # of its start, or of the request of its turn
+    answer_keys: dict[str, str] = omit_default(
+        {}
+    )  # public keys by id; only answers signed with one of them are accepted
     created_at: datetime
     updated_at: datetime
     limits: Limits
     requested: dict[str, Any] = Field(default_factory=dict)  # the limits set by the start event
-    ceiling: dict[str, Any] = sparse({})  # the project's limits that no run exceeds
+    ceiling: dict[str, Any] = omit_default({})  # the project's limits that no run exceeds
     status: RunStatus = RunStatus.queued
     model: str = ""
-    passed_over: tuple[PassedOver, ...] = sparse(())  # in the last turn
+    passed_over: tuple[SkippedModel, ...] = omit_default(())  # in the last turn
     definition: str = ""
     workspace: str = ""
     tools: ToolTable = ()
-    peers: tuple[str, ...] = sparse(())
-    mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
-    assignment: Assignment | None = sparse(None)
-    delegated: Spent = sparse(Spent())  # the usage of its subtasks
-    share: Share | None = sparse(None)  # for a run that resumes a follow-up: the remaining budget of its chain
-    follow_ups: int = sparse(0)  # created follow-ups
-    sessions: tuple[str, ...] = sparse(())  # other conversations in which its follow-ups may resume
+    peers: tuple[str, ...] = omit_default(())
+    mailboxes: tuple[str, ...] = omit_default(())  # peers that live outside
+    assignment: Assignment | None = omit_default(None)
+    delegated: Spent = omit_default(Spent())  # the usage of its subtasks
+    share: Share | None = omit_default(None)  # for a run that resumes a follow-up: the remaining budget of its chain
+    follow_ups: int = omit_default(0)  # created follow-ups
+    sessions: tuple[str, ...] = omit_default(())  # other conversations in which its follow-ups may resume
     approved_tools: tuple[str, ...] = ()
     accepted: dict[str, str] = Field(default_factory=dict, exclude_if=lambda accepted: not accepted)  # tool: definition
     step: int = 0
@@ -133,23 +135,23 @@ class RunState(Value):
     unusable_replies: int = 0  # in a row
     active_ms: int = 0  # reported by the run's activities, without waits (B6)
     is_closing: bool = False  # the soft limit is reached: the next turn is the last
-    recent: tuple[Made, ...] = ()  # the latest calls, oldest first
+    recent: tuple[RecentCall, ...] = ()  # the latest calls, oldest first
     sighted: tuple[str, ...] = ()  # loops detected in the last turn
     rung: int = 0  # the response to the current loop; 0: none
     calm: int = 0  # calls since the last escalation of the response
-    forced: Forced | None = None
+    forced: ForcedTool | None = None
     recoveries: Recoveries = Recoveries()
     window: int | None = None  # of the model, in tokens, if the provider reported it
     pending: tuple[Pending, ...] = ()
     calls: tuple[Call, ...] = ()
     question: Question | None = None
-    expired: str | None = sparse(None)  # the latest expired question
+    expired: str | None = omit_default(None)  # the latest expired question
     usage: Usage = Usage()
-    choices: tuple[Choice, ...] = sparse(())  # that a person makes before the work begins
-    secret: str = sparse("")  # random, from `open_run`; the nonces of its requests derive from it
-    results: tuple[OutsideResult, ...] = sparse(())  # from outside, the latest
-    steered: tuple[str, ...] = sparse(())  # the latest request ids of messages to the run
-    last_call: int = sparse(0)  # in a subtask: tokens of the last turn
+    choices: tuple[Choice, ...] = omit_default(())  # that a person makes before the work begins
+    secret: str = omit_default("")  # random, from `open_run`; the nonces of its requests derive from it
+    results: tuple[OutsideResult, ...] = omit_default(())  # from outside, the latest
+    steered: tuple[str, ...] = omit_default(())  # the latest request ids of messages to the run
+    last_call: int = omit_default(0)  # in a subtask: tokens of the last turn
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()
     journal: Journal = Journal()
@@ -165,7 +167,7 @@ class RunState(Value):
     ending: Ending | None = None
 
 
-class Continuation(Value):
+class Continuation(FrozenModel):
     """The input of `AgentRun` after continue-as-new: the state, and the transcript by reference.
 
     `said` holds user messages that no model call has seen yet.
@@ -177,7 +179,7 @@ class Continuation(Value):
     said: tuple[SteerRequest, ...] = ()
 
 
-class InheritRequest(Value):
+class InheritRequest(FrozenModel):
     """The input of the activity `inherit`: resume `run_id`, or fork it after `step` with the message `say`.
 
     `execution` is the new run's, as in `RunState`.
@@ -189,14 +191,14 @@ class InheritRequest(Value):
     say: str | None = None
 
 
-class Inherited(Value):
+class Inherited(FrozenModel):
     """The state and conversation that a resumed or forked run begins with."""
 
     state: RunState
     segments: tuple[Segment, ...] = Field(min_length=1)
 
 
-class Snapshot(Value):
+class Snapshot(FrozenModel):
     """The answer of the query `snapshot`: the whole state of the run, except the conversation itself.
 
     `calls` is the number of calls in the turn; `state` holds as many of them as fit one answer.
@@ -209,7 +211,7 @@ class Snapshot(Value):
     calls: int = 0
 
 
-class SnapshotQuery(Edge):
+class SnapshotQuery(StrictModel):
     """The optional argument of the query `snapshot`, `{"from": 12}`: the first call in `state`."""
 
     model_config = ConfigDict(validate_by_name=True)
@@ -217,25 +219,25 @@ class SnapshotQuery(Edge):
     start: int = Field(default=0, alias="from", ge=0)
 
 
-class QuestionView(Value):
+class QuestionView(FrozenModel):
     id: str
     kind: str
     text: str
     options: tuple[str, ...]
-    call: str | None = sparse(None)
-    expires_at: datetime | None = sparse(None)
+    call: str | None = omit_default(None)
+    expires_at: datetime | None = omit_default(None)
 
 
-class PendingView(Value):
+class PendingView(FrozenModel):
     step: int
     tool: str
     since: datetime
     attempt: int
-    nonce: str | None = sparse(None)
+    nonce: str | None = omit_default(None)
     """The nonce that must come back with the result at the gateway, if the request is not POSTed."""
 
 
-class RunView(Value):
+class RunView(FrozenModel):
     """The answer of the query `state` (A8)."""
 
     run_id: str
@@ -264,15 +266,17 @@ class RunView(Value):
     plan: str = ""
     last_finding: str = ""
     origin: str | None = None  # the run that this one resumes or was forked from
-    parent: str | None = sparse(None)  # the delegating run
-    sender: Sender | None = sparse(None)  # the entry point of its start
-    execution: str = sparse("")  # its first Temporal execution
-    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
-    delegated: Spent | None = sparse(None)  # the usage of its subtasks, not included above
-    follow_ups: int = sparse(0)  # created follow-ups
+    parent: str | None = omit_default(None)  # the delegating run
+    sender: Sender | None = omit_default(None)  # the entry point of its start
+    execution: str = omit_default("")  # its first Temporal execution
+    answer_keys: dict[str, str] = omit_default(
+        {}
+    )  # public keys by id; only answers signed with one of them are accepted
+    delegated: Spent | None = omit_default(None)  # the usage of its subtasks, not included above
+    follow_ups: int = omit_default(0)  # created follow-ups
 
 
-class TurnClose(Value):
+class TurnClose(FrozenModel):
     """The end of a turn of a conversation: the segment it began with, and its journal. `owner` has the store.
 
     `unanswered` is the reason for a missing answer.
@@ -280,11 +284,11 @@ class TurnClose(Value):
 
     owner: str
     before: Segment | None
-    journal: Journal | None = sparse(None)
-    unanswered: str | None = sparse(None)
+    journal: Journal | None = omit_default(None)
+    unanswered: str | None = omit_default(None)
 
 
-class CloseRequest(Value):
+class CloseRequest(FrozenModel):
     """The input of the activity `close_segment`: archive the live parts; at a run's end, finish its files.
 
     The activity fills in the run's goal for a journal without an objective, so that a long goal is not sent again.
@@ -295,19 +299,19 @@ class CloseRequest(Value):
     head: str
     journal: Journal | None = None  # only at the end of the run
     event: dict[str, Any] | None = None  # the completion event
-    cancel: str | None = sparse(None)  # ask the server to cancel this run, for this reason
-    told: tuple[dict[str, Any], ...] = sparse(())
-    turn: TurnClose | None = sparse(None)
+    cancel: str | None = omit_default(None)  # ask the server to cancel this run, for this reason
+    told: tuple[dict[str, Any], ...] = omit_default(())
+    turn: TurnClose | None = omit_default(None)
 
 
-class Closed(Value):
+class Closed(FrozenModel):
     """The archived segment. If the request itself is not in history, also the request's values that must be there.
 
     `record` is the digest of the record that a turn left: the next turn accepts no other.
     """
 
     segment: Segment | None
-    record: str | None = sparse(None)
-    length: int = sparse(0)
-    head: str = sparse("")
-    told: tuple[dict[str, Any], ...] = sparse(())
+    record: str | None = omit_default(None)
+    length: int = omit_default(0)
+    head: str = omit_default("")
+    told: tuple[dict[str, Any], ...] = omit_default(())

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from contracts.models import Edge, Value, sparse
+from contracts.models import FrozenModel, StrictModel, omit_default
 
 
 class PartKind(StrEnum):
@@ -23,7 +23,7 @@ class PartKind(StrEnum):
     journal = "journal"  # the run journal, after a resume: `about` has its "digest"
 
 
-class Part(Value):
+class Part(FrozenModel):
     """A part. `content` holds Messages API content blocks; `about` has data for people, never sent to a model."""
 
     kind: PartKind
@@ -31,7 +31,7 @@ class Part(Value):
     about: dict[str, Any] = Field(default_factory=dict)
 
 
-class Segment(Value):
+class Segment(FrozenModel):
     """An archived range of the transcript in a store: parts [start, end), and the hash at its end.
 
     The store is the run's own, or that of the conversation `owner`. `digest` is the file's hash if its name does not
@@ -42,11 +42,11 @@ class Segment(Value):
     start: int
     end: int
     head: str
-    owner: str | None = sparse(None)
-    digest: str | None = sparse(None)
+    owner: str | None = omit_default(None)
+    digest: str | None = omit_default(None)
 
 
-class TranscriptQuery(Edge):
+class TranscriptQuery(StrictModel):
     """The optional argument of the query `transcript`: `{"from": 0, "limit": 50}`."""
 
     model_config = ConfigDict(validate_by_name=True)
@@ -55,7 +55,7 @@ class TranscriptQuery(Edge):
     limit: int | None = Field(default=None, ge=1)
 
 
-class Page(Value):
+class TranscriptPage(FrozenModel):
     """An answer of the query `transcript`: parts from `start` on, up to about half a megabyte.
 
     Parts before `live_from` are in `segments` (in the run's store), not in the answer.

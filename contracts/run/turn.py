@@ -4,12 +4,12 @@ from datetime import timedelta
 from typing import Any
 
 from contracts.duration import Duration
-from contracts.models import Terse, Value, sparse
+from contracts.models import FrozenModel, SparseModel, omit_default
 
 TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the conversation, waiting for the rate limit
 
 
-class Usage(Value):
+class Usage(FrozenModel):
     """Tokens as counted by the provider. `input` excludes tokens written to or read from the cache.
 
     `is_estimated`: some figures are our estimates, because the provider reported none.
@@ -19,7 +19,7 @@ class Usage(Value):
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
-    is_estimated: bool = sparse(default=False)
+    is_estimated: bool = omit_default(default=False)
 
     @property
     def total(self) -> int:
@@ -35,7 +35,7 @@ class Usage(Value):
         )
 
 
-class TurnRequest(Terse):
+class TurnRequest(SparseModel):
     """A model call: a cursor into the transcript, and the definition by its hash.
 
     `interrupted`: the run continues after an interruption, so the definition is compared with the project's. `refused`
@@ -59,14 +59,14 @@ class TurnRequest(Terse):
     told: tuple[dict[str, Any], ...] = ()
 
 
-class PassedOver(Value):
+class SkippedModel(FrozenModel):
     """A model that did not answer, with the reason."""
 
     model: str
     why: str
 
 
-class ModelTurn(Terse):
+class ModelTurn(SparseModel):
     """A reply of `model`. `content` holds the Messages API's content blocks.
 
     `passed_over` are the models before it in the agent's list. `stop_reason` is the API's. `broken` names the tool
@@ -82,4 +82,4 @@ class ModelTurn(Terse):
     cost_usd: float | None = None
     broken: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedModel, ...] = ()

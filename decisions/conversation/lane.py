@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pydantic_core import to_json
 
 from contracts.conversation import (
-    MOST_TEXT,
+    MAX_REQUEST_TEXT,
     Active,
     Headers,
     LaneFault,
@@ -20,31 +20,31 @@ from contracts.conversation import (
     Submitted,
     Turn,
     TurnEnd,
+    TurnNotice,
     WhenBusy,
-    Word,
 )
 from contracts.run.events import BeginEvent, StartPayload
 from contracts.run.signals import HumanInput
 from contracts.sender import Sender
-from decisions.errors import IllegalMove
+from decisions.errors import IllegalMoveError
 from decisions.ids import turn_run_id
 from decisions.run.transcript import PAGE_BYTES
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
-MOST_QUEUED = 2000
-MOST_BYTES = 1024 * 1024  # of all waiting requests: continue-as-new carries them, and takes at most 2 MiB
+MAX_QUEUED = 2000
+MAX_QUEUED_BYTES = 1024 * 1024  # of all waiting requests: continue-as-new carries them, and takes at most 2 MiB
 ANSWERS, ANSWER_BYTES = 10, 64 * 1024  # extra room for answers: the turn that a full lane waits for may ask a question
-MOST_REQUEST = PAGE_BYTES  # bytes of one request, which is carried with them while it runs; a run takes no more
-FRAME = 160  # bytes that a lane adds to a request
-MOST_SEEN = 5000  # request ids that are recognized; an older one finds its run, which has ended
+MAX_REQUEST_BYTES = PAGE_BYTES  # bytes of one request, which is carried with them while it runs; a run takes no more
+REQUEST_OVERHEAD = 160  # bytes that a lane adds to a request
+MAX_SEEN_REQUESTS = 5000  # request ids that are recognized; an older one finds its run, which has ended
 NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that joined another turn, or none
-MOST_RECENT, MOST_NOTICES, MOST_AFTER = 20, 20, 5
-EXCERPT = 400  # characters of a request or an outcome
+MAX_RECENT_TURNS, MAX_LANE_NOTICES, MAX_AFTER = 20, 20, 5
+TURN_EXCERPT = 400  # characters of a request or an outcome
 RETRY_AFTER = 5.0  # seconds; about the time of a short turn
 
 
 @dataclass(frozen=True)
-class Refusal:
+class LaneRefusal:
     kind: LaneFault
     reason: str
 
@@ -57,14 +57,14 @@ class Steer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerQuestion:
     """Give the message to the running turn, as the answer to its question."""
 
     message: Queued
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelTurn:
     """Cancel the turn `run_id`."""
 
     run_id: str
@@ -79,78 +79,87 @@ class PassOn:
     answer: HumanInput
 
 
-Errand = Steer | Answer | Cancel | PassOn
+LaneErrand = Steer | AnswerQuestion | CancelTurn | PassOn
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedRequest:
     """The result of an accepted request: the new state, the reply, and an errand to run at once."""
 
     state: LaneState
     answer: Submitted
-    errand: Errand | None = None
+    errand: LaneErrand | None = None
 
 
-def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted | Refusal:
+def admit(state: LaneState, request: SubmitRequest, now: datetime) -> AcceptedRequest | LaneRefusal:
     """Accept or refuse a request: a repeat first, then size, room and a busy lane; then place it."""
     run_id = turn_run_id(state.conversation_id, request.request_id)
     data = to_json(request)
-    key, body = _hashed(request.request_id.encode(errors="surrogatepass")), _hashed(to_json(_unsigned(request)))
+    key, body = (
+        _hash_bytes(request.request_id.encode(errors="surrogatepass")),
+        _hash_bytes(to_json(_strip_sender(request))),
+    )
     if (known := state.seen.get(key)) is not None:
         if known != body:
-            used = f"request id {cut(request.request_id, 80)!r} was used with another body"
-            return Refusal(LaneFault.request_reused, f"{used}: that was {known}, this is {body}; take another id")
-        return Accepted(state, Submitted(run_id=run_id, position=position_of(state, run_id), duplicate=True))
-    message = Queued(request=request, run_id=run_id, size=len(data) + FRAME, at=now)
-    if refusal := _no_room(state, message):
+            used = f"request id {truncate(request.request_id, 80)!r} was used with another body"
+            return LaneRefusal(LaneFault.request_reused, f"{used}: that was {known}, this is {body}; take another id")
+        return AcceptedRequest(state, Submitted(run_id=run_id, position=queue_position(state, run_id), duplicate=True))
+    message = Queued(request=request, run_id=run_id, size=len(data) + REQUEST_OVERHEAD, at=now)
+    if refusal := _find_refusal(state, message):
         return refusal
-    seen = dict(list(state.seen.items())[-MOST_SEEN + 1 :]) if len(state.seen) >= MOST_SEEN else dict(state.seen)
+    seen = (
+        dict(list(state.seen.items())[-MAX_SEEN_REQUESTS + 1 :])
+        if len(state.seen) >= MAX_SEEN_REQUESTS
+        else dict(state.seen)
+    )
     state = state.model_copy(update={"seen": {**seen, key: body}, "accepted": state.accepted + 1})
-    return _placed(state, message)
+    return _place_message(state, message)
 
 
-def _unsigned(request: SubmitRequest) -> SubmitRequest:
+def _strip_sender(request: SubmitRequest) -> SubmitRequest:
     """Return what the caller sent, without its sender: the same request may arrive through another door."""
     return request.model_copy(update={"sender": None, "signature": None})
 
 
-def _no_room(state: LaneState, message: Queued) -> Refusal | None:
-    if message.size > MOST_REQUEST:
-        size = f"the request has {message.size:,} bytes; the limit is {MOST_REQUEST:,}"
-        return Refusal(LaneFault.invalid_input, f"{size}: put the rest into a file that a tool can read")
+def _find_refusal(state: LaneState, message: Queued) -> LaneRefusal | None:
+    if message.size > MAX_REQUEST_BYTES:
+        size = f"the request has {message.size:,} bytes; the limit is {MAX_REQUEST_BYTES:,}"
+        return LaneRefusal(LaneFault.invalid_input, f"{size}: put the rest into a file that a tool can read")
     waits = message.request.question_id is None or state.active is None
-    limit, max_bytes = (MOST_QUEUED, MOST_BYTES) if waits else (MOST_QUEUED + ANSWERS, MOST_BYTES + ANSWER_BYTES)
+    limit, max_bytes = (
+        (MAX_QUEUED, MAX_QUEUED_BYTES) if waits else (MAX_QUEUED + ANSWERS, MAX_QUEUED_BYTES + ANSWER_BYTES)
+    )
     waiting = (*state.queue, *state.steering)
     used = sum(waiter.size for waiter in waiting)
     if len(waiting) >= limit or used + message.size > max_bytes:
         full = f"{len(waiting):,} requests of {used:,} bytes wait; the limits are {limit:,} and {max_bytes:,}"
-        return Refusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
+        return LaneRefusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
     if message.request.when_busy is WhenBusy.reject and waits and (state.active or state.queue):
-        return Refusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
+        return LaneRefusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
     return None
 
 
-def _placed(state: LaneState, message: Queued) -> Accepted:
+def _place_message(state: LaneState, message: Queued) -> AcceptedRequest:
     active, request = state.active, message.request
     answers = request.question_id is not None
     if active and (answers or request.when_busy is WhenBusy.steer):
         state = state.model_copy(update={"steering": (*state.steering, message)})
-        return Accepted(state, _with(active), Answer(message) if answers else Steer(message))
+        return AcceptedRequest(state, _join_active(active), AnswerQuestion(message) if answers else Steer(message))
     if active and request.when_busy is WhenBusy.interrupt:
         state = state.model_copy(update={"queue": (message, *state.queue)})
-        reason = f"interrupted by request {cut(request.request_id, 80)}"
-        errand = Cancel(active.queued.run_id, reason, request.sender)
-        return Accepted(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
-    state = queued(state, message)
-    position = position_of(state, message.run_id)
-    return Accepted(state, Submitted(run_id=message.run_id, position=position, duplicate=False))
+        reason = f"interrupted by request {truncate(request.request_id, 80)}"
+        errand = CancelTurn(active.queued.run_id, reason, request.sender)
+        return AcceptedRequest(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
+    state = enqueue_request(state, message)
+    position = queue_position(state, message.run_id)
+    return AcceptedRequest(state, Submitted(run_id=message.run_id, position=position, duplicate=False))
 
 
-def _with(active: Active) -> Submitted:
+def _join_active(active: Active) -> Submitted:
     return Submitted(run_id=active.queued.run_id, position=0, duplicate=False)
 
 
-def position_of(state: LaneState, run_id: str) -> int:
+def queue_position(state: LaneState, run_id: str) -> int:
     """Return how many requests come before this one; 0 also if it runs or has run."""
     at = next((i for i, queued in enumerate(state.queue) if queued.run_id == run_id), None)
     return 0 if at is None else at + (state.active is not None)
@@ -167,28 +176,28 @@ def drop_reason(state: LaneState, run_id: str) -> str | None:
     return f"it was dropped: {turn.said}" if turn is not None and turn.end is TurnEnd.dropped else None
 
 
-def _hashed(data: bytes) -> str:
+def _hash_bytes(data: bytes) -> str:
     return blake2b(data, digest_size=8).hexdigest()
 
 
-def queued(state: LaneState, message: Queued) -> LaneState:
+def enqueue_request(state: LaneState, message: Queued) -> LaneState:
     return state.model_copy(update={"queue": (*state.queue, message)})
 
 
-def found_open(state: LaneState, turn: Queued) -> LaneState:
+def adopt_open_turn(state: LaneState, turn: Queued) -> LaneState:
     """Adopt a turn that still runs after an earlier lane of the conversation was terminated."""
     return state.model_copy(update={"active": Active(queued=turn), "agent": turn.request.agent})
 
 
-def begun(state: LaneState) -> LaneState:
+def begin_next_turn(state: LaneState) -> LaneState:
     """Begin the turn of the first request in the queue. Its agent, if it names one, becomes the lane's.
 
-    Raises IllegalMove if a turn runs already, or nothing waits.
+    Raises IllegalMoveError if a turn runs already, or nothing waits.
     """
     if state.active is not None:
-        raise IllegalMove("begin a turn", f"run {state.active.queued.run_id} is one")
+        raise IllegalMoveError("begin a turn", f"run {state.active.queued.run_id} is one")
     if not state.queue:
-        raise IllegalMove("begin a turn", "nothing waits")
+        raise IllegalMoveError("begin a turn", "nothing waits")
     first, *rest = state.queue
     agent = first.request.agent or state.agent or first.request.default_agent
     return state.model_copy(
@@ -196,18 +205,18 @@ def begun(state: LaneState) -> LaneState:
     )
 
 
-def repeated(state: LaneState) -> LaneState:
+def mark_repeat(state: LaneState) -> LaneState:
     """Record that the turn's run was started before, for a request that the lane has forgotten."""
     active = state.active and state.active.model_copy(update={"is_repeat": True})
     return state.model_copy(update={"active": active})
 
 
-def spoken(request: SubmitRequest) -> str:
+def steering_text(request: SubmitRequest) -> str:
     """Return the text for a turn at work. It has its brief already, so all of it joins the conversation."""
-    return "\n\n".join(text for text in (request.brief, request.text) if text)[:MOST_TEXT]
+    return "\n\n".join(text for text in (request.brief, request.text) if text)[:MAX_REQUEST_TEXT]
 
 
-def answer_of(request: SubmitRequest) -> HumanInput:
+def answer_in_request(request: SubmitRequest) -> HumanInput:
     """Convert the request to the answer to the question that it names."""
     return HumanInput(
         question_id=request.question_id, text=request.text, sender=request.sender, signature=request.signature
@@ -241,16 +250,16 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
     )
 
 
-def ended(state: LaneState, end: TurnEnd, text: str, now: datetime) -> LaneState:
+def end_turn(state: LaneState, end: TurnEnd, text: str, now: datetime) -> LaneState:
     """End the turn. Messages that were to steer it, and that it did not take, come next in the queue.
 
-    After a repeated turn, only the conversation's store knows which turn was the latest. Raises IllegalMove if no turn
-    runs.
+    After a repeated turn, only the conversation's store knows which turn was the latest. Raises IllegalMoveError if
+    no turn runs.
     """
     if state.active is None:
-        raise IllegalMove("end a turn", "none runs")
+        raise IllegalMoveError("end a turn", "none runs")
     done = state.active.queued
-    after = () if state.active.is_repeat else (done.run_id, *state.after)[:MOST_AFTER]
+    after = () if state.active.is_repeat else (done.run_id, *state.after)[:MAX_AFTER]
     # A turn that was cut off may not have joined the conversation, so the next one applies its omissions.
     left_out = () if end in (TurnEnd.cancelled, TurnEnd.timed_out) else state.active.forget
     changes = {
@@ -260,10 +269,10 @@ def ended(state: LaneState, end: TurnEnd, text: str, now: datetime) -> LaneState
         "steering": (),
         "forget": tuple(run_id for run_id in state.forget if run_id not in left_out),
     }
-    return _told(state.model_copy(update=changes), done, end, text, now)
+    return _record_end(state.model_copy(update=changes), done, end, text, now)
 
 
-def forget(state: LaneState, run_id: str | None) -> tuple[LaneState, Turn] | None:
+def forget_ended_turn(state: LaneState, run_id: str | None) -> tuple[LaneState, Turn] | None:
     """Leave an ended turn out of the conversation from the next turn on: the latest, or the one named.
 
     Return None if there is no such turn among the latest.
@@ -277,83 +286,91 @@ def forget(state: LaneState, run_id: str | None) -> tuple[LaneState, Turn] | Non
     return state.model_copy(update={"recent": recent, "forget": (*state.forget, turn.run_id)}), forgotten
 
 
-def steered(state: LaneState, request_id: str, now: datetime) -> LaneState:
+def record_steered(state: LaneState, request_id: str, now: datetime) -> LaneState:
     """Record that the running turn has taken the message."""
     taken = next((message for message in state.steering if message.request.request_id == request_id), None)
-    return _told(_without(state, taken), taken, TurnEnd.steered, _joined(state), now) if taken else state
+    return (
+        _record_end(_remove_steering(state, taken), taken, TurnEnd.steered, _joined_run(state), now) if taken else state
+    )
 
 
-def answered(state: LaneState, message: Queued, now: datetime, *, took: bool) -> LaneState:
+def record_turn_answer(state: LaneState, message: Queued, now: datetime, *, took: bool) -> LaneState:
     """Record whether the running turn took the message as its answer. If not, the message waits in the queue."""
     if message not in state.steering:
         return state
-    others = _without(state, message)
-    return _told(others, message, TurnEnd.answered, _joined(state), now) if took else queued(others, message)
+    others = _remove_steering(state, message)
+    return (
+        _record_end(others, message, TurnEnd.answered, _joined_run(state), now)
+        if took
+        else enqueue_request(others, message)
+    )
 
 
-def left(state: LaneState, message: Queued, now: datetime) -> LaneState:
+def defer_turn_answer(state: LaneState, message: Queued, now: datetime) -> LaneState:
     """Keep the answer for when the running turn continues: for now it does not reply."""
     if message not in state.steering:
         return state
-    return _told(_without(state, message), message, TurnEnd.answered, f"{_joined(state)}, when it goes on", now)
+    return _record_end(
+        _remove_steering(state, message), message, TurnEnd.answered, f"{_joined_run(state)}, when it goes on", now
+    )
 
 
-def _without(state: LaneState, message: Queued) -> LaneState:
+def _remove_steering(state: LaneState, message: Queued) -> LaneState:
     others = tuple(other for other in state.steering if other.run_id != message.run_id)
     return state.model_copy(update={"steering": others})
 
 
-def _joined(state: LaneState) -> str:
+def _joined_run(state: LaneState) -> str:
     return f"run {state.active.queued.run_id}" if state.active else ""
 
 
-def dropped(state: LaneState, request_id: str, by: str, now: datetime) -> LaneState | None:
+def drop_request(state: LaneState, request_id: str, by: str, now: datetime) -> LaneState | None:
     """Drop the waiting request with this id, if there is one."""
     message = next((message for message in state.queue if message.request.request_id == request_id), None)
     if message is None:
         return None
     others = tuple(other for other in state.queue if other is not message)
-    return _told(state.model_copy(update={"queue": others}), message, TurnEnd.dropped, by, now)
+    return _record_end(state.model_copy(update={"queue": others}), message, TurnEnd.dropped, by, now)
 
 
-def emptied(state: LaneState, by: str, now: datetime) -> LaneState:
+def drop_all_requests(state: LaneState, by: str, now: datetime) -> LaneState:
     """Drop every waiting request."""
     for message in state.queue:
-        state = dropped(state, message.request.request_id, by, now) or state
+        state = drop_request(state, message.request.request_id, by, now) or state
     return state
 
 
-def _told(state: LaneState, message: Queued, end: TurnEnd, text: str, now: datetime) -> LaneState:
+def _record_end(state: LaneState, message: Queued, end: TurnEnd, text: str, now: datetime) -> LaneState:
     """Add the request's end to the latest turns, and to the words for its mailbox."""
     request_id, mailbox = message.request.request_id, message.request.mailbox
     if mailbox is not None:
-        word = Word(mailbox=mailbox, request_id=request_id, run_id=message.run_id, end=end)
+        word = TurnNotice(mailbox=mailbox, request_id=request_id, run_id=message.run_id, end=end)
         state = state.model_copy(update={"words": (*state.words, word)})
     turn = Turn(
         request_id=request_id,
         run_id=message.run_id,
-        asked=cut(message.request.text, EXCERPT),
+        asked=truncate(message.request.text, TURN_EXCERPT),
         end=end,
-        said=cut(text, EXCERPT),
+        said=truncate(text, TURN_EXCERPT),
         at=now,
     )
-    return state.model_copy(update={"recent": (*state.recent, turn)[-MOST_RECENT:]})
+    return state.model_copy(update={"recent": (*state.recent, turn)[-MAX_RECENT_TURNS:]})
 
 
-def heard(state: LaneState) -> LaneState:
+def remove_first_word(state: LaneState) -> LaneState:
     """Remove the first of the words: its mailbox has received it."""
     return state.model_copy(update={"words": state.words[1:]})
 
 
-def is_over(state: LaneState) -> bool:
+def is_lane_over(state: LaneState) -> bool:
     """Return whether a lane that closes itself has nothing left to do."""
     return state.closes and not (state.queue or state.steering or state.words or state.active)
 
 
-def refused(state: LaneState, notice: str) -> LaneState:
+def record_lane_refusal(state: LaneState, notice: str) -> LaneState:
     """Count a rejected message, and add a notice about it."""
-    return noticed(state, notice).model_copy(update={"refused": state.refused + 1})
+    return add_lane_notice(state, notice).model_copy(update={"refused": state.refused + 1})
 
 
-def noticed(state: LaneState, notice: str) -> LaneState:
-    return state.model_copy(update={"notices": (*state.notices, cut(notice, 300))[-MOST_NOTICES:]})
+def add_lane_notice(state: LaneState, notice: str) -> LaneState:
+    return state.model_copy(update={"notices": (*state.notices, truncate(notice, 300))[-MAX_LANE_NOTICES:]})

@@ -12,7 +12,7 @@ from decisions.builtin_tools import ESCALATE, FINISH
 
 OMITTED = Part(kind=PartKind.brief, content=[])  # replaces a part that is left out: a brief is not a message
 OUT_OF_TIME = "time used up"
-MAX_CALLS = 50  # that a note names
+MAX_NOTED_CALLS = 50  # that a note names
 
 # The provider or the model rejected the conversation, so its last parts may be the cause.
 _REFUSED = frozenset(
@@ -41,39 +41,43 @@ def close_unanswered(parts: Sequence[Part], start: int, kind: str) -> Part | Non
     was refused, results that the model never answered are withheld. If a refused turn has no reply, everything since
     the last answer is left out with it, so that a cause in an earlier turn does not stay forever.
     """
-    seen = visible(parts)
+    seen = visible_parts(parts)
     replies = [i for i in range(start, len(parts)) if seen[i].kind is PartKind.reply]
-    worked = [i for i in replies if _uses(seen[i])]
+    worked = [i for i in replies if _tool_uses(seen[i])]
     if kind == OUT_OF_TIME and replies:
         return None
     if not worked:
         first = start if replies or kind not in _SUSPECT else _first_unanswered(seen, start)
-        text = f"{_ended(kind)} The user's message of that turn was left out."
-        return omit(parts, first, len(parts), text)
+        text = f"{_format_ended(kind)} The user's message of that turn was left out."
+        return omit_parts(parts, first, len(parts), text)
     end = _results_end(seen, worked[-1])
     withheld = [worked[-1] + 1, end] if kind in _REFUSED and worked[-1] == replies[-1] else [end, end]
-    text = f"{_ended(kind)} What it did stands above{_LEFT_OUT if withheld[0] < end else ''}."
-    return _note(text, omits=[[end, len(parts)]], withholds=[withheld])
+    text = f"{_format_ended(kind)} What it did stands above{_LEFT_OUT if withheld[0] < end else ''}."
+    return _omission_note(text, omits=[[end, len(parts)]], withholds=[withheld])
 
 
 _LEFT_OUT = ", without the results that the model had not answered"
 
 
-def omit(parts: Sequence[Part], start: int, end: int, text: str) -> Part:
+def omit_parts(parts: Sequence[Part], start: int, end: int, text: str) -> Part:
     """Return the note that leaves parts[start:end] out. It names the calls that were made in them."""
     calls = [_summarize_call(part) for part in parts[start:end] if part.about.get("step")]
-    more = f"; and {len(calls) - MAX_CALLS} more" if len(calls) > MAX_CALLS else ""
-    made = f" Calls in what was left out: {'; '.join(calls[:MAX_CALLS])}{more}. They are not undone." if calls else ""
-    return _note(text + made, omits=[[start, end]], withholds=[])
+    more = f"; and {len(calls) - MAX_NOTED_CALLS} more" if len(calls) > MAX_NOTED_CALLS else ""
+    made = (
+        f" Calls in what was left out: {'; '.join(calls[:MAX_NOTED_CALLS])}{more}. They are not undone."
+        if calls
+        else ""
+    )
+    return _omission_note(text + made, omits=[[start, end]], withholds=[])
 
 
-def forget_turn(parts: Sequence[Part], end: int) -> Part | None:
+def omit_turn(parts: Sequence[Part], end: int) -> Part | None:
     """Return the note that leaves a whole turn out, the last one before `end`, unless it is left out already."""
-    seen = visible(parts)[:end]
+    seen = visible_parts(parts)[:end]
     goal = max((i for i in range(end) if parts[i].kind is PartKind.goal), default=None)
     if goal is None or seen[goal] is OMITTED:
         return None
-    return omit(parts, _turn_start(seen, goal), end, "A person took an earlier turn out of the conversation.")
+    return omit_parts(parts, _turn_start(seen, goal), end, "A person took an earlier turn out of the conversation.")
 
 
 def _turn_start(parts: Sequence[Part], goal: int) -> int:
@@ -81,12 +85,12 @@ def _turn_start(parts: Sequence[Part], goal: int) -> int:
     return goal - 1 if goal and parts[goal - 1].kind is PartKind.brief else goal
 
 
-def _note(text: str, omits: list[list[int]], withholds: list[list[int]]) -> Part:
+def _omission_note(text: str, omits: list[list[int]], withholds: list[list[int]]) -> Part:
     about = {"omits": omits, "withholds": withholds}
     return Part(kind=PartKind.note, content=[{"type": "text", "text": f"[{text}]"}], about=about)
 
 
-def _ended(kind: str) -> str:
+def _format_ended(kind: str) -> str:
     return f"An earlier turn ended without an answer: {kind}."
 
 
@@ -94,7 +98,7 @@ def is_omission(part: Part) -> bool:
     return "omits" in part.about
 
 
-def visible(parts: Sequence[Part]) -> Sequence[Part]:
+def visible_parts(parts: Sequence[Part]) -> Sequence[Part]:
     """Return the same parts at the same places, with those left out as `OMITTED`.
 
     A summary of parts that were left out later is left out with them.
@@ -111,29 +115,31 @@ def visible(parts: Sequence[Part]) -> Sequence[Part]:
                 if seen[i].kind is PartKind.summary:
                     seen[i : i + 2] = [OMITTED, OMITTED]
         for start, end in about["withholds"]:
-            seen[start:end] = [_withhold(part) for part in seen[start:end]]
+            seen[start:end] = [_withhold_content(part) for part in seen[start:end]]
     return seen
 
 
-def _withhold(part: Part) -> Part:
+def _withhold_content(part: Part) -> Part:
     """Remove the content of a result. The call and its status stay."""
     if part.kind is not PartKind.result:
         return part
-    text = f"{_fault(part)}: (the message was left out)" if _fault(part) else "(done; the result was left out)"
+    text = (
+        f"{_error_kind(part)}: (the message was left out)" if _error_kind(part) else "(done; the result was left out)"
+    )
     return part.model_copy(update={"content": [{**part.content[0], "content": text}]})
 
 
-def _fault(part: Part) -> str:
+def _error_kind(part: Part) -> str:
     """Return the kind of error in a result; empty if the call succeeded."""
     block = part.content[0]
     return str(block["content"]).partition(":")[0][:60] if block.get("is_error") else ""
 
 
 def _summarize_call(part: Part) -> str:
-    return f"{part.about['tool']} (step {part.about['step']}): {_fault(part) or 'done'}"
+    return f"{part.about['tool']} (step {part.about['step']}): {_error_kind(part) or 'done'}"
 
 
-def _uses(part: Part) -> list[str]:
+def _tool_uses(part: Part) -> list[str]:
     return [block["name"] for block in part.content if block.get("type") == "tool_use"]
 
 
@@ -156,7 +162,7 @@ def _first_unanswered(seen: Sequence[Part], start: int) -> int:
     reply = next((i for i in reversed(range(start)) if seen[i].kind is PartKind.reply), None)
     if reply is None:
         return 0
-    uses = _uses(seen[reply])
+    uses = _tool_uses(seen[reply])
     if not uses or FINISH in uses or ESCALATE in uses:
         first = _results_end(seen, reply)
         while first < start and (seen[first].kind in _ABOUT_EARLIER or is_omission(seen[first])):

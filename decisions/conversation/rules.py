@@ -3,26 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contracts.conversation import LaneState, Queued, Word
-from decisions.conversation.lane import Cancel, Errand, is_over
+from contracts.conversation import LaneState, Queued, TurnNotice
+from decisions.conversation.lane import CancelTurn, LaneErrand, is_lane_over
 
 
 @dataclass(frozen=True)
-class Bring:
+class DeliverErrand:
     """Deliver to the running turn what has arrived for it."""
 
-    errand: Errand
+    errand: LaneErrand
 
 
 @dataclass(frozen=True)
-class Tell:
+class ReportEnd:
     """Report to a mailbox how its request ended."""
 
-    word: Word
+    word: TurnNotice
 
 
 @dataclass(frozen=True)
-class CloseTurn:
+class RecordTurn:
     """Record the outcome of the turn that has ended."""
 
 
@@ -30,7 +30,7 @@ class CloseTurn:
 class StopTurn:
     """Stop the running turn: the lane is cancelled."""
 
-    errand: Cancel
+    errand: CancelTurn
 
 
 @dataclass(frozen=True)
@@ -41,95 +41,95 @@ class DropAll:
 
 
 @dataclass(frozen=True)
-class Leave:
+class EndExecution:
     """End this execution. The lane continues in another, unless it is over or cancelled."""
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginTurn:
     """Begin the turn of the first request in the queue."""
 
     message: Queued
 
 
 @dataclass(frozen=True)
-class Wait:
+class AwaitEvent:
     """Wait: nothing is due."""
 
 
-Move = Bring | Tell | CloseTurn | StopTurn | DropAll | Leave | Begin | Wait
+LaneMove = DeliverErrand | ReportEnd | RecordTurn | StopTurn | DropAll | EndExecution | BeginTurn | AwaitEvent
 
 
 @dataclass(frozen=True)
-class Facts:
+class LaneFacts:
     """The facts that the lane's state does not contain."""
 
-    errand: Errand | None = None  # the first errand to run
+    errand: LaneErrand | None = None  # the first errand to run
     turn_is_over: bool = False
     turn_is_told_to_stop: bool = False
     cancelled: str | None = None  # the reason, if the lane itself is cancelled
     history_is_long: bool = False
 
 
-def errand_waits(_: LaneState, facts: Facts) -> Bring | None:
+def errand_waits(_: LaneState, facts: LaneFacts) -> DeliverErrand | None:
     """Something has arrived for the turn."""
-    return Bring(facts.errand) if facts.errand else None
+    return DeliverErrand(facts.errand) if facts.errand else None
 
 
-def word_waits(state: LaneState, _: Facts) -> Tell | None:
+def word_waits(state: LaneState, _: LaneFacts) -> ReportEnd | None:
     """A mailbox has not received the end of its request."""
-    return Tell(state.words[0]) if state.words else None
+    return ReportEnd(state.words[0]) if state.words else None
 
 
-def turn_is_over(_: LaneState, facts: Facts) -> CloseTurn | None:
+def turn_is_over(_: LaneState, facts: LaneFacts) -> RecordTurn | None:
     """The turn has ended."""
-    return CloseTurn() if facts.turn_is_over else None
+    return RecordTurn() if facts.turn_is_over else None
 
 
-def turn_is_to_stop(state: LaneState, facts: Facts) -> StopTurn | None:
+def turn_is_to_stop(state: LaneState, facts: LaneFacts) -> StopTurn | None:
     """The lane is cancelled, and its turn has not been asked to stop."""
     if facts.cancelled is None or facts.turn_is_told_to_stop or state.active is None:
         return None
-    return StopTurn(Cancel(state.active.queued.run_id, facts.cancelled))
+    return StopTurn(CancelTurn(state.active.queued.run_id, facts.cancelled))
 
 
-def queue_is_to_go(state: LaneState, facts: Facts) -> DropAll | None:
+def queue_is_to_drop(state: LaneState, facts: LaneFacts) -> DropAll | None:
     """The lane is cancelled, nothing runs, and something waits."""
     is_left = facts.cancelled is not None and state.active is None and state.queue
     return DropAll(facts.cancelled or "") if is_left else None
 
 
-def request_waits(state: LaneState, facts: Facts) -> Begin | None:
+def request_waits(state: LaneState, facts: LaneFacts) -> BeginTurn | None:
     """Nothing runs, something waits, and the lane is not cancelled."""
-    return Begin(state.queue[0]) if facts.cancelled is None and state.active is None and state.queue else None
+    return BeginTurn(state.queue[0]) if facts.cancelled is None and state.active is None and state.queue else None
 
 
-def lane_is_done(state: LaneState, facts: Facts) -> Leave | None:
+def lane_is_done(state: LaneState, facts: LaneFacts) -> EndExecution | None:
     """If cancelled: nothing runs. If not: the history is long, or a lane that closes has nothing left to do."""
     if facts.cancelled is not None:
         # Even if the history is long: the cancel belongs to this execution, and would be lost with it.
-        return Leave() if state.active is None else None
-    return Leave() if facts.history_is_long or is_over(state) else None
+        return EndExecution() if state.active is None else None
+    return EndExecution() if facts.history_is_long or is_lane_over(state) else None
 
 
-def nothing_is_due(_: LaneState, __: Facts) -> Wait:
+def nothing_is_due(_: LaneState, __: LaneFacts) -> AwaitEvent:
     """No other rule holds."""
-    return Wait()
+    return AwaitEvent()
 
 
 # Checked in this order; the first rule that holds decides.
-RULES: tuple[Callable[[LaneState, Facts], Move | None], ...] = (
+LANE_RULES: tuple[Callable[[LaneState, LaneFacts], LaneMove | None], ...] = (
     errand_waits,
     word_waits,
     turn_is_over,
     turn_is_to_stop,
-    queue_is_to_go,
+    queue_is_to_drop,
     request_waits,
     lane_is_done,
     nothing_is_due,
 )
 
 
-def next_move(state: LaneState, facts: Facts) -> Move:
+def next_lane_move(state: LaneState, facts: LaneFacts) -> LaneMove:
     """Return the lane's next move: the most urgent one that is due."""
-    return next(move for rule in RULES if (move := rule(state, facts)) is not None)
+    return next(move for rule in LANE_RULES if (move := rule(state, facts)) is not None)

@@ -6,10 +6,10 @@ from pydantic import Field
 
 from contracts.conversation import MAX_ID_LENGTH
 from contracts.followup import Outbound
-from decisions.followup.kind import Kind, KindInput
+from decisions.followup.kind import KindInput, TaskKind
 
 
-class Acknowledged(StrEnum):
+class NotifyCompletion(StrEnum):
     none = "none"
     ack = "ack"  # the work resumes once the message is sent
 
@@ -18,13 +18,13 @@ class NotifyInput(KindInput):
     channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     text: str = Field(min_length=1, max_length=4000)
     platform: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    completion: Acknowledged = Acknowledged.none
+    completion: NotifyCompletion = NotifyCompletion.none
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="notify",
     about='sends one message: {channelId, text, platform?, completion?: "none" | "ack"}',
     input=NotifyInput,
     sends=lambda message: Outbound(channel_id=message.channel_id, text=message.text, platform=message.platform),
-    is_awaited=lambda message: message.completion is Acknowledged.ack,
+    is_awaited=lambda message: message.completion is NotifyCompletion.ack,
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from decisions.followup.kind import Asked, Kind, KindInput
+from decisions.followup.kind import KindInput, PromptQuestion, TaskKind
 
 
 class PromptInput(KindInput):
@@ -12,15 +12,15 @@ class PromptInput(KindInput):
     options: tuple[str, ...] = Field(default=(), max_length=20)
 
 
-def told(prompt: PromptInput, result: dict[str, Any]) -> str:
+def format_answer(prompt: PromptInput, result: dict[str, Any]) -> str:
     who = result.get("by") or "A person"
     return f"{who} was asked: {prompt.text}\n\nThe answer: {result['text']}"
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="prompt",
     about="a person's answer: {text, options?, timeoutMs?}",
     input=PromptInput,
-    asks=lambda prompt: Asked(prompt.text, prompt.options),
-    format_result=told,
+    asks=lambda prompt: PromptQuestion(prompt.text, prompt.options),
+    format_result=format_answer,
 )

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from contracts.conversation import MAX_ID_LENGTH
 from contracts.topic import Event
-from decisions.followup.kind import Kind, KindInput
+from decisions.followup.kind import KindInput, TaskKind
 from decisions.followup.topic import platform_name, replied_to
 from decisions.ids import topic_key
 
@@ -25,7 +25,7 @@ class ReplyInput(KindInput):
     from_user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
 
 
-def _number(text: str) -> str:
+def _must_be_number(text: str) -> str:
     if not NUMBER.fullmatch(text):
         raise ValueError("expected the id of your own message, a number such as 1732300000.000100")
     return text
@@ -35,18 +35,18 @@ class AnyReplyInput(ReplyInput):
     """`after` is a message of the same topic, as a thread or an issue has many: only later messages count."""
 
     platform: Annotated[str, AfterValidator(platform_name)] = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    after: Annotated[str, AfterValidator(_number)] | None = Field(default=None, max_length=MAX_ID_LENGTH)
+    after: Annotated[str, AfterValidator(_must_be_number)] | None = Field(default=None, max_length=MAX_ID_LENGTH)
 
 
 def platform_of(expected: ReplyInput) -> str:
     return expected.platform if isinstance(expected, AnyReplyInput) else DISCORD
 
 
-def topic(expected: ReplyInput) -> str:
+def reply_topic(expected: ReplyInput) -> str:
     return topic_key(platform_of(expected), expected.channel_id, expected.message_id)
 
 
-def reply(expected: ReplyInput, event: Event) -> dict[str, Any] | None:
+def match_reply(expected: ReplyInput, event: Event) -> dict[str, Any] | None:
     """Return the source's result if the event is the expected reply."""
     message = event.data
     if platform_name(message.platform) != platform_of(expected) or message.channel_id != expected.channel_id:
@@ -72,25 +72,25 @@ def _is_later(message_id: str, after: str) -> bool:
     return NUMBER.fullmatch(message_id) is not None and Decimal(message_id) > Decimal(after)
 
 
-def told(_: ReplyInput, result: dict[str, Any]) -> str:
+def format_reply(_: ReplyInput, result: dict[str, Any]) -> str:
     name, user = result.get("replyUserName"), result["replyUserId"]
     who = f"{name} (user {user})" if name else f"User {user}"
     return f"{who} replied in channel {result['channelId']}:\n\n{result['text']}"
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="discord.wait_for_reply",
     about="a reply to one Discord message: {channelId, messageId, fromUserId?, timeoutMs?}",
     input=ReplyInput,
-    topic=topic,
-    result=reply,
-    format_result=told,
+    topic=reply_topic,
+    result=match_reply,
+    format_result=format_reply,
 )
-ANY = Kind(
+ANY = TaskKind(
     name="wait_for_reply",
     about="the same on another platform: {platform, channelId, messageId, after?, fromUserId?, timeoutMs?}",
     input=AnyReplyInput,
-    topic=topic,
-    result=reply,
-    format_result=told,
+    topic=reply_topic,
+    result=match_reply,
+    format_result=format_reply,
 )

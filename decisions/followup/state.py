@@ -11,8 +11,8 @@ from pydantic_core import to_json
 
 from contracts.failures import ToolFault
 from contracts.followup import (
-    MOST_RESULT,
-    MOST_TASKS,
+    MAX_FOLLOW_UP_TASKS,
+    MAX_TASK_RESULT,
     Completion,
     CreateCommand,
     FollowUpState,
@@ -23,16 +23,16 @@ from contracts.followup import (
     TaskData,
     TaskResolved,
 )
-from contracts.models import MOST_DEPTH, depth
+from contracts.models import MAX_NESTING, nesting_depth
 from contracts.run.signals import HumanInput
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions.followup import kinds
 from decisions.followup.topic import event_id
 from decisions.ids import follow_up_workflow_id
-from decisions.signature import Asked, signature_error
+from decisions.signature import SignedQuestion, signature_error
 
 FIRST_TASK_WITHIN = 3600 * 1000  # if no run is named that may create tasks
-MOST_NOTED = 20
+MAX_NOTED = 20
 TEXT_KEPT = 4000  # characters of a text that is too large to keep
 TIMEOUT, CLOCK, SENT = "timeout", "clock", "sent"  # `resolved_by`, if it is not an event or a person
 
@@ -55,7 +55,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitForTasks:
     """Wait until a change, at most until `until`."""
 
     until: int | None
@@ -67,14 +67,14 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class End:
+class EndFollowUp:
     """End without resuming the work."""
 
 
-Move = Subscribe | Send | Wait | Resume | End
+Move = Subscribe | Send | WaitForTasks | Resume | EndFollowUp
 
 
-def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
+def open_follow_up(command: CreateCommand, now: int, execution: str) -> FollowUpState:
     run = command.data.run_id
     return FollowUpState(
         workflow_id=command.data.workflow_id,
@@ -92,36 +92,36 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
     )
 
 
-def next_move(state: FollowUpState, *, is_sending: bool = False) -> Move:
+def next_follow_up_move(state: FollowUpState, *, is_sending: bool = False) -> Move:
     """Return the next move for a state that is up to date (`advanced`).
 
     Messages are sent one at a time. `is_sending`: one is in flight, although its task may already be resolved.
     """
     if state.state.is_final:
-        return Resume() if state.state is not FollowUpStatus.cancelled and state.resume_seq else End()
+        return Resume() if state.state is not FollowUpStatus.cancelled and state.resume_seq else EndFollowUp()
     for number, task in enumerate(state.tasks, 1):
         if task.state is FollowUpStatus.queued:
-            kind, parsed = kinds.read(task)
-            if kind.sends is not None and not (is_sending or sends_now(state)):
+            kind, parsed = kinds.parse_task(task)
+            if kind.sends is not None and not (is_sending or is_send_in_flight(state)):
                 return Send(task, number, kind.sends(parsed))
             if kind.topic is not None:
                 return Subscribe(task, kind.topic(parsed))
-    ends = [task.expires_at for task in open_tasks(state) if task.expires_at is not None and not _sends(task)]
+    ends = [task.expires_at for task in open_tasks(state) if task.expires_at is not None and not _is_send_task(task)]
     if not state.tasks and state.idle_until is not None:
         ends.append(state.idle_until)
-    return Wait(min(ends, default=None))
+    return WaitForTasks(min(ends, default=None))
 
 
 def open_tasks(state: FollowUpState) -> tuple[Task, ...]:
     return tuple(task for task in state.tasks if not task.state.is_final)
 
 
-def sends_now(state: FollowUpState) -> bool:
+def is_send_in_flight(state: FollowUpState) -> bool:
     """Return whether a message is in flight: its outcome is not known yet."""
-    return any(task.state is FollowUpStatus.running and _sends(task) for task in state.tasks)
+    return any(task.state is FollowUpStatus.running and _is_send_task(task) for task in state.tasks)
 
 
-def _sends(task: Task) -> bool:
+def _is_send_task(task: Task) -> bool:
     return kinds.KINDS[task.kind].sends is not None
 
 
@@ -129,33 +129,33 @@ def task_of(state: FollowUpState, task_id: str) -> Task | None:
     return next((task for task in state.tasks if task.task_id == task_id), None)
 
 
-def topics(state: FollowUpState) -> tuple[tuple[Task, str], ...]:
+def subscribed_topics(state: FollowUpState) -> tuple[tuple[Task, str], ...]:
     """Return the tasks that a topic may know, each with the topic's key."""
-    rows = [(task, *kinds.read(task)) for task in state.tasks if task.state is not FollowUpStatus.queued]
+    rows = [(task, *kinds.parse_task(task)) for task in state.tasks if task.state is not FollowUpStatus.queued]
     return tuple((task, kind.topic(arguments)) for task, kind, arguments in rows if kind.topic is not None)
 
 
-def misdirected(state: FollowUpState, workflow_id: str | None) -> str | None:
+def misdirection_reason(state: FollowUpState, workflow_id: str | None) -> str | None:
     """Return the reason, if any, why a command is not for this follow-up."""
     if workflow_id in (None, state.workflow_id):
         return None
     return f"this is follow-up {state.workflow_id}, not {workflow_id[:100]}"
 
 
-def refusal(state: FollowUpState, data: TaskData, now: int) -> str | None:
+def task_rejection_reason(state: FollowUpState, data: TaskData, now: int) -> str | None:
     """Return the reason, if any, to reject this task now. A task that was accepted before is not rejected."""
-    if reason := misdirected(state, data.workflow_id):
+    if reason := misdirection_reason(state, data.workflow_id):
         return reason
     if task_of(state, data.task_id) is not None:
         return None
     if state.state.is_final:
         return f"follow-up {state.workflow_id} is {state.state}: create another one"
-    if len(state.tasks) >= MOST_TASKS:
-        return f"a follow-up has at most {MOST_TASKS} tasks"
-    return kinds.refusal(data.kind, data.input, now)
+    if len(state.tasks) >= MAX_FOLLOW_UP_TASKS:
+        return f"a follow-up has at most {MAX_FOLLOW_UP_TASKS} tasks"
+    return kinds.kind_rejection_reason(data.kind, data.input, now)
 
 
-def added(state: FollowUpState, data: TaskData, now: int) -> FollowUpState:
+def add_task(state: FollowUpState, data: TaskData, now: int) -> FollowUpState:
     """Add a task that was not refused. The same command again changes nothing."""
     if task_of(state, data.task_id) is not None:
         return state
@@ -177,38 +177,38 @@ def added(state: FollowUpState, data: TaskData, now: int) -> FollowUpState:
     return state.model_copy(update={"tasks": (*state.tasks, task), "runs": runs, "updated_at": now})
 
 
-def turn_ended(state: FollowUpState, run_id: str) -> FollowUpState:
+def remove_creator_run(state: FollowUpState, run_id: str) -> FollowUpState:
     """Record that this run adds no more tasks."""
     return state.model_copy(update={"runs": tuple(run for run in state.runs if run != run_id)})
 
 
-def begun(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
+def begin_follow_up_task(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
     """Record that the task's subscription, or its message, is in progress."""
-    return _changed(state, task_id, now, state=FollowUpStatus.running)
+    return _update_task(state, task_id, now, state=FollowUpStatus.running)
 
 
-def blocked(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
+def block_task(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
     """Record that the task waits, unless it was resolved in the meantime."""
     task = task_of(state, task_id)
     if task is None or task.state is not FollowUpStatus.running:
         return state
-    return _changed(state, task_id, now, state=FollowUpStatus.blocked)
+    return _update_task(state, task_id, now, state=FollowUpStatus.blocked)
 
 
-def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> FollowUpState:
+def record_send(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> FollowUpState:
     """Record the outcome of a send: sent, failed, or in doubt. A task that has ended does not change."""
     task = task_of(state, task_id)
     if task is None or task.state.is_final:
         return state
     if outcome.error is None:
-        return _resolved(state, task_id, {"status": "sent"}, SENT, now)
+        return _resolve_task(state, task_id, {"status": "sent"}, SENT, now)
     result = {"status": outcome.error.kind, "message": outcome.error.message[:TEXT_KEPT]}
-    return _resolved(state, task_id, result, SENT, now, FollowUpStatus.failed)
+    return _resolve_task(state, task_id, result, SENT, now, FollowUpStatus.failed)
 
 
-def took(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
+def resolve_task(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
     """Apply an event, or a result from outside, to its task. Return the reason if it does not apply."""
-    task, reason = task_of(state, resolution.task_id), misdirected(state, resolution.workflow_id)
+    task, reason = task_of(state, resolution.task_id), misdirection_reason(state, resolution.workflow_id)
     if task is None:
         reason = reason or f"there is no task {resolution.task_id[:100]}"
     elif resolution.event is None and state.answer_keys and kinds.KINDS[task.kind].asks is not None:
@@ -217,7 +217,7 @@ def took(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[Foll
         return state, reason
     result, by = resolution.result, resolution.resolved_by or "task_resolved"
     if resolution.event is not None:
-        kind, parsed = kinds.read(task)
+        kind, parsed = kinds.parse_task(task)
         result, by = kind.result(parsed, resolution.event), event_id(resolution.event)
     if task.resolved_by == by:
         return state, None  # a duplicate
@@ -227,18 +227,18 @@ def took(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[Foll
         if by in (late.event for late in state.late if late.task_id == task.task_id):
             return state, None
         late = Late(task_id=task.task_id, event=by, at=now)
-        return state.model_copy(update={"late": (*state.late, late)[-MOST_NOTED:]}), None
-    return _resolved(state, task.task_id, result, by, now), None
+        return state.model_copy(update={"late": (*state.late, late)[-MAX_NOTED:]}), None
+    return _resolve_task(state, task.task_id, result, by, now), None
 
 
-def questions(state: FollowUpState) -> tuple[Task, ...]:
+def open_prompts(state: FollowUpState) -> tuple[Task, ...]:
     """Return the open tasks that ask a person, oldest first."""
     return tuple(task for task in open_tasks(state) if kinds.KINDS[task.kind].asks is not None)
 
 
-def answer_refusal(state: FollowUpState, answer: HumanInput) -> str | None:
+def prompt_rejection_reason(state: FollowUpState, answer: HumanInput) -> str | None:
     """Return the reason, if any, why this does not answer an open question. With several open, it must name one."""
-    prompts = questions(state)
+    prompts = open_prompts(state)
     if not prompts:
         return f"no question is open on follow-up {state.workflow_id}"
     if answer.question_id is None and len(prompts) > 1:
@@ -248,50 +248,52 @@ def answer_refusal(state: FollowUpState, answer: HumanInput) -> str | None:
     if answer.decision is not None or not (answer.text or "").strip():
         return "the question takes a text"
     task_id = answer.question_id or prompts[0].task_id
-    question = Asked(follow_up_workflow_id(state.workflow_id), state.execution, task_id)
+    question = SignedQuestion(follow_up_workflow_id(state.workflow_id), state.execution, task_id)
     return signature_error(state.answer_keys, question, answer)
 
 
-def answered(state: FollowUpState, answer: HumanInput, now: int) -> FollowUpState:
+def answer_prompt(state: FollowUpState, answer: HumanInput, now: int) -> FollowUpState:
     """Apply an answer that was not refused, to the question that it names or to the only one."""
-    task_id = answer.question_id or questions(state)[0].task_id
+    task_id = answer.question_id or open_prompts(state)[0].task_id
     result = {"status": "answered", "text": answer.text} | ({"by": answer.by} if answer.by else {})
-    return _resolved(state, task_id, result, answer.by or "a person", now)
+    return _resolve_task(state, task_id, result, answer.by or "a person", now)
 
 
-def cancelled(state: FollowUpState, now: int) -> FollowUpState:
+def cancel_follow_up(state: FollowUpState, now: int) -> FollowUpState:
     """End as cancelled. The work does not resume, even if it was about to and no lane has accepted the request yet."""
-    if state.state.is_final and not isinstance(next_move(state), Resume):
+    if state.state.is_final and not isinstance(next_follow_up_move(state), Resume):
         return state
     for task in state.tasks:
-        if task.state is FollowUpStatus.running and _sends(task):  # a cancel has waited long enough for it
-            state = sent(state, task.task_id, failed(ToolFault.in_doubt, "it may have been sent, or not"), now)
+        if task.state is FollowUpStatus.running and _is_send_task(task):  # a cancel has waited long enough for it
+            state = record_send(
+                state, task.task_id, error_outcome(ToolFault.in_doubt, "it may have been sent, or not"), now
+            )
     return _cancel_open(state, now).model_copy(update={"state": FollowUpStatus.cancelled, "resolved_at": now})
 
 
-def advanced(state: FollowUpState, now: int) -> FollowUpState:
+def advance_follow_up(state: FollowUpState, now: int) -> FollowUpState:
     """Bring the state up to date: block tasks that only wait, apply the clock, and complete the follow-up if it is."""
     if state.state.is_final:
         return state
     for task in open_tasks(state):
-        if _sends(task):
+        if _is_send_task(task):
             continue
-        kind, parsed = kinds.read(task)
+        kind, parsed = kinds.parse_task(task)
         if task.expires_at is not None and task.expires_at <= now:
             due = kind.due(parsed, task.created_at) if kind.due else None
             by = CLOCK if due is not None and due <= now else TIMEOUT
             status = {"status": "elapsed" if by == CLOCK else TIMEOUT, "at": now}
-            state = _resolved(state, task.task_id, status, by, now)
+            state = _resolve_task(state, task.task_id, status, by, now)
         elif task.state is FollowUpStatus.queued and kind.topic is None:
-            state = _changed(state, task.task_id, now, state=FollowUpStatus.blocked)
-    return _completed(state, now)
+            state = _update_task(state, task.task_id, now, state=FollowUpStatus.blocked)
+    return _complete_if_done(state, now)
 
 
-def _completed(state: FollowUpState, now: int) -> FollowUpState:
+def _complete_if_done(state: FollowUpState, now: int) -> FollowUpState:
     """Complete the follow-up if it is done: `any` at once, `all` when no run remains that may add tasks (E2)."""
     remaining = open_tasks(state)
     is_any = state.definition.completion is Completion.any and any(_is_answer(task) for task in state.tasks)
-    is_any = is_any and not sends_now(state)  # a sent message must not be reported as cancelled
+    is_any = is_any and not is_send_in_flight(state)  # a sent message must not be reported as cancelled
     if not is_any and (remaining or state.runs or (not state.tasks and now < (state.idle_until or now))):
         at_work = {FollowUpStatus.queued, FollowUpStatus.running} & {task.state for task in remaining}
         waiting = FollowUpStatus.running if at_work else FollowUpStatus.blocked
@@ -310,36 +312,36 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
 
 def _is_answer(task: Task) -> bool:
     """Return whether the task completes `any`: a timeout does not, nor does a task that is not awaited."""
-    return task.state is FollowUpStatus.resolved and not timed_out(task) and _is_awaited(task)
+    return task.state is FollowUpStatus.resolved and not task_timed_out(task) and _is_awaited(task)
 
 
-def timed_out(task: Task) -> bool:
+def task_timed_out(task: Task) -> bool:
     """Return whether the task timed out. A person may be named "timeout", so the status must match too."""
     status = task.result.get("status") if isinstance(task.result, dict) else None
     return task.resolved_by == status == TIMEOUT
 
 
 def _is_awaited(task: Task) -> bool:
-    kind, parsed = kinds.read(task)
+    kind, parsed = kinds.parse_task(task)
     return kind.is_awaited(parsed)
 
 
 def _cancel_open(state: FollowUpState, now: int) -> FollowUpState:
     for task in open_tasks(state):
-        state = _changed(state, task.task_id, now, state=FollowUpStatus.cancelled)
+        state = _update_task(state, task.task_id, now, state=FollowUpStatus.cancelled)
     return state.model_copy(update={"updated_at": now})
 
 
-def _resolved(  # noqa: PLR0913 - facts
+def _resolve_task(  # noqa: PLR0913 - facts
     state: FollowUpState, task_id: str, result: Any, by: str, now: int, end: FollowUpStatus = FollowUpStatus.resolved
 ) -> FollowUpState:
-    return _changed(state, task_id, now, state=end, result=_fitted(result), resolved_at=now, resolved_by=by)
+    return _update_task(state, task_id, now, state=end, result=_fit_result(result), resolved_at=now, resolved_by=by)
 
 
-def _fitted(result: Any) -> Any:
+def _fit_result(result: Any) -> Any:
     """Truncate a large or deep result: the state of all tasks has to fit one payload."""
     size = len(to_json(result))
-    if size <= MOST_RESULT and depth(result) <= MOST_DEPTH:
+    if size <= MAX_TASK_RESULT and nesting_depth(result) <= MAX_NESTING:
         return result
     if not isinstance(result, dict):
         return {"text": str(result)[:TEXT_KEPT], "cut": size}
@@ -350,10 +352,10 @@ def _fitted(result: Any) -> Any:
 
 
 def _is_small(name: str, value: Any) -> bool:
-    return len(to_json({name: value})) <= MOST_RESULT // 16 and depth(value) < MOST_DEPTH
+    return len(to_json({name: value})) <= MAX_TASK_RESULT // 16 and nesting_depth(value) < MAX_NESTING
 
 
-def _changed(state: FollowUpState, task_id: str, now: int, /, **changes: Any) -> FollowUpState:
+def _update_task(state: FollowUpState, task_id: str, now: int, /, **changes: Any) -> FollowUpState:
     tasks = tuple(
         task.model_copy(update={**changes, "updated_at": now}) if task.task_id == task_id else task
         for task in state.tasks

@@ -10,39 +10,39 @@ from contracts.conversation import MAX_ID_LENGTH, Headers
 from contracts.failures import ToolFault
 from contracts.followup import CreateCommand, CreateData, FollowUpCommands, TaskCommand, TaskData
 from contracts.run.state import Call, RunState
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions import ids
 from decisions.builtin_tools import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
-from decisions.errors import fault_line
+from decisions.errors import format_validation_error
 from decisions.followup import kinds, reply
 from decisions.followup.topic import platform_name
-from decisions.run.limits import left_for_follow_ups, spent
-from decisions.run.resume import key_id_of
-from decisions.text.formatting import cut
+from decisions.run.limits import follow_up_share, total_spent
+from decisions.run.resume import step_key_id
+from decisions.text.formatting import truncate
 
 CLIENT = "perdure"
 MENTION = r"[A-Za-z0-9@._:-]{1,200}"
 
 
-def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
+def build_follow_up_commands(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
     """Return the commands of a call, or the error that the model can act on.
 
     Ids derive from the step, so a repeated call, also in a resumed run, yields the same commands.
     """
     try:
-        return _commands(state, call)
+        return _build_commands(state, call)
     except ValidationError as error:
-        return failed(ToolFault.invalid_arguments, fault_line(error))
+        return error_outcome(ToolFault.invalid_arguments, format_validation_error(error))
     except ValueError as error:
-        return failed(ToolFault.invalid_arguments, str(error))
+        return error_outcome(ToolFault.invalid_arguments, str(error))
 
 
-def _commands(state: RunState, call: Call) -> FollowUpCommands:
+def _build_commands(state: RunState, call: Call) -> FollowUpCommands:
     arguments = call.arguments
     if call.tool == WORKFLOW_CREATE:
-        return FollowUpCommands(create=_create(state, call, arguments.get("definition")))
+        return FollowUpCommands(create=_build_create(state, call, arguments.get("definition")))
     if call.tool == WORKFLOW_TASK_CREATE:
-        return FollowUpCommands(task=_task(state, call, arguments))
+        return FollowUpCommands(task=_build_task(state, call, arguments))
     platform = arguments.get("platform")
     is_discord = platform is None or (isinstance(platform, str) and platform_name(platform) == reply.DISCORD)
     kind = reply.KIND if is_discord else reply.ANY
@@ -50,29 +50,31 @@ def _commands(state: RunState, call: Call) -> FollowUpCommands:
     fields = {"kind": kind.name, "input": {name: arguments[name] for name in names if arguments.get(name) is not None}}
     fields |= {name: arguments[name] for name in ("workflowId", "description") if arguments.get(name) is not None}
     if "workflowId" in fields:
-        return FollowUpCommands(task=_task(state, call, fields))
-    work = f"{cut(state.goal, 2000)}\n\n{cut(state.last_finding, 2000)}"
-    create = _create(state, call, {"summary": f"{work}\n\nWaiting for: {arguments.get('description')}"})
-    return FollowUpCommands(create=create, task=_task(state, call, {**fields, "workflowId": create.data.workflow_id}))
+        return FollowUpCommands(task=_build_task(state, call, fields))
+    work = f"{truncate(state.goal, 2000)}\n\n{truncate(state.last_finding, 2000)}"
+    create = _build_create(state, call, {"summary": f"{work}\n\nWaiting for: {arguments.get('description')}"})
+    return FollowUpCommands(
+        create=create, task=_build_task(state, call, {**fields, "workflowId": create.data.workflow_id})
+    )
 
 
-def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
+def _build_create(state: RunState, call: Call, definition: Any) -> CreateCommand:
     _check_allowance(state)
     if not isinstance(definition, dict):
         raise ValueError("`definition` is required: an object with `summary`, and `completion` if not all tasks count")  # noqa: TRY004
     own = headers_of(state)
     origin = own.model_dump(exclude_none=True)
-    _check_origin(origin, _object(definition, "origin"))
+    _check_origin(origin, _object_field(definition, "origin"))
     target = {"session_id": origin["session_id"], "request_client": origin["request_client"]}
-    target |= _object(definition, "resumeTarget")
+    target |= _object_field(definition, "resumeTarget")
     _check_target(state, target, origin["session_id"])
     data = CreateData.model_validate(
         {
-            "workflowId": ids.follow_up_id(*_maker(state, call)),
+            "workflowId": ids.follow_up_id(*_creating_step(state, call)),
             "definition": {**definition, "origin": origin, "resumeTarget": target},
             "runId": state.run_id,
             "agent": state.agent,
-            "share": left_for_follow_ups(state.model_copy(update={"follow_ups": state.follow_ups + 1})),
+            "share": follow_up_share(state.model_copy(update={"follow_ups": state.follow_ups + 1})),
         }
     )
     return CreateCommand(headers=own, data=data)
@@ -80,7 +82,7 @@ def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
 
 def _check_allowance(state: RunState) -> None:
     """Raise ValueError if the allowance is used up. Follow-ups resume work, so a chain of them shares one."""
-    if spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
+    if total_spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
         raise ValueError(
             f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
             "Finish what can be finished now, and say what is left"
@@ -99,7 +101,7 @@ def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
     session = target["session_id"]
     if session != own and not any(fnmatchcase(str(session), allowed) for allowed in state.sessions):
         allowed = ", ".join((own, *state.sessions))
-        raise ValueError(f"`resumeTarget.session_id` {cut(str(session), 80)!r} is not allowed; allowed: {allowed}")
+        raise ValueError(f"`resumeTarget.session_id` {truncate(str(session), 80)!r} is not allowed; allowed: {allowed}")
     client = headers_of(state).request_client
     if session == own and target["request_client"] != client:
         raise ValueError(f"`resumeTarget.request_client` of the run's own session is {client!r}: leave it out")
@@ -108,18 +110,18 @@ def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
         raise ValueError("`resumeTarget.mention_user_id` is the id of a user: letters, digits and @ . _ : -")
 
 
-def _object(definition: dict[str, Any], name: str) -> dict[str, Any]:
+def _object_field(definition: dict[str, Any], name: str) -> dict[str, Any]:
     value = definition.get(name) or {}
     if not isinstance(value, dict):
         raise ValueError(f"`{name}` must be an object")  # noqa: TRY004 - an error of the arguments
     return value
 
 
-def _task(state: RunState, call: Call, arguments: dict[str, Any]) -> TaskCommand:
+def _build_task(state: RunState, call: Call, arguments: dict[str, Any]) -> TaskCommand:
     fields = {name: arguments[name] for name in ("workflowId", "kind", "description", "input") if name in arguments}
-    task_id = ids.task_id(*_maker(state, call))
+    task_id = ids.task_id(*_creating_step(state, call))
     data = TaskData.model_validate({**fields, "taskId": task_id, "runId": state.run_id})
-    if reason := kinds.refusal(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
+    if reason := kinds.kind_rejection_reason(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
         raise ValueError(reason)
     _check_own(state, call, data.workflow_id)
     return TaskCommand(headers=headers_of(state), data=data)
@@ -128,14 +130,16 @@ def _task(state: RunState, call: Call, arguments: dict[str, Any]) -> TaskCommand
 def _check_own(state: RunState, call: Call, workflow_id: str) -> None:
     """Raise ValueError unless a step of this run, or of the run it resumes, created the follow-up."""
     steps = range(1, (call.step or 0) + 1)
-    if workflow_id not in {ids.follow_up_id(key_id_of(state, step), step) for step in steps}:
-        raise ValueError(f"{cut(workflow_id, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}")
+    if workflow_id not in {ids.follow_up_id(step_key_id(state, step), step) for step in steps}:
+        raise ValueError(
+            f"{truncate(workflow_id, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}"
+        )
 
 
-def _maker(state: RunState, call: Call) -> tuple[str, int]:
+def _creating_step(state: RunState, call: Call) -> tuple[str, int]:
     """Return the id of the run that first made this call, as in its keys, and the step."""
     step = call.step or 0
-    return key_id_of(state, step), step
+    return step_key_id(state, step), step
 
 
 def headers_of(state: RunState) -> Headers:
@@ -145,7 +149,7 @@ def headers_of(state: RunState) -> Headers:
     """
     headers, own_id = state.headers, state.run_id
     if len(own_id) > MAX_ID_LENGTH:
-        own_id = ids.stand_in(own_id)
+        own_id = ids.placeholder_id(own_id)
     return Headers(
         request_id=headers.request_id or own_id,
         session_id=headers.session_id or state.conversation_id or own_id,
@@ -154,7 +158,7 @@ def headers_of(state: RunState) -> Headers:
     )
 
 
-def shown(commands: FollowUpCommands) -> dict[str, str]:
+def format_command_ids(commands: FollowUpCommands) -> dict[str, str]:
     """Return the ids that the model receives."""
     result: dict[str, str] = {}
     if commands.create is not None:

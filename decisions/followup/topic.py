@@ -5,22 +5,22 @@ from hashlib import blake2b
 
 from pydantic_core import to_json
 
-from contracts.topic import MOST_EVENT, Event, PostedMessage, Subscription, TopicState
+from contracts.topic import MAX_EVENT, Event, PostedMessage, Subscription, TopicState
 from decisions.ids import topic_key
 
 TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
-MOST_KEPT, MOST_BYTES = 20, 1024 * 1024  # events, and their bytes together: the state has to fit one payload
-MOST_SUBSCRIPTIONS = 300
-MOST_NOTED = 20
+MAX_EVENTS, MAX_BYTES = 20, 1024 * 1024  # events, and their bytes together: the state has to fit one payload
+MAX_SUBSCRIPTIONS = 300
+MAX_NOTED = 20
 MAX_KNOWN = 5000  # events that are recognized as duplicates
 MARK = 16  # characters for the subscriber, and as many for the event
-MOST_EVENT_ID = 400  # characters; the contract has the same limit for `id`
+MAX_EVENT_ID = 400  # characters; the contract has the same limit for `id`
 
 
 def event_id(event: Event) -> str:
     """Return the id by which a duplicate of the event is recognized."""
     known = event.id or f"{event.data.platform}:{event.data.channel_id}:{event.data.message_id}"
-    return known if len(known) <= MOST_EVENT_ID else blake2b(known.encode(errors="surrogatepass")).hexdigest()
+    return known if len(known) <= MAX_EVENT_ID else blake2b(known.encode(errors="surrogatepass")).hexdigest()
 
 
 def replied_to(message: PostedMessage) -> str | None:
@@ -41,46 +41,48 @@ def topic_of(event: Event) -> str | None:
     return message_id and topic_key(platform_name(event.data.platform), event.data.channel_id, message_id)
 
 
-def too_large(event: Event) -> str | None:
+def event_size_error(event: Event) -> str | None:
     size = len(to_json(event))
-    return f"the event has {size:,} bytes, and {MOST_EVENT:,} is the most" if size > MOST_EVENT else None
+    return f"the event has {size:,} bytes, and {MAX_EVENT:,} is the most" if size > MAX_EVENT else None
 
 
-def opened(key: str, now: int) -> TopicState:
+def open_topic(key: str, now: int) -> TopicState:
     return TopicState(key=key, ends_at=now + TIME_TO_LIVE)
 
 
-def carried(state: TopicState) -> TopicState:
+def migrate_marks(state: TopicState) -> TopicState:
     """Migrate the state of an earlier execution, perhaps one of an earlier version."""
-    marks = (_mark(delivery.subscriber, delivery.task_id) + _mark(delivery.event) for delivery in state.sent)
+    marks = (
+        _digest_names(delivery.subscriber, delivery.task_id) + _digest_names(delivery.event) for delivery in state.sent
+    )
     return state.model_copy(update={"sent": (), "marks": (*state.marks, *marks)})
 
 
-def received(state: TopicState, event: Event, now: int) -> TopicState:
+def record_event(state: TopicState, event: Event, now: int) -> TopicState:
     """Record an event. A duplicate changes nothing; an event without open subscriptions is late, and still stored."""
     name = event_id(event)
-    if _mark(name) in state.known or any(event_id(other) == name for other in state.events):
+    if _digest_names(name) in state.known or any(event_id(other) == name for other in state.events):
         return state
     events = (*state.events, event.model_copy(update={"id": name}))
-    stored = _bounded(events)
+    stored = _latest_events(events)
     is_late = bool(state.subscriptions) and not any(_is_open(one, now) for one in state.subscriptions)
-    marks = {_mark(event_id(one)) for one in stored}
+    marks = {_digest_names(event_id(one)) for one in stored}
     changes = {
         "events": stored,
         "marks": tuple(mark for mark in state.marks if mark[MARK:] in marks),
-        "known": (*state.known, _mark(name))[-MAX_KNOWN:],
+        "known": (*state.known, _digest_names(name))[-MAX_KNOWN:],
         "forgotten": state.forgotten + len(events) - len(stored),
         "ends_at": now + TIME_TO_LIVE,
-        "late": (*state.late, name)[-MOST_NOTED:] if is_late else state.late,
+        "late": (*state.late, name)[-MAX_NOTED:] if is_late else state.late,
     }
     return state.model_copy(update=changes)
 
 
-def _bounded(events: tuple[Event, ...]) -> tuple[Event, ...]:
+def _latest_events(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """Return the latest events that fit."""
     latest: list[Event] = []
-    room = MOST_BYTES
-    for event in reversed(events[-MOST_KEPT:]):
+    room = MAX_BYTES
+    for event in reversed(events[-MAX_EVENTS:]):
         room -= len(to_json(event))
         if room < 0:
             break
@@ -88,32 +90,32 @@ def _bounded(events: tuple[Event, ...]) -> tuple[Event, ...]:
     return tuple(latest)
 
 
-def subscribed(state: TopicState, subscription: Subscription, now: int) -> TopicState:
+def record_subscription(state: TopicState, subscription: Subscription, now: int) -> TopicState:
     """Record a subscription, its renewal, or its end. If there are too many, drop those that have ended first."""
     others = [one for one in state.subscriptions if not _is_same(one, subscription)]
-    stored = sorted((*others, subscription), key=lambda one: _is_open(one, now))[-MOST_SUBSCRIPTIONS:]
-    waiting = {_mark(one.subscriber, one.task_id) for one in stored if _is_open(one, now)}
+    stored = sorted((*others, subscription), key=lambda one: _is_open(one, now))[-MAX_SUBSCRIPTIONS:]
+    waiting = {_digest_names(one.subscriber, one.task_id) for one in stored if _is_open(one, now)}
     marks = tuple(mark for mark in state.marks if mark[:MARK] in waiting)
     return state.model_copy(update={"subscriptions": tuple(stored), "marks": marks})
 
 
-def todo(state: TopicState, now: int) -> Iterator[tuple[Subscription, Event]]:
+def pending_deliveries(state: TopicState, now: int) -> Iterator[tuple[Subscription, Event]]:
     """Yield the deliveries to make: every event to every open subscription, once, oldest event first."""
     sent = set(state.marks)
-    waiting = [(one, _mark(one.subscriber, one.task_id)) for one in state.subscriptions if _is_open(one, now)]
+    waiting = [(one, _digest_names(one.subscriber, one.task_id)) for one in state.subscriptions if _is_open(one, now)]
     for event in state.events:
-        name = _mark(event_id(event))
+        name = _digest_names(event_id(event))
         for subscription, mark in waiting:
             if mark + name not in sent:
                 yield subscription, event
 
 
-def told(state: TopicState, subscription: Subscription, event: Event) -> TopicState:
-    mark = _mark(subscription.subscriber, subscription.task_id) + _mark(event_id(event))
+def record_delivery(state: TopicState, subscription: Subscription, event: Event) -> TopicState:
+    mark = _digest_names(subscription.subscriber, subscription.task_id) + _digest_names(event_id(event))
     return state.model_copy(update={"marks": (*state.marks, mark)})
 
 
-def gone(state: TopicState, subscriber: str) -> TopicState:
+def end_subscriptions(state: TopicState, subscriber: str) -> TopicState:
     """End all subscriptions of a subscriber that has ended."""
     subscriptions = tuple(
         one.model_copy(update={"expires_at": 0}) if one.subscriber == subscriber else one for one in state.subscriptions
@@ -121,7 +123,7 @@ def gone(state: TopicState, subscriber: str) -> TopicState:
     return state.model_copy(update={"subscriptions": subscriptions})
 
 
-def is_over(state: TopicState, now: int) -> bool:
+def is_topic_over(state: TopicState, now: int) -> bool:
     """Return whether the topic's time has passed and no subscription is open."""
     return now >= state.ends_at and not any(_is_open(one, now) for one in state.subscriptions)
 
@@ -132,7 +134,7 @@ def next_look(state: TopicState, now: int) -> int:
     return min([state.ends_at if state.ends_at > now else now + TIME_TO_LIVE, *ends])
 
 
-def _mark(*names: str) -> str:
+def _digest_names(*names: str) -> str:
     return blake2b("\0".join(names).encode(errors="surrogatepass"), digest_size=MARK // 2).hexdigest()
 
 

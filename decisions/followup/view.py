@@ -10,13 +10,13 @@ from contracts.conversation import Message, SubmitRequest, WhenBusy
 from contracts.followup import FollowUpState, FollowUpStatus, LifecycleEvent, Task
 from contracts.sender import FOLLOW_UP
 from decisions.followup import kinds
-from decisions.followup.state import open_tasks, questions, timed_out
+from decisions.followup.state import open_prompts, open_tasks, task_timed_out
 from decisions.ids import resume_request_id
-from decisions.text.formatting import cut, format_wait, markdown
+from decisions.text.formatting import escape_markdown, format_wait, truncate
 from decisions.text.visible_text import mark_hidden
 
-MOST_RESULTS = 60_000  # characters of all results together, in the brief
-MOST_TRIGGER = 30_000  # characters of the result that the agent sees first
+MAX_RESULTS = 60_000  # characters of all results together, in the brief
+MAX_TRIGGER = 30_000  # characters of the result that the agent sees first
 
 BRIEF = """\
 You go on with work that waited for something outside. This is a new request, and all that is known of the work \
@@ -37,25 +37,27 @@ What was waited for, in the agent's words, and what came of it:
 {tasks}"""
 
 
-def happened(before: FollowUpState | None, after: FollowUpState, now: int) -> tuple[LifecycleEvent, ...]:
+def lifecycle_events(before: FollowUpState | None, after: FollowUpState, now: int) -> tuple[LifecycleEvent, ...]:
     """Return the changes as the source's events (E9)."""
-    return tuple(_changes(before, after, now))
+    return tuple(_lifecycle_changes(before, after, now))
 
 
-def _changes(before: FollowUpState | None, after: FollowUpState, now: int) -> Iterator[LifecycleEvent]:
+def _lifecycle_changes(before: FollowUpState | None, after: FollowUpState, now: int) -> Iterator[LifecycleEvent]:
     known = {task.task_id: task.state for task in before.tasks} if before else {}
     ids: dict[str, Any] = {"workflowId": after.workflow_id}
     for task in after.tasks:
         if known.get(task.task_id) is task.state:
             continue
         of_task = {**ids, "taskId": task.task_id}
-        yield _event(after, "evt.workflow.task.lifecycle.changed", {**of_task, "state": task.state, "ts": now})
+        yield _lifecycle_event(
+            after, "evt.workflow.task.lifecycle.changed", {**of_task, "state": task.state, "ts": now}
+        )
         if task.state is FollowUpStatus.resolved:
-            yield _event(after, "evt.workflow.task.resolved", {**of_task, "result": task.result})
+            yield _lifecycle_event(after, "evt.workflow.task.resolved", {**of_task, "result": task.result})
     if before is None or before.state is not after.state:
-        yield _event(after, "evt.workflow.lifecycle.changed", {**ids, "state": after.state, "ts": now})
+        yield _lifecycle_event(after, "evt.workflow.lifecycle.changed", {**ids, "state": after.state, "ts": now})
         if after.state is FollowUpStatus.resolved:
-            yield ended(after)
+            yield resolved_event(after)
 
 
 def without_result(event: LifecycleEvent) -> LifecycleEvent:
@@ -63,13 +65,13 @@ def without_result(event: LifecycleEvent) -> LifecycleEvent:
     return event.model_copy(update={"data": {k: v for k, v in event.data.items() if k != "result"}})
 
 
-def ended(state: FollowUpState) -> LifecycleEvent:
+def resolved_event(state: FollowUpState) -> LifecycleEvent:
     """Return the event that is the result of a follow-up."""
     result = [{"taskId": task.task_id, "state": task.state, "resolvedBy": task.resolved_by} for task in state.tasks]
-    return _event(state, "evt.workflow.resolved", {"workflowId": state.workflow_id, "result": result})
+    return _lifecycle_event(state, "evt.workflow.resolved", {"workflowId": state.workflow_id, "result": result})
 
 
-def _event(state: FollowUpState, name: str, data: dict[str, Any]) -> LifecycleEvent:
+def _lifecycle_event(state: FollowUpState, name: str, data: dict[str, Any]) -> LifecycleEvent:
     return LifecycleEvent(type=name, headers=state.headers, data=data)
 
 
@@ -78,18 +80,21 @@ def resume_request(state: FollowUpState) -> SubmitRequest:
     target = state.definition.resume_target
     return SubmitRequest(
         request_id=resume_request_id(state.workflow_id, state.resume_seq),
-        messages=(Message(role="system", content=_brief(state)), Message(role="user", content=_results_text(state))),
+        messages=(
+            Message(role="system", content=_format_brief(state)),
+            Message(role="user", content=_results_text(state)),
+        ),
         agent=state.agent,
         when_busy=WhenBusy.queue,
         origin=state.definition.origin,
         share=state.share,
         request_client=target.request_client,
-        raw={"workflow": _context(state)},
+        raw={"workflow": _resume_context(state)},
         sender=FOLLOW_UP,
     )
 
 
-def _brief(state: FollowUpState) -> str:
+def _format_brief(state: FollowUpState) -> str:
     """Return the runtime's own words, without text of an agent or from outside."""
     target = state.definition.resume_target
     mention = f", and mention user {json.dumps(target.mention_user_id)}" if target.mention_user_id else ""
@@ -97,50 +102,50 @@ def _brief(state: FollowUpState) -> str:
 
 
 def _results_text(state: FollowUpState) -> str:
-    room = MOST_RESULTS // max(len(state.tasks), 1)
-    lines = (f"{number}. {_line(task, room)}" for number, task in enumerate(state.tasks, 1))
-    agent, summary = state.agent or "of another program", _quoted(state.definition.summary)
-    return RESULTS.format(trigger=_trigger(state), agent=agent, summary=summary, tasks="\n".join(lines))
+    room = MAX_RESULTS // max(len(state.tasks), 1)
+    lines = (f"{number}. {_format_task(task, room)}" for number, task in enumerate(state.tasks, 1))
+    agent, summary = state.agent or "of another program", _quote_lines(state.definition.summary)
+    return RESULTS.format(trigger=_format_trigger(state), agent=agent, summary=summary, tasks="\n".join(lines))
 
 
-def _quoted(text: str) -> str:
+def _quote_lines(text: str) -> str:
     return "\n".join(f"> {line}" for line in text.splitlines())
 
 
 def _quoted_result(text: str) -> str:
     """What came from outside. Its hidden characters are written out, as in a tool's result."""
-    return _quoted(mark_hidden(text)[:MOST_TRIGGER])
+    return _quote_lines(mark_hidden(text)[:MAX_TRIGGER])
 
 
-def _line(task: Task, room: int) -> str:
-    if timed_out(task):
-        return f"{_description(task)} ({task.kind}): nothing came in time"
+def _format_task(task: Task, room: int) -> str:
+    if task_timed_out(task):
+        return f"{_one_line_description(task)} ({task.kind}): nothing came in time"
     result = "" if task.result is None else f": {mark_hidden(to_json(task.result).decode())[:room]}"
-    return f"{_description(task)} ({task.kind}, {task.state}){result}"
+    return f"{_one_line_description(task)} ({task.kind}, {task.state}){result}"
 
 
-def _trigger(state: FollowUpState) -> str:
+def _format_trigger(state: FollowUpState) -> str:
     """Return the result that came last and resumed the work."""
     done = [task for task in state.tasks if task.resolved_at is not None]
     last = max(done, key=lambda task: task.resolved_at or 0)
-    if timed_out(last):
-        return f"Nothing came in time for: {_description(last)}"
+    if task_timed_out(last):
+        return f"Nothing came in time for: {_one_line_description(last)}"
     if last.state is FollowUpStatus.failed:
-        return f"This failed: {_description(last)}\n\n{_quoted_result(to_json(last.result).decode())}"
-    kind, parsed = kinds.read(last)
+        return f"This failed: {_one_line_description(last)}\n\n{_quoted_result(to_json(last.result).decode())}"
+    kind, parsed = kinds.parse_task(last)
     try:
         text = kind.format_result(parsed, last.result)
     except (AttributeError, KeyError, TypeError):  # a result from outside, not of the kind's shape
         text = to_json(last.result).decode()
-    return f"This came:\n{_quoted_result(text)}\n\n(This was waited for: {_description(last)})"
+    return f"This came:\n{_quoted_result(text)}\n\n(This was waited for: {_one_line_description(last)})"
 
 
-def _description(task: Task) -> str:
+def _one_line_description(task: Task) -> str:
     """Return the description on one line, so an agent's text cannot pass for a paragraph of the user's message."""
     return " ".join(task.description.split())
 
 
-def _context(state: FollowUpState) -> dict[str, Any]:
+def _resume_context(state: FollowUpState) -> dict[str, Any]:
     tasks = [
         {
             "taskId": task.task_id,
@@ -154,43 +159,44 @@ def _context(state: FollowUpState) -> dict[str, Any]:
     return {"workflowId": state.workflow_id, "resumeSeq": state.resume_seq, **definition, "tasks": tasks}
 
 
-def waiting_for(state: FollowUpState, *, is_confidential: bool = False) -> str | None:
+def follow_up_waiting_for(state: FollowUpState, *, is_confidential: bool = False) -> str | None:
     """Return the search attribute `WaitingFor`, until the follow-up is over."""
-    prompts, remaining = questions(state), open_tasks(state)
+    prompts, remaining = open_prompts(state), open_tasks(state)
     if state.state.is_final or not remaining:
         return None
     if is_confidential:
         return "human: a question" if prompts else "outside"
     if prompts:
-        return format_wait(f"asks: {_asks(prompts[0])}")
+        return format_wait(f"asks: {_question_text(prompts[0])}")
     more = f" and {len(remaining) - 1} more" if len(remaining) > 1 else ""
-    return cut(f"outside: {remaining[0].description}", 180) + more
+    return truncate(f"outside: {remaining[0].description}", 180) + more
 
 
-def _asks(task: Task) -> str:
-    kind, parsed = kinds.read(task)
+def _question_text(task: Task) -> str:
+    kind, parsed = kinds.parse_task(task)
     return kind.asks(parsed).text if kind.asks else task.description
 
 
-def details(state: FollowUpState) -> str:
+def format_follow_up_details(state: FollowUpState) -> str:
     """Return the Web UI's current details, in Markdown."""
     target = state.definition.resume_target
+    session = truncate(target.session_id, 100)
     blocks = [
-        f"**{state.state}** · resumes in `{cut(target.session_id, 100)}` · {state.definition.completion} of its tasks",
-        markdown(cut(state.definition.summary, 600)),
-        "\n".join(_row(task) for task in state.tasks) or "no tasks yet",
+        f"**{state.state}** · resumes in `{session}` · {state.definition.completion} of its tasks",
+        escape_markdown(truncate(state.definition.summary, 600)),
+        "\n".join(_format_row(task) for task in state.tasks) or "no tasks yet",
     ]
-    for task in questions(state):
+    for task in open_prompts(state):
         body = f'    {{"question_id": "{task.task_id}", "text": "…"}}'
-        question = f"**Waiting for a person**: {markdown(_asks(task))}"
+        question = f"**Waiting for a person**: {escape_markdown(_question_text(task))}"
         blocks += [question, "Answer with More Actions → Send an Update → `answer`", body]
     if state.late:
-        blocks.append(f"**Late** {', '.join(markdown(cut(late.event, 100)) for late in state.late[-5:])}")
+        blocks.append(f"**Late** {', '.join(escape_markdown(truncate(late.event, 100)) for late in state.late[-5:])}")
     if state.ignored:
-        blocks.append(f"**Ignored** {markdown(state.ignored[-1])}")
+        blocks.append(f"**Ignored** {escape_markdown(state.ignored[-1])}")
     return "\n\n".join(blocks)
 
 
-def _row(task: Task) -> str:
-    by = f" by {markdown(cut(task.resolved_by, 60))}" if task.resolved_by else ""
-    return f"- {markdown(cut(task.description, 120))} ({task.kind}): **{task.state}**{by}"
+def _format_row(task: Task) -> str:
+    by = f" by {escape_markdown(truncate(task.resolved_by, 60))}" if task.resolved_by else ""
+    return f"- {escape_markdown(truncate(task.description, 120))} ({task.kind}): **{task.state}**{by}"

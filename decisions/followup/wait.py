@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from decisions.followup.kind import MOST_MS, Kind, KindInput
+from decisions.followup.kind import MAX_MS, KindInput, TaskKind
 
 JUST_PASSED_MS = 24 * 3600 * 1000
 
@@ -14,7 +14,7 @@ class WaitInput(KindInput):
     """The end of the wait. `until` is milliseconds since 1970, or an ISO date, in UTC if it names no zone."""
 
     until: int | None = Field(default=None, ge=0, le=253_402_300_799_000)
-    delay_ms: int | None = Field(default=None, gt=0, le=MOST_MS)
+    delay_ms: int | None = Field(default=None, gt=0, le=MAX_MS)
 
     @field_validator("until", mode="before")
     @classmethod
@@ -34,22 +34,22 @@ class WaitInput(KindInput):
         return self
 
 
-def due(wait: WaitInput, now: int) -> int:
+def wait_due_at(wait: WaitInput, now: int) -> int:
     return wait.until if wait.until is not None else now + (wait.delay_ms or 0)
 
 
-def reject(wait: WaitInput, now: int) -> str | None:
+def wait_rejection_reason(wait: WaitInput, now: int) -> str | None:
     """Return the reason if the time is out of bounds. A time that has just passed is accepted and due at once."""
-    if wait.until is None or now - JUST_PASSED_MS <= wait.until <= now + MOST_MS:
+    if wait.until is None or now - JUST_PASSED_MS <= wait.until <= now + MAX_MS:
         return None
-    return f"`until` must be a time from now to {MOST_MS // 86_400_000} days ahead"
+    return f"`until` must be a time from now to {MAX_MS // 86_400_000} days ahead"
 
 
-KIND = Kind(
+KIND = TaskKind(
     name="wait",
     about='a time: {until (ms since 1970, or "2030-01-31T12:00:00Z")} or {delayMs}',
     input=WaitInput,
-    due=due,
-    rejects=reject,
+    due=wait_due_at,
+    rejects=wait_rejection_reason,
     format_result=lambda _, result: f"The time that was waited for has come ({result['status']}).",
 )

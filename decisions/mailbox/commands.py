@@ -8,56 +8,56 @@ from datetime import datetime, timedelta
 from itertools import chain, islice, zip_longest
 from typing import TypeVar
 
-from contracts.mail.commands import Carried, CarryRequest, Done, Order, OrderKind
-from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState
-from contracts.mail.mailbox import Looked, LookRequest, MailboxState
+from contracts.mail.commands import BridgeBatch, BridgeResult, BridgeResults, BridgeTask, BridgeTaskKind
+from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, TaskState
+from contracts.mail.mailbox import MailboxState, TurnLookup, TurnLookupRequest
 from decisions.ids import mail_conversation_id, task_key
-from decisions.mailbox.capacity import letter_of, with_letter, without_letters
-from decisions.mailbox.delivery import ending_of, has_passed, moved
-from decisions.mailbox.peers import resolved
-from decisions.mailbox.state import over, to_end, tried_again
+from decisions.mailbox.capacity import find_letter, remove_letters, replace_letter
+from decisions.mailbox.delivery import add_transition, ending_of, has_passed
+from decisions.mailbox.peers import close_answered
+from decisions.mailbox.state import finish_letter, retry_letter, to_end
 
-MOST_CARRIED = 25  # orders of one `carry`: few, so that new messages do not wait long
-MOST_RUNNING = 200  # tasks that run at once; beyond them, one of each plan that has none running
+MAX_BATCH = 25  # orders of one `carry`: few, so that new messages do not wait long
+MAX_RUNNING = 200  # tasks that run at once; beyond them, one of each plan that has none running
 LATER, LATEST = timedelta(seconds=5), timedelta(minutes=5)  # an order that failed is issued again, with growing delays
 
 FIRST_LOOK, LONGEST_PAUSE = timedelta(seconds=60), timedelta(minutes=15)  # until a silent run is looked up
 TOGETHER = timedelta(seconds=30)  # runs that are due this soon are looked up with it
-MOST_LOOKED_AT = 100
+MAX_LOOKED_AT = 100
 
-LOST = LetterEnding(ack=Ack.failed, details="its end is not known", fault="Lost")
+LOST = MessageResult(ack=Ack.failed, details="its end is not known", fault="Lost")
 
 T = TypeVar("T")
-P = TypeVar("P", Letter, Order)
+P = TypeVar("P", InboxMessage, BridgeTask)
 
 
 # orders
 
 
-def folders(state: MailboxState) -> Iterator[str]:
+def folders_with_work(state: MailboxState) -> Iterator[str]:
     """Yield the folders that may have orders, each once."""
     names = chain((item.letter.folder for item in state.orders), (item.folder for item in state.letters))
     return iter(dict.fromkeys(folder for folder in names if folder))
 
 
-def due(state: MailboxState, folder: str, now: datetime) -> tuple[Order, ...]:
+def next_orders(state: MailboxState, folder: str, now: datetime) -> tuple[BridgeTask, ...]:
     """Return the next orders for this folder, one of each sort in turn. Plans take turns, and so do their tasks."""
     letters = [letter for letter in state.letters if letter.folder == folder and _is_time(letter, now)]
     sorts = (
-        list(_ready(state, folder, now)),
-        _each(OrderKind.take, _takes(state, letters)),
-        _each(OrderKind.finish, (letter for letter in letters if letter.stage is Stage.ending)),
-        _each(OrderKind.dispatch, (letter for letter in letters if letter.stage is Stage.outgoing)),
-        _each(OrderKind.write_state, (letter for letter in letters if letter.untold)),
+        list(_ready_orders(state, folder, now)),
+        _orders_of_kind(BridgeTaskKind.take, _letters_to_take(state, letters)),
+        _orders_of_kind(BridgeTaskKind.finish, (letter for letter in letters if letter.stage is Stage.ending)),
+        _orders_of_kind(BridgeTaskKind.dispatch, (letter for letter in letters if letter.stage is Stage.outgoing)),
+        _orders_of_kind(BridgeTaskKind.write_state, (letter for letter in letters if letter.untold)),
     )
-    return tuple(islice(_in_turn(sorts), MOST_CARRIED))
+    return tuple(islice(_in_turn(sorts), MAX_BATCH))
 
 
-def _is_time(item: Letter | Order, now: datetime) -> bool:
+def _is_time(item: InboxMessage | BridgeTask, now: datetime) -> bool:
     return item.not_before is None or item.not_before <= now
 
 
-def _ready(state: MailboxState, folder: str, now: datetime) -> Iterator[Order]:
+def _ready_orders(state: MailboxState, folder: str, now: datetime) -> Iterator[BridgeTask]:
     """Yield the orders that are ready. Orders about one file keep their sequence."""
     held: list[tuple[str, str, str]] = []
     for order in state.orders:
@@ -69,33 +69,33 @@ def _ready(state: MailboxState, folder: str, now: datetime) -> Iterator[Order]:
                 held.append(file)
 
 
-def _each(kind: OrderKind, letters: Iterable[Letter]) -> list[Order]:
-    return [Order(kind=kind, letter=letter) for letter in letters]
+def _orders_of_kind(kind: BridgeTaskKind, letters: Iterable[InboxMessage]) -> list[BridgeTask]:
+    return [BridgeTask(kind=kind, letter=letter) for letter in letters]
 
 
-def _takes(state: MailboxState, letters: Sequence[Letter]) -> Iterator[Letter]:
+def _letters_to_take(state: MailboxState, letters: Sequence[InboxMessage]) -> Iterator[InboxMessage]:
     """Yield the letters to take. Replies are exempt from the limit on running tasks, which may wait for them."""
-    at_work = [_plan(letter) for letter in state.letters if _is_at_work(letter)]
+    at_work = [_plan_key(letter) for letter in state.letters if _is_at_work(letter)]
     waiting = [letter for letter in letters if letter.stage is Stage.admitted]
-    for letter in _fairly(waiting, state.served):
+    for letter in _in_fair_order(waiting, state.served):
         is_more = not letter.is_reply and not _is_at_work(letter)
-        if is_more and len(at_work) >= MOST_RUNNING and _plan(letter) in at_work:
+        if is_more and len(at_work) >= MAX_RUNNING and _plan_key(letter) in at_work:
             continue
         if is_more:
-            at_work.append(_plan(letter))
+            at_work.append(_plan_key(letter))
         yield letter
 
 
-def _is_at_work(letter: Letter) -> bool:
+def _is_at_work(letter: InboxMessage) -> bool:
     """Return whether the task runs, or a bridge is taking it, or was lost while it did."""
     taken = letter.stage is Stage.admitted and has_passed(letter, TaskState.consumed)
     return not letter.is_reply and (taken or letter.stage is Stage.running)
 
 
-def _fairly(waiting: Sequence[Letter], served: Sequence[str]) -> Iterator[Letter]:
-    plans: dict[str, dict[str, list[Letter]]] = {}
+def _in_fair_order(waiting: Sequence[InboxMessage], served: Sequence[str]) -> Iterator[InboxMessage]:
+    plans: dict[str, dict[str, list[InboxMessage]]] = {}
     for letter in waiting:
-        plans.setdefault(_plan(letter), {}).setdefault(_task(letter), []).append(letter)
+        plans.setdefault(_plan_key(letter), {}).setdefault(_task_key(letter), []).append(letter)
     turns = {name: turn for turn, name in enumerate(served)}
     of_plans = [
         list(_in_turn([tasks[task] for task in sorted(tasks, key=lambda task: turns.get(task, -1))]))
@@ -104,11 +104,11 @@ def _fairly(waiting: Sequence[Letter], served: Sequence[str]) -> Iterator[Letter
     return _in_turn(of_plans)
 
 
-def _plan(letter: Letter) -> str:
+def _plan_key(letter: InboxMessage) -> str:
     return task_key(letter.plan_id, "", None)
 
 
-def _task(letter: Letter) -> str:
+def _task_key(letter: InboxMessage) -> str:
     return task_key(letter.plan_id, letter.task_id, "")
 
 
@@ -120,23 +120,25 @@ def _in_turn(queues: Sequence[Sequence[T]]) -> Iterator[T]:
                 yield cell[0]
 
 
-def ordered(state: MailboxState, folder: str, now: datetime) -> tuple[MailboxState, CarryRequest]:
+def issue_batch(state: MailboxState, folder: str, now: datetime) -> tuple[MailboxState, BridgeBatch]:
     """Return the next batch. A letter that it takes is consumed from then on, and its plan and task count as served."""
-    orders: list[Order] = []
-    for order in due(state, folder, now):
-        if order.kind is OrderKind.take:
-            consumed = moved(order.letter, TaskState.consumed, now)
-            state = _served(with_letter(state, consumed), consumed)
+    orders: list[BridgeTask] = []
+    for order in next_orders(state, folder, now):
+        if order.kind is BridgeTaskKind.take:
+            consumed = add_transition(order.letter, TaskState.consumed, now)
+            state = _record_served(replace_letter(state, consumed), consumed)
             orders.append(order.model_copy(update={"letter": consumed}))
         else:
             orders.append(order)
-    return state, CarryRequest(agent=state.agent, folder=folder, orders=tuple(orders))
+    return state, BridgeBatch(agent=state.agent, folder=folder, orders=tuple(orders))
 
 
-def _served(state: MailboxState, letter: Letter) -> MailboxState:
+def _record_served(state: MailboxState, letter: InboxMessage) -> MailboxState:
     """Record a turn of the letter's plan and task. Only names with waiting letters are stored."""
-    names = (_plan(letter), _task(letter))
-    waiting = {name for one in state.letters if one.stage is Stage.admitted for name in (_plan(one), _task(one))}
+    names = (_plan_key(letter), _task_key(letter))
+    waiting = {
+        name for one in state.letters if one.stage is Stage.admitted for name in (_plan_key(one), _task_key(one))
+    }
     earlier = [name for name in state.served if name in waiting and name not in names]
     return state.model_copy(update={"served": (*earlier, *names)})
 
@@ -144,42 +146,44 @@ def _served(state: MailboxState, letter: Letter) -> MailboxState:
 # results
 
 
-def carried(state: MailboxState, request: CarryRequest, answer: Carried, now: datetime) -> MailboxState:
+def apply_results(state: MailboxState, request: BridgeBatch, answer: BridgeResults, now: datetime) -> MailboxState:
     for order, done in zip(request.orders, answer.done, strict=False):
-        state = _carried_out(state, order, done, now)
+        state = _apply_result(state, order, done, now)
     return state
 
 
-def _carried_out(state: MailboxState, order: Order, done: Done, now: datetime) -> MailboxState:
+def _apply_result(state: MailboxState, order: BridgeTask, done: BridgeResult, now: datetime) -> MailboxState:
     """Apply the result of one order. If its letter is gone, or in another attempt, the result changes nothing."""
     apply = _CHANGED.get(order.kind)
     if apply is None:
-        later = (_put_off(order, now),) if done.later else ()
+        later = (_delay(order, now),) if done.later else ()
         if order not in state.orders:
             return state
         at = state.orders.index(order)
         return state.model_copy(update={"orders": (*state.orders[:at], *later, *state.orders[at + 1 :])})
-    letter = letter_of(state, order.letter.key)
+    letter = find_letter(state, order.letter.key)
     if letter is None or letter.attempt != order.letter.attempt:
         return state
     if done.later:
-        return with_letter(state, _put_off(letter, now)) if letter.stage is order.letter.stage else state
+        return replace_letter(state, _delay(letter, now)) if letter.stage is order.letter.stage else state
     return apply(state, letter, order, done, now)
 
 
-def _put_off(item: P, now: datetime) -> P:
+def _delay(item: P, now: datetime) -> P:
     factor: int = 2 ** min(item.tries, 10)
     return item.model_copy(update={"not_before": now + min(LATER * factor, LATEST), "tries": item.tries + 1})
 
 
-def _taken(state: MailboxState, letter: Letter, _: Order, done: Done, now: datetime) -> MailboxState:
+def _apply_take(
+    state: MailboxState, letter: InboxMessage, _: BridgeTask, done: BridgeResult, now: datetime
+) -> MailboxState:
     if letter.stage is not Stage.admitted:  # its run has ended in the meantime
         return state
     if done.ending is not None:
         state = to_end(state, letter, done.ending, now)
-        return resolved(state, letter) if letter.is_reply and done.ending.ack is Ack.succeeded else state
+        return close_answered(state, letter) if letter.is_reply and done.ending.ack is Ack.succeeded else state
     if done.run_id is None:
-        return with_letter(state, _put_off(letter, now))
+        return replace_letter(state, _delay(letter, now))
     changes = {
         "stage": Stage.running,
         "run_id": done.run_id,
@@ -189,72 +193,82 @@ def _taken(state: MailboxState, letter: Letter, _: Order, done: Done, now: datet
         "looks": 0,
         "tries": 0,
     }
-    begun = moved(letter, TaskState.blocked if done.is_blocked else TaskState.running, done.at or now)
-    return with_letter(state, begun.model_copy(update=changes))
+    begun = add_transition(letter, TaskState.blocked if done.is_blocked else TaskState.running, done.at or now)
+    return replace_letter(state, begun.model_copy(update=changes))
 
 
-def _finished(state: MailboxState, letter: Letter, _: Order, done: Done, now: datetime) -> MailboxState:
+def _apply_finish(
+    state: MailboxState, letter: InboxMessage, _: BridgeTask, done: BridgeResult, now: datetime
+) -> MailboxState:
     if letter.stage is not Stage.ending:
         return state
     if done.again:
-        return tried_again(state, letter, now)
-    return over(state, letter, done.ending or letter.ending or LOST, now)
+        return retry_letter(state, letter, now)
+    return finish_letter(state, letter, done.ending or letter.ending or LOST, now)
 
 
-def _sent(state: MailboxState, letter: Letter, _: Order, done: Done, now: datetime) -> MailboxState:
+def _apply_dispatch(
+    state: MailboxState, letter: InboxMessage, _: BridgeTask, done: BridgeResult, now: datetime
+) -> MailboxState:
     if done.ending is not None:
-        return without_letters(state, letter)
-    return with_letter(state, letter.model_copy(update={"stage": Stage.sent, "heard_at": now, "not_before": None}))
+        return remove_letters(state, letter)
+    return replace_letter(state, letter.model_copy(update={"stage": Stage.sent, "heard_at": now, "not_before": None}))
 
 
-def _written(state: MailboxState, letter: Letter, order: Order, _: Done, __: datetime) -> MailboxState:
+def _apply_state_write(
+    state: MailboxState, letter: InboxMessage, order: BridgeTask, _: BridgeResult, __: datetime
+) -> MailboxState:
     """Record that the task state is written. If the letter changed since the order, it is written again."""
     untold = letter.untold and letter.transitions != order.letter.transitions
-    return with_letter(state, letter.model_copy(update={"untold": untold, "not_before": None, "tries": 0}))
+    return replace_letter(state, letter.model_copy(update={"untold": untold, "not_before": None, "tries": 0}))
 
 
-_CHANGED: Mapping[OrderKind, Callable[[MailboxState, Letter, Order, Done, datetime], MailboxState]] = {
-    OrderKind.take: _taken,
-    OrderKind.finish: _finished,
-    OrderKind.dispatch: _sent,
-    OrderKind.write_state: _written,
+_CHANGED: Mapping[
+    BridgeTaskKind, Callable[[MailboxState, InboxMessage, BridgeTask, BridgeResult, datetime], MailboxState]
+] = {
+    BridgeTaskKind.take: _apply_take,
+    BridgeTaskKind.finish: _apply_finish,
+    BridgeTaskKind.dispatch: _apply_dispatch,
+    BridgeTaskKind.write_state: _apply_state_write,
 }
 
 
 # silent runs
 
 
-def stale(state: MailboxState, now: datetime) -> tuple[Letter, ...]:
+def stale_letters(state: MailboxState, now: datetime) -> tuple[InboxMessage, ...]:
     """Return the letters whose runs are due for a look: the signal of their end may have been lost."""
     running = [letter for letter in state.letters if letter.stage is Stage.running and letter.run_id is not None]
     if not any(_look_due(letter) <= now for letter in running):
         return ()
-    return tuple(letter for letter in running if _look_due(letter) <= now + TOGETHER)[:MOST_LOOKED_AT]
+    return tuple(letter for letter in running if _look_due(letter) <= now + TOGETHER)[:MAX_LOOKED_AT]
 
 
-def _look_due(letter: Letter) -> datetime:
+def _look_due(letter: InboxMessage) -> datetime:
     factor: int = 2 ** min(letter.looks, 10)
     return letter.heard_at + min(FIRST_LOOK * factor, LONGEST_PAUSE)
 
 
-def look(state: MailboxState, letters: Sequence[Letter]) -> LookRequest:
-    return LookRequest(
+def build_look_request(state: MailboxState, letters: Sequence[InboxMessage]) -> TurnLookupRequest:
+    return TurnLookupRequest(
         run_ids=tuple(letter.run_id or "" for letter in letters),
         lanes=tuple(mail_conversation_id(state.agent, letter.task) for letter in letters),
     )
 
 
-def looked(state: MailboxState, letters: Sequence[Letter], seen: Looked | None, now: datetime) -> MailboxState:
+def apply_look(
+    state: MailboxState, letters: Sequence[InboxMessage], seen: TurnLookup | None, now: datetime
+) -> MailboxState:
     """End the letters whose runs have ended; look at the others later. `seen` is missing if the look failed."""
     ends = seen.ends if seen is not None else ()
     for silent, end in zip_longest(letters, ends[: len(letters)]):
-        letter = letter_of(state, silent.key)
+        letter = find_letter(state, silent.key)
         if letter is None or letter.stage is not Stage.running or letter.run_id != silent.run_id:
             continue
         if end is not None:
             state = to_end(state, letter, ending_of(end), now)
         else:
-            state = with_letter(state, letter.model_copy(update={"heard_at": now, "looks": letter.looks + 1}))
+            state = replace_letter(state, letter.model_copy(update={"heard_at": now, "looks": letter.looks + 1}))
     return state
 
 

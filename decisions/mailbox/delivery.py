@@ -8,18 +8,18 @@ from pydantic_core import to_json
 
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
-from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState, Transition
+from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, TaskState, Transition
 from contracts.mail.mailbox import AckView, DeadLetter, Delivery
 from contracts.mail.message import MessageHead, TaskHead
-from decisions.ids import letter_key, mail_conversation_id, mail_request_id, task_key, turn_run_id
-from decisions.text.formatting import cut
+from decisions.ids import mail_conversation_id, mail_request_id, message_key, task_key, turn_run_id
+from decisions.text.formatting import truncate
 
 FRAME = 330  # bytes that a letter may still gain: a transition for each state, a run, an ending
 WHY = 200  # characters of a reason in the memory
 MARK = 8  # characters of a file's digest, compared only within one message
 GIVEN_UP = "GivenUp"  # the error type of a letter that a person gave up
 BAD_MESSAGE = "BadMessage"  # the error type of a letter that ends before it begins
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 PAUSE = timedelta(seconds=10)  # before the second attempt; twice that before the third
 _PASSING = (RunFailure.rate_limited, RunFailure.model_unavailable)
 _FAILED_ENDS: Mapping[TurnEnd, str] = {
@@ -37,26 +37,26 @@ LAST_STATE = {Ack.succeeded: TaskState.succeeded, Ack.failed: TaskState.failed}
 
 def may_try_again(error: str | None, steps: int, attempt: int) -> bool:
     """Return whether a failed run may be replaced: it made no step, and the failure is transient (C5)."""
-    return error in _PASSING and steps == 0 and attempt < MOST_ATTEMPTS
+    return error in _PASSING and steps == 0 and attempt < MAX_ATTEMPTS
 
 
 def pause_after(attempt: int) -> timedelta:
     return PAUSE * attempt
 
 
-def ending_of(end: TurnEnd) -> LetterEnding:
+def ending_of(end: TurnEnd) -> MessageResult:
     if end is TurnEnd.completed:
-        return LetterEnding(ack=Ack.succeeded, details="the run is completed")
-    return LetterEnding(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
+        return MessageResult(ack=Ack.succeeded, details="the run is completed")
+    return MessageResult(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
 
 
-def bad(error: str) -> LetterEnding:
-    return LetterEnding(ack=Ack.failed, details=cut(error, WHY), fault=BAD_MESSAGE)
+def bad_message_ending(error: str) -> MessageResult:
+    return MessageResult(ack=Ack.failed, details=truncate(error, WHY), fault=BAD_MESSAGE)
 
 
-def letter_for(folder: str, delivery: Delivery, head: MessageHead, now: datetime) -> Letter:
-    letter = Letter(
-        key=letter_key(head.message_id, delivery.sha256),
+def new_letter(folder: str, delivery: Delivery, head: MessageHead, now: datetime) -> InboxMessage:
+    letter = InboxMessage(
+        key=message_key(head.message_id, delivery.sha256),
         task=task_key(head.plan_id, head.task_id, head.subtask_id),
         folder=folder,
         plan=delivery.plan,
@@ -72,17 +72,17 @@ def letter_for(folder: str, delivery: Delivery, head: MessageHead, now: datetime
         stage=Stage.admitted,
         heard_at=now,
     )
-    return weighed(letter)
+    return with_size(letter)
 
 
-def weighed(letter: Letter) -> Letter:
+def with_size(letter: InboxMessage) -> InboxMessage:
     return letter.model_copy(update={"size": len(to_json(letter)) + FRAME})
 
 
-def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", key: str = "") -> Letter:
+def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", key: str = "") -> InboxMessage:
     """Return a letter for a file whose contents are not known."""
     folder, plan, file = place
-    return Letter(
+    return InboxMessage(
         key=key,
         task="",
         folder=folder,
@@ -97,20 +97,20 @@ def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", ke
     )
 
 
-def ack_of(letter: Letter, **fields: Any) -> AckView:
+def ack_of(letter: InboxMessage, **fields: Any) -> AckView:
     return AckView(**letter.model_dump(include=_NAMES), **fields)
 
 
-def place(item: Letter | DeadLetter) -> tuple[str, str, str]:
+def file_place(item: InboxMessage | DeadLetter) -> tuple[str, str, str]:
     return item.folder, item.plan, item.file
 
 
-def mark(letter: Letter) -> str:
+def file_mark(letter: InboxMessage) -> str:
     """Return the digest by which the message's file is recognized."""
-    return task_key(*place(letter))[:MARK]
+    return task_key(*file_place(letter))[:MARK]
 
 
-def is_task(letter: Letter) -> bool:
+def is_task(letter: InboxMessage) -> bool:
     return not letter.is_reply and letter.delegation is None
 
 
@@ -119,12 +119,12 @@ def run_of(agent: str, task: str, key: str, attempt: int) -> str:
     return turn_run_id(mail_conversation_id(agent, task), mail_request_id(key, attempt))
 
 
-def blocked(letter: Letter, now: datetime) -> Letter:
+def block_letter(letter: InboxMessage, now: datetime) -> InboxMessage:
     changes = {"stage": Stage.blocked, "untold": True}
-    return moved(letter, TaskState.blocked, now).model_copy(update=changes)
+    return add_transition(letter, TaskState.blocked, now).model_copy(update=changes)
 
 
-def moved(letter: Letter, state: TaskState, at: datetime) -> Letter:
+def add_transition(letter: InboxMessage, state: TaskState, at: datetime) -> InboxMessage:
     """Add a transition, unless the letter is already in that state. A letter is consumed once over all attempts."""
     passed = letter.transitions if state is TaskState.consumed else letter.transitions[-1:]
     if any(transition.state is state for transition in passed):
@@ -132,10 +132,10 @@ def moved(letter: Letter, state: TaskState, at: datetime) -> Letter:
     return letter.model_copy(update={"transitions": (*letter.transitions, Transition(state=state, at=at))})
 
 
-def has_passed(letter: Letter, state: TaskState) -> bool:
+def has_passed(letter: InboxMessage, state: TaskState) -> bool:
     return any(transition.state is state for transition in letter.transitions)
 
 
-def is_asking(letter: Letter) -> bool:
+def is_asking_for_input(letter: InboxMessage) -> bool:
     """Return whether the letter's run waits for a person to choose an input file."""
     return letter.stage is Stage.running and any(last.state is TaskState.blocked for last in letter.transitions[-1:])

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from contracts.mail.message import PickPolicy
 
-MOST_OPTIONS = 100  # offered to a person
-MOST_NAME = 255  # bytes, of a file or folder
+MAX_OPTIONS = 100  # offered to a person
+MAX_NAME = 255  # bytes, of a file or folder
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Ambiguous:
 Choice = Chosen | Missing | Several | Ambiguous
 
 
-def choose(candidates: Sequence[Candidate], policy: PickPolicy | None, digests: Mapping[str, str]) -> Choice:
+def choose_input(candidates: Sequence[Candidate], policy: PickPolicy | None, digests: Mapping[str, str]) -> Choice:
     """Apply the policy. For `unique`, `digests` has the digest of each candidate: equal contents count as one file."""
     ordered = sorted(candidates, key=lambda file: file.path)
     if len(ordered) < 2:
         return Chosen(ordered[0].path) if ordered else Missing()
-    options = tuple(file.path for file in ordered[:MOST_OPTIONS])
+    options = tuple(file.path for file in ordered[:MAX_OPTIONS])
     match policy:
         case PickPolicy.first:
             return Chosen(ordered[0].path)
@@ -68,7 +68,7 @@ def choose(candidates: Sequence[Candidate], policy: PickPolicy | None, digests: 
             return Several(options)
 
 
-def segments(match: str) -> tuple[str, ...] | str:
+def split_pattern(match: str) -> tuple[str, ...] | str:
     """Return the parts of a pattern, or why it is not valid. A valid pattern cannot leave `inputs/`."""
     if match.startswith("/") or "\\" in match or re.match(r"[A-Za-z]:", match):
         return "expected a pattern below inputs/, as in `*.csv`"
@@ -78,8 +78,8 @@ def segments(match: str) -> tuple[str, ...] | str:
     parts = tuple(part for at, part in enumerate(names) if names[at : at + 2] != ["**", "**"])
     if not parts or any(part == ".." or part.startswith((".", "~")) for part in parts):
         return "`..`, `~` and hidden names are not allowed"
-    if any(len(part.encode()) > MOST_NAME for part in parts):
-        return f"a name is longer than {MOST_NAME} bytes"
+    if any(len(part.encode()) > MAX_NAME for part in parts):
+        return f"a name is longer than {MAX_NAME} bytes"
     return parts if len(parts) <= 8 else "it is nested too deep"
 
 
@@ -87,6 +87,6 @@ def is_pattern(part: str) -> bool:
     return any(sign in part for sign in "*?[")
 
 
-def fits(name: str, part: str) -> bool:
+def matches_part(name: str, part: str) -> bool:
     """Return whether a name matches a part of the pattern. Case matters, as in file names."""
     return fnmatchcase(name, part) if is_pattern(part) else name == part

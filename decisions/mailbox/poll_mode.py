@@ -4,44 +4,46 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from contracts.models import Value
+from contracts.models import FrozenModel
 
 
-class Mode(StrEnum):
+class PollMode(StrEnum):
     running = "RUNNING"
     idle = "IDLE"
     dormant = "DORMANT"  # does not poll until a file wakes it
 
 
 @dataclass(frozen=True)
-class Patience:
+class PollPolicy:
     """The limits of a mode: a number of empty cycles, and the time since the last work (`None`: never dormant)."""
 
     idle_after: int = 3
     dormant_after: timedelta | None = timedelta(minutes=5)
 
 
-class Pace(Value):
+class PollState(FrozenModel):
     """The mode of a bridge, with its `empty` cycles in a row and the time of its last work in `since`."""
 
-    mode: Mode = Mode.running
+    mode: PollMode = PollMode.running
     empty: int = 0
     since: datetime
 
 
-def woken(state: Pace, now: datetime) -> Pace:
+def wake(state: PollState, now: datetime) -> PollState:
     """Return the state after a wake-up: the bridge looks at the folder before it changes mode."""
-    return Pace(mode=Mode.idle if state.mode is Mode.dormant else state.mode, since=now)
+    return PollState(mode=PollMode.idle if state.mode is PollMode.dormant else state.mode, since=now)
 
 
-def after_cycle(state: Pace, *, has_worked: bool, must_look: bool, now: datetime, patience: Patience) -> Pace:
+def after_cycle(
+    state: PollState, *, has_worked: bool, must_look: bool, now: datetime, patience: PollPolicy
+) -> PollState:
     """Return the state after a cycle. `must_look` prevents dormancy: no event reports a change of the open work."""
     if has_worked:
-        return Pace(since=now)
+        return PollState(since=now)
     empty = state.empty + 1
     is_idle = empty >= patience.idle_after
     is_over = patience.dormant_after is not None and now - state.since >= patience.dormant_after
     if is_idle and is_over and not must_look:
-        return Pace(mode=Mode.dormant, empty=empty, since=state.since)
-    mode = Mode.idle if is_idle or state.mode is not Mode.running else Mode.running
-    return Pace(mode=mode, empty=empty, since=state.since)
+        return PollState(mode=PollMode.dormant, empty=empty, since=state.since)
+    mode = PollMode.idle if is_idle or state.mode is not PollMode.running else PollMode.running
+    return PollState(mode=mode, empty=empty, since=state.since)

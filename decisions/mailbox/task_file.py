@@ -6,12 +6,12 @@ Only the owner of a page is ever read back.
 from collections.abc import Mapping, Sequence
 
 from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.mail.delivery import Ack, Letter
+from contracts.mail.delivery import Ack, InboxMessage
 from contracts.run.state import RunStatus, RunView
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
-MOST_SUMMARY = 500  # characters of a subtask's result
-MOST_GOAL = 4000
+MAX_SUMMARY = 500  # characters of a subtask's result
+MAX_GOAL = 4000
 
 _SUBTASKS: Mapping[SubtaskStatus, str] = {
     SubtaskStatus.waiting: "pending",
@@ -20,7 +20,7 @@ _SUBTASKS: Mapping[SubtaskStatus, str] = {
 }
 
 
-def status_of(letter: Letter, view: RunView | None, delegations: Sequence[DelegationState]) -> str:
+def status_of(letter: InboxMessage, view: RunView | None, delegations: Sequence[DelegationState]) -> str:
     """Return planning, in-progress, executing, aggregating, done or failed."""
     if letter.ending is not None:
         return "done" if letter.ending.ack is Ack.succeeded else "failed"
@@ -35,7 +35,9 @@ def status_of(letter: Letter, view: RunView | None, delegations: Sequence[Delega
     return "planning" if view is None or view.turns == 0 else "in-progress"
 
 
-def page(letter: Letter, task: str, view: RunView | None, delegations: Sequence[DelegationState], result: str) -> str:
+def render_task_page(
+    letter: InboxMessage, task: str, view: RunView | None, delegations: Sequence[DelegationState], result: str
+) -> str:
     """Return the page. `task` is the message's body; `result` is the outcome or failure, empty while it runs."""
     mode = "coordinating" if delegations else "direct"
     head = [
@@ -44,52 +46,52 @@ def page(letter: Letter, task: str, view: RunView | None, delegations: Sequence[
         ("status", status_of(letter, view, delegations)),
         ("run_id", letter.run_id or ""),
     ]
-    lines = [*_about(letter), *_members(head), "---", "", "# Task", ""]
-    lines += [task[:MOST_GOAL].rstrip() + ("\n\n…" if len(task) > MOST_GOAL else ""), ""]
+    lines = [*_identity_lines(letter), *_yaml_fields(head), "---", "", "# Task", ""]
+    lines += [task[:MAX_GOAL].rstrip() + ("\n\n…" if len(task) > MAX_GOAL else ""), ""]
     for number, delegation in enumerate(delegations, 1):
         title = "## Subtasks" if len(delegations) == 1 else f"## Subtasks {number}"
         lines += [title, "", "| subtask | agent | status |", "| --- | --- | --- |"]
         lines += [
-            f"| {_cell(sub.id)} | {_cell(sub.agent)} | {_SUBTASKS.get(sub.status, 'failed')} |"
+            f"| {_escape_cell(sub.id)} | {_escape_cell(sub.agent)} | {_SUBTASKS.get(sub.status, 'failed')} |"
             for sub in delegation.subtasks
         ]
         lines.append("")
     results = [sub for delegation in delegations for sub in delegation.subtasks if sub.outcome]
     if results:
-        lines += ["## Subtask results", "", *(line for sub in results for line in _result(sub))]
+        lines += ["## Subtask results", "", *(line for sub in results for line in _result_lines(sub))]
     if result:
         lines += ["## Result", "", result.rstrip(), ""]
     return "\n".join(lines)
 
 
-def is_of_another(page: bytes, letter: Letter) -> bool:
+def is_of_another(page: bytes, letter: InboxMessage) -> bool:
     """Return whether another task owns the page, as tasks of two plans may share a name. Other files have no owner."""
-    own = "\n".join([*_about(letter), ""]).encode(errors="replace")
+    own = "\n".join([*_identity_lines(letter), ""]).encode(errors="replace")
     return page.startswith(b"---\ntask_id: ") and not page.startswith(own)
 
 
-def _about(letter: Letter) -> list[str]:
+def _identity_lines(letter: InboxMessage) -> list[str]:
     """Return the first lines of a task's page, which no other task's page has."""
     ids = (("task_id", letter.task_id), ("subtask_id", letter.subtask_id or ""), ("plan_id", letter.plan_id))
-    return ["---", *_members(ids)]
+    return ["---", *_yaml_fields(ids)]
 
 
-def _members(fields: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"{name}: {_quoted(value)}" for name, value in fields if value]
+def _yaml_fields(fields: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{name}: {_quote_scalar(value)}" for name, value in fields if value]
 
 
-def _result(subtask: SubtaskState) -> list[str]:
+def _result_lines(subtask: SubtaskState) -> list[str]:
     files = [f"- {path}" for path in subtask.artifacts]
-    return [f"### {subtask.id}", "", cut(subtask.outcome, MOST_SUMMARY), "", *([*files, ""] if files else [])]
+    return [f"### {subtask.id}", "", truncate(subtask.outcome, MAX_SUMMARY), "", *([*files, ""] if files else [])]
 
 
-def _cell(text: str) -> str:
-    return cut(text, 200).replace("|", "\\|")
+def _escape_cell(text: str) -> str:
+    return truncate(text, 200).replace("|", "\\|")
 
 
-def _quoted(text: str) -> str:
+def _quote_scalar(text: str) -> str:
     """Return the text as a YAML scalar."""
     if text and all(char.isalnum() or char in "-_." for char in text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{cut(escaped, 500)}"'
+    return f'"{truncate(escaped, 500)}"'

@@ -3,25 +3,25 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from contracts.mail.commands import Order, OrderKind
-from contracts.mail.delivery import Ack, Letter, Stage, TaskState
+from contracts.mail.commands import BridgeTask, BridgeTaskKind
+from contracts.mail.delivery import Ack, InboxMessage, Stage, TaskState
 from contracts.mail.mailbox import AckView, MailboxState, MailboxView
 from decisions.mailbox.delivery import ack_of, has_passed
-from decisions.text.formatting import cut, markdown
+from decisions.text.formatting import escape_markdown, truncate
 
 SHOWN = 5
 
 
-def summary(orders: Sequence[Order]) -> str:
+def summarize_orders(orders: Sequence[BridgeTask]) -> str:
     """Return a line such as `take 2 · finish 1`, for the Web UI's timeline."""
     kinds = Counter(order.kind for order in orders)
-    return " · ".join(f"{kind} {kinds[kind]}" for kind in OrderKind if kinds[kind])
+    return " · ".join(f"{kind} {kinds[kind]}" for kind in BridgeTaskKind if kinds[kind])
 
 
-def view(state: MailboxState) -> MailboxView:
+def mailbox_view(state: MailboxState) -> MailboxView:
     return MailboxView(
         agent=state.agent,
-        open=tuple(map(_shown, state.letters)),
+        open=tuple(map(_view_letter, state.letters)),
         recent=state.recent,
         accepted=state.accepted,
         skipped=state.skipped,
@@ -34,7 +34,7 @@ def view(state: MailboxState) -> MailboxView:
 _TO_DO = (Stage.admitted, Stage.ending, Stage.outgoing)
 
 
-def _shown(letter: Letter) -> AckView:
+def _view_letter(letter: InboxMessage) -> AckView:
     last = letter.transitions[-1] if letter.transitions else None
     return ack_of(
         letter,
@@ -47,22 +47,25 @@ def _shown(letter: Letter) -> AckView:
     )
 
 
-def details(state: MailboxState) -> str:
+def format_mailbox_details(state: MailboxState) -> str:
     """Return the Web UI's current details, in Markdown."""
     stages = [letter.stage for letter in state.letters]
     counts = [f"{stages.count(stage):,} {stage}" for stage in Stage if stage in stages] or ["empty"]
     totals = f"{state.accepted:,} accepted · {state.skipped:,} skipped · {state.failed:,} failed"
     blocks = [f"**{' · '.join(counts)}** · {totals}"]
     if state.dead:
-        reason = markdown(cut(state.dead[-1].why, 120))
-        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{_code(state.dead[-1].file)}`: {reason}")
+        reason = escape_markdown(truncate(state.dead[-1].why, 120))
+        blocks.append(
+            f"**Dead letters** {len(state.dead):,}, the last one `{_escape_code(state.dead[-1].file)}`: {reason}"
+        )
     if state.notices:
-        blocks.append(f"**Ignored** {markdown(state.notices[-1])}")
+        blocks.append(f"**Ignored** {escape_markdown(state.notices[-1])}")
     lines = [
-        f"- {ack.ack} `{_code(ack.message_id)}` {markdown(ack.details)}" for ack in state.recent[: -SHOWN - 1 : -1]
+        f"- {ack.ack} `{_escape_code(ack.message_id)}` {escape_markdown(ack.details)}"
+        for ack in state.recent[: -SHOWN - 1 : -1]
     ]
     return "\n\n".join([*blocks, *(["\n".join(["**Lately**", "", *lines])] if lines else [])])
 
 
-def _code(text: str) -> str:
-    return cut(text, 80).replace("`", "'")
+def _escape_code(text: str) -> str:
+    return truncate(text, 80).replace("`", "'")

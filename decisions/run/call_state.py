@@ -6,17 +6,17 @@ from typing import Any
 
 from contracts.failures import Escalation, ToolFault
 from contracts.run.state import Call, Pending, RunState
-from contracts.tool import Effect, ToolKind, ToolOutcome, failed
+from contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
 from decisions.builtin_tools import ESCALATE, FINISH, GO_ON, REFRAME
 from decisions.ids import call_digest
-from decisions.run.journal import kept, reframed, with_artifacts
-from decisions.run.outcome import completed, escalated
+from decisions.run.journal import add_artifacts, reframe_journal, run_journal_tool
+from decisions.run.outcome import complete_run, escalate_run
 
 OUTSIDE = (ToolKind.signal, ToolKind.queue)
-IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
+IN_DOUBT = error_outcome(ToolFault.in_doubt, "interrupted; may have happened")
 
 
-def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
+def issue_calls(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
     """Mark the calls as pending, before anything is dispatched (A3). A call that waits for a person may be already."""
     known = {pending.step for pending in state.pending}
     pending = tuple(
@@ -27,7 +27,7 @@ def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
     return state.model_copy(update={"pending": state.pending + pending, "updated_at": now})
 
 
-def reissued(state: RunState, step: int, now: datetime) -> RunState:
+def reissue_call(state: RunState, step: int, now: datetime) -> RunState:
     """Count one more attempt of the same step."""
     pending = tuple(
         p.model_copy(update={"attempt": p.attempt + 1, "since": now, "handed_out": None}) if p.step == step else p
@@ -36,7 +36,7 @@ def reissued(state: RunState, step: int, now: datetime) -> RunState:
     return state.model_copy(update={"pending": pending, "updated_at": now})
 
 
-def handed_out(state: RunState, step: int, now: datetime) -> RunState:
+def mark_handed_out(state: RunState, step: int, now: datetime) -> RunState:
     """Record that the request was sent; its result arrives as a signal."""
     pending = tuple(p.model_copy(update={"handed_out": now}) if p.step == step else p for p in state.pending)
     return state.model_copy(update={"pending": pending, "updated_at": now})
@@ -53,25 +53,25 @@ def in_flight(state: RunState) -> list[str]:
     return [*state.doubtful, *(call.tool_use_id for call in waiting if call.tool_use_id not in state.doubtful)]
 
 
-def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
+def record_approval(state: RunState, call: Call) -> tuple[RunState, Call]:
     """Record a person's approval of this call with its current arguments."""
     changes = {"approval": call_digest(call.tool, call.arguments)}
-    return _changed(state, call, **changes), call.model_copy(update=changes)
+    return _update_call(state, call, **changes), call.model_copy(update=changes)
 
 
-def accepted(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
+def accept_definition(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
     """Record that a person wants this call made although its tool's definition has changed."""
     changes = {"approval": call_digest(call.tool, call.arguments), "accepts": definition}
-    return _changed(state, call, **changes), call.model_copy(update=changes)
+    return _update_call(state, call, **changes), call.model_copy(update=changes)
 
 
-def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
+def repeat_call(state: RunState, call: Call) -> tuple[RunState, Call]:
     """Record a person's decision "run again": the call gets a new key."""
-    state = _changed(state, call, generation=call.generation + 1)
+    state = _update_call(state, call, generation=call.generation + 1)
     return state, next(c for c in state.calls if c.tool_use_id == call.tool_use_id)
 
 
-def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
+def _update_call(state: RunState, call: Call, **changes: Any) -> RunState:
     calls = state.calls
     at = next((i for i, c in enumerate(calls) if c.tool_use_id == call.tool_use_id), None)
     if at is None:
@@ -80,38 +80,38 @@ def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
     return state.model_copy(update={"calls": changed})
 
 
-def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
+def settle_call(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
     """Give the call its outcome; it is no longer pending."""
     artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
     update = {
-        "calls": _changed(state, call, outcome=outcome).calls,
+        "calls": _update_call(state, call, outcome=outcome).calls,
         "artifacts": artifacts,
         "pending": tuple(p for p in state.pending if p.step != call.step),
-        "journal": with_artifacts(state.journal, outcome.artifacts),
+        "journal": add_artifacts(state.journal, outcome.artifacts),
         "active_ms": state.active_ms + outcome.duration_ms,
         "updated_at": now,
     }
     return state.model_copy(update=update)
 
 
-def journaled(state: RunState, call: Call, now: datetime) -> RunState:
+def run_journal_call(state: RunState, call: Call, now: datetime) -> RunState:
     """Run one of the journal tools."""
-    journal, outcome = kept(state.journal, call.tool, call.arguments)
-    return settled(state.model_copy(update={"journal": journal}), call, outcome, now)
+    journal, outcome = run_journal_tool(state.journal, call.tool, call.arguments)
+    return settle_call(state.model_copy(update={"journal": journal}), call, outcome, now)
 
 
-def controlled(state: RunState, call: Call, now: datetime) -> RunState:
+def run_control_call(state: RunState, call: Call, now: datetime) -> RunState:
     """Run `finish`, `escalate` or `reframe`."""
     texts = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
     if state.ending is not None:
-        return settled(state, call, failed(ToolFault.interrupted, "the run has ended"), now)
+        return settle_call(state, call, error_outcome(ToolFault.interrupted, "the run has ended"), now)
     if call.tool == FINISH:
-        return _finish(state, call, texts.get("outcome", ""), now)
+        return _finish_run(state, call, texts.get("outcome", ""), now)
     if call.tool == ESCALATE:
-        state = escalated(state, Escalation.asked, texts.get("reason") or "the agent gave no reason")
-        return settled(state, call, ToolOutcome(result="escalated"), now)
+        state = escalate_run(state, Escalation.asked, texts.get("reason") or "the agent gave no reason")
+        return settle_call(state, call, ToolOutcome(result="escalated"), now)
     if call.tool == REFRAME:
-        return _reframe(state, call, texts.get("frame", ""), now)
+        return _reframe_run(state, call, texts.get("frame", ""), now)
     raise AssertionError(f"{call.tool} is not a control tool")
 
 
@@ -121,16 +121,18 @@ _WITH_OUTCOME = (
 )
 
 
-def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
+def _finish_run(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
     sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
     if sibling is not None:
-        error = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}")
-        return settled(state, call, error, now)
+        error = error_outcome(
+            ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}"
+        )
+        return settle_call(state, call, error, now)
     if not outcome.strip():
-        error = failed(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
-        return settled(state, call, error, now)
-    state = completed(state, outcome.strip(), artifacts_in(call.arguments))
-    return settled(state, call, ToolOutcome(result="finished"), now)
+        error = error_outcome(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
+        return settle_call(state, call, error, now)
+    state = complete_run(state, outcome.strip(), artifacts_in(call.arguments))
+    return settle_call(state, call, ToolOutcome(result="finished"), now)
 
 
 def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
@@ -138,14 +140,14 @@ def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
     return tuple(a for a in paths if isinstance(a, str)) if isinstance(paths, list) else ()
 
 
-def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
+def _reframe_run(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
     count, limit = state.reframes + 1, state.limits.max_reframes
     if count > limit:
-        state = escalated(state, Escalation.reframe_budget, f"all {limit} reframes are used up")
-        return settled(state, call, failed(ToolFault.budget, f"reframes used up ({limit})"), now)
-    state = state.model_copy(update={"reframes": count, "journal": reframed(state.journal, frame)})
+        state = escalate_run(state, Escalation.reframe_budget, f"all {limit} reframes are used up")
+        return settle_call(state, call, error_outcome(ToolFault.budget, f"reframes used up ({limit})"), now)
+    state = state.model_copy(update={"reframes": count, "journal": reframe_journal(state.journal, frame)})
     text = f"reframed ({count} of {limit}). {GO_ON} {_reframes_left(limit - count)}"
-    return settled(state, call, ToolOutcome(result=text), now)
+    return settle_call(state, call, ToolOutcome(result=text), now)
 
 
 def _reframes_left(remaining: int) -> str:
@@ -154,22 +156,22 @@ def _reframes_left(remaining: int) -> str:
     return f"No {REFRAME} is left: another one escalates the run, which ends it."
 
 
-def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
+def settle_interrupted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
     """Settle all open calls: every tool use gets a result, even if the run ends before the call.
 
     `in_flight` names the tool uses that may have had their effect; the record must not claim that they had none.
     """
-    interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
-    return _settled_all(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
+    interrupted = error_outcome(ToolFault.interrupted, "the run ended before this call had a result")
+    return _settle_open_calls(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
 
 
-def refused_before(state: RunState, reason: str, now: datetime) -> RunState:
+def settle_unmade(state: RunState, reason: str, now: datetime) -> RunState:
     """Settle the requested calls as not made."""
-    return _settled_all(state, lambda _: failed(ToolFault.interrupted, reason), now)
+    return _settle_open_calls(state, lambda _: error_outcome(ToolFault.interrupted, reason), now)
 
 
-def _settled_all(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:
+def _settle_open_calls(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:
     for call in state.calls:
         if call.outcome is None:
-            state = settled(state, call, outcome_of(call), now)
+            state = settle_call(state, call, outcome_of(call), now)
     return state

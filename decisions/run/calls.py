@@ -9,28 +9,28 @@ from pydantic_core import to_json
 from contracts.failures import ToolFault
 from contracts.run.state import Call, RunState
 from contracts.run.turn import ModelTurn
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
-from decisions.builtin_tools import ASK_HUMAN, CONTROL
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS
 from decisions.ids import call_digest
 from decisions.run.limits import is_out_of_steps
 from decisions.run.transcript import PAGE_BYTES
 
 # Per reply. Far fewer are ever useful, and a server refuses a workflow task that leaves 2,000 activities pending.
-MOST_CALLS = 200
-_BEYOND = failed(
+MAX_CALLS = 200
+_BEYOND = error_outcome(
     ToolFault.too_many,
-    f"not made: a reply may have {MOST_CALLS} calls; look at what these brought, and make it then if it is needed",
+    f"not made: a reply may have {MAX_CALLS} calls; look at what these brought, and make it then if it is needed",
 )
 
 REPEATED = "not made: it has the id of another call in the same reply; make it again if it is wanted"
 
 
-def text_of(content: Iterable[dict[str, Any]]) -> str:
+def join_text_blocks(content: Iterable[dict[str, Any]]) -> str:
     """Return the text blocks of a message, joined."""
     return "\n".join(str(b.get("text", "")) for b in content if b.get("type") == "text").strip()
 
 
-def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
+def parse_calls(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     """Return every tool use of a reply, in the model's order.
 
     Steps continue from the run's last one and are never reused. A call that cannot be made, or that exceeds the limit
@@ -43,14 +43,14 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     for block in turn.content:
         if block.get("type") != "tool_use":
             continue
-        call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _settled(block, _BEYOND)
+        call = _reject_call(block, turn, routes) if len(calls) < MAX_CALLS else _unmade_call(block, _BEYOND)
         if call is None:
             route = routes[block["name"]]
             is_used_up = route.takes_step and is_out_of_steps(state, step)
-            call = _asked(block, route, step + 1 if route.takes_step and not is_used_up else None)
+            call = _build_call(block, route, step + 1 if route.takes_step and not is_used_up else None)
             if is_used_up and not _is_wanted(state, call):
                 used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"
-                call = call.model_copy(update={"outcome": failed(ToolFault.budget, used_up)})
+                call = call.model_copy(update={"outcome": error_outcome(ToolFault.budget, used_up)})
             elif route.takes_step and not is_used_up:
                 step += 1
         calls.append(call)
@@ -62,7 +62,7 @@ def _is_wanted(state: RunState, call: Call) -> bool:
     return state.forced is not None and state.forced.asks is not None and call.tool == state.forced.tool
 
 
-def _asked(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:
+def _build_call(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:
     return Call(
         tool_use_id=block["id"],
         tool=route.name,
@@ -73,26 +73,26 @@ def _asked(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:
     )
 
 
-def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute]) -> Call | None:
+def _reject_call(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute]) -> Call | None:
     name = str(block.get("name"))
     if name not in routes:
         tools = ", ".join(routes)
-        outcome = failed(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
+        outcome = error_outcome(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
     elif block["id"] in turn.repeated:
-        outcome = failed(ToolFault.invalid_arguments, REPEATED)
+        outcome = error_outcome(ToolFault.invalid_arguments, REPEATED)
     elif block["id"] in turn.broken:
-        outcome = failed(
+        outcome = error_outcome(
             ToolFault.broken_json,
             "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole",
         )
     elif not isinstance(block.get("input"), dict):
-        outcome = failed(ToolFault.invalid_arguments, "the arguments must be a JSON object")
+        outcome = error_outcome(ToolFault.invalid_arguments, "the arguments must be a JSON object")
     else:
         return None
-    return _settled(block, outcome)
+    return _unmade_call(block, outcome)
 
 
-def _settled(block: dict[str, Any], outcome: ToolOutcome) -> Call:
+def _unmade_call(block: dict[str, Any], outcome: ToolOutcome) -> Call:
     """Return a call that is not made."""
     return Call(
         tool_use_id=block["id"],
@@ -131,7 +131,7 @@ def _is_gated_kind(route: ToolRoute, call: Call) -> bool:
     return bool(route.approval_kinds) and call.arguments.get("kind") in route.approval_kinds
 
 
-def asked_first(state: RunState, call: Call) -> bool:
+def is_asked_first(state: RunState, call: Call) -> bool:
     """Return whether a person is asked before anything is done, so that a repeat is harmless."""
     return call.tool == ASK_HUMAN or needs_approval(state, call)
 
@@ -141,25 +141,25 @@ def next_batch(state: RunState) -> tuple[Call, ...]:
 
     `finish`, `escalate` and `reframe` come last, since they judge the results of the others.
     """
-    first = next(_work(state), None) or next(_waiting(state), None)
-    if first is None or first.tool in CONTROL:
+    first = next(_open_work(state), None) or next(_open_calls(state), None)
+    if first is None or first.tool in CONTROL_TOOLS:
         return (first,) if first else ()
-    return tuple(takewhile(lambda call: _is_parallel(state, call), _work(state))) or (first,)
+    return tuple(takewhile(lambda call: _is_parallel(state, call), _open_work(state))) or (first,)
 
 
-def _waiting(state: RunState) -> Iterator[Call]:
+def _open_calls(state: RunState) -> Iterator[Call]:
     return (call for call in state.calls if call.outcome is None)
 
 
-def _work(state: RunState) -> Iterator[Call]:
-    return (call for call in _waiting(state) if call.tool not in CONTROL)
+def _open_work(state: RunState) -> Iterator[Call]:
+    return (call for call in _open_calls(state) if call.tool not in CONTROL_TOOLS)
 
 
 def _is_parallel(state: RunState, call: Call) -> bool:
     return call.effect is Effect.read and call.kind is not ToolKind.builtin and not needs_approval(state, call)
 
 
-def paged(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
+def page_calls(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
     """Return the calls from `start` on that fit a query's answer with the rest of the state: at least one."""
     end, size = start, 0
     while end < len(calls) and (end == start or size < PAGE_BYTES):

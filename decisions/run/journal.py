@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from contracts.failures import ToolFault
 from contracts.run.journal import Journal
 from contracts.run.transcript import Part, PartKind
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions.builtin_tools import (
     APPEND_JOURNAL,
     GET_JOURNAL,
@@ -20,81 +20,85 @@ from decisions.builtin_tools import (
     TEXT_SECTIONS,
     UPDATE_JOURNAL,
 )
-from decisions.run.calls import text_of
+from decisions.run.calls import join_text_blocks
 from decisions.text.quoting import escape_headings
 
-EXCERPT = 600  # characters of an objective, finding or plan that the run records itself
-MOST_TEXT = 4000  # characters of a section, or of an entry
-MOST_ENTRIES = 100  # of a list
-MOST_BYTES = 64 * 1024  # of the whole journal: the model reads it after each summary, and a run carries it along
+JOURNAL_EXCERPT = 600  # characters of an objective, finding or plan that the run records itself
+MAX_JOURNAL_TEXT = 4000  # characters of a section, or of an entry
+MAX_JOURNAL_ENTRIES = 100  # of a list
+MAX_JOURNAL_BYTES = 64 * 1024  # of the whole journal: the model reads it after each summary, and a run carries it along
 DIGEST = 500  # characters
 
 
 READ = f"(This is the whole journal. It changes only by what you write into it. {GO_ON})"
 
 
-def kept(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
+def run_journal_tool(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
     """Run one of the three journal tools."""
     if tool == GET_JOURNAL:
-        return journal, ToolOutcome(result=f"{render(journal)}\n{READ}")
+        return journal, ToolOutcome(result=f"{render_journal(journal)}\n{READ}")
     if tool == UPDATE_JOURNAL:
-        return _updated(journal, arguments)
+        return _update_sections(journal, arguments)
     if tool == APPEND_JOURNAL:
-        return _appended(journal, arguments)
+        return _append_entry(journal, arguments)
     raise AssertionError(f"{tool} is not a journal tool")
 
 
-def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
+def _update_sections(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
     """Replace sections. A list replaces the whole list, so that a resolved blocker can be removed."""
     changes: dict[str, Any] = {}
     for name, value in arguments.items():
         if name in TEXT_SECTIONS and isinstance(value, str):
-            changes[name] = value.strip()[:MOST_TEXT]
+            changes[name] = value.strip()[:MAX_JOURNAL_TEXT]
         elif name in LIST_SECTIONS and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-            changes[name] = tuple(entry.strip()[:MOST_TEXT] for entry in value if entry.strip())[-MOST_ENTRIES:]
+            changes[name] = tuple(entry.strip()[:MAX_JOURNAL_TEXT] for entry in value if entry.strip())[
+                -MAX_JOURNAL_ENTRIES:
+            ]
         else:
-            return journal, _unfit(name)
+            return journal, _reject_section(name)
     if not changes:
-        return journal, failed(ToolFault.invalid_arguments, f"give one section at least: {_sections()}")
+        return journal, error_outcome(ToolFault.invalid_arguments, f"give one section at least: {_list_sections()}")
     changed = journal.model_copy(update=changes)
     if changed == journal:
         return journal, ToolOutcome(result=f"journal: nothing changed, it says this already. {GO_ON}")
-    if _size(changed) > max(MOST_BYTES, _size(journal)):
-        return journal, failed(ToolFault.too_large, f"the journal may have {MOST_BYTES:,} bytes: make it shorter")
+    if _json_size(changed) > max(MAX_JOURNAL_BYTES, _json_size(journal)):
+        return journal, error_outcome(
+            ToolFault.too_large, f"the journal may have {MAX_JOURNAL_BYTES:,} bytes: make it shorter"
+        )
     return changed, ToolOutcome(result=f"journal: {', '.join(changes)} updated")
 
 
-def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
+def _append_entry(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
     """Append an entry. The oldest entries of a full section make room; other sections stay unchanged."""
     section, entry = arguments.get("section"), arguments.get("entry")
     if section not in LIST_SECTIONS:
-        return journal, _unfit(str(section))
+        return journal, _reject_section(str(section))
     if not isinstance(entry, str) or not entry.strip():
-        return journal, failed(ToolFault.invalid_arguments, "`entry` is required: one sentence")
+        return journal, error_outcome(ToolFault.invalid_arguments, "`entry` is required: one sentence")
     before = getattr(journal, section)
-    entries = (*before, entry.strip()[:MOST_TEXT])[-MOST_ENTRIES:]
+    entries = (*before, entry.strip()[:MAX_JOURNAL_TEXT])[-MAX_JOURNAL_ENTRIES:]
     changed = journal.model_copy(update={section: entries})
-    while _size(changed) > MOST_BYTES and len(entries) > 1:
+    while _json_size(changed) > MAX_JOURNAL_BYTES and len(entries) > 1:
         entries = entries[1:]
         changed = journal.model_copy(update={section: entries})
-    if _size(changed) > max(MOST_BYTES, _size(journal)):
-        full = f"the journal is full ({MOST_BYTES:,} bytes): replace other sections by shorter ones first"
-        return journal, failed(ToolFault.too_large, full)
+    if _json_size(changed) > max(MAX_JOURNAL_BYTES, _json_size(journal)):
+        full = f"the journal is full ({MAX_JOURNAL_BYTES:,} bytes): replace other sections by shorter ones first"
+        return journal, error_outcome(ToolFault.too_large, full)
     dropped = len(before) + 1 - len(entries)
     left_out = f"; the oldest {'one was' if dropped == 1 else f'{dropped} were'} dropped" if dropped else ""
     again = f"; it had this entry already. {GO_ON}" if entries[-1] in before and not dropped else ""
     return changed, ToolOutcome(result=f"journal: {section} now has {len(entries)}{left_out}{again}")
 
 
-def _size(journal: Journal) -> int:
+def _json_size(journal: Journal) -> int:
     return len(to_json(journal))
 
 
-def _unfit(name: str) -> ToolOutcome:
-    return failed(ToolFault.invalid_arguments, f"{name[:100]!r} does not fit: {_sections()}")
+def _reject_section(name: str) -> ToolOutcome:
+    return error_outcome(ToolFault.invalid_arguments, f"{name[:100]!r} does not fit: {_list_sections()}")
 
 
-def _sections() -> str:
+def _list_sections() -> str:
     return f"texts are {', '.join(TEXT_SECTIONS)}; lists of texts are {', '.join(LIST_SECTIONS)}"
 
 
@@ -103,28 +107,28 @@ def is_written(journal: Journal) -> bool:
     return any(getattr(journal, name) for name in Journal.model_fields if name not in ("objective", "artifacts"))
 
 
-def handed_on(journal: Journal) -> Journal | None:
+def forward_journal(journal: Journal) -> Journal | None:
     """Return the journal for a conversation's next turn, without the objective, if anything is written."""
     return journal.model_copy(update={"objective": ""}) if is_written(journal) else None
 
 
-def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
+def add_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
     """Add artifacts that a tool has written to those that the agent noted."""
     new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)
-    artifacts_now = (*journal.artifacts, *new)[-MOST_ENTRIES:]
+    artifacts_now = (*journal.artifacts, *new)[-MAX_JOURNAL_ENTRIES:]
     return journal.model_copy(update={"artifacts": artifacts_now}) if new else journal
 
 
-def framed(journal: Journal, goal: str, text: str) -> Journal:
+def frame_journal(journal: Journal, goal: str, text: str) -> Journal:
     """Set the objective from the model's first reply: its frame, or else the goal."""
-    return journal.model_copy(update={"objective": (framing(text).frame or goal)[:EXCERPT]})
+    return journal.model_copy(update={"objective": (parse_framing(text).frame or goal)[:JOURNAL_EXCERPT]})
 
 
-def reframed(journal: Journal, frame: str) -> Journal:
-    return journal.model_copy(update={"objective": frame[:EXCERPT] or journal.objective})
+def reframe_journal(journal: Journal, frame: str) -> Journal:
+    return journal.model_copy(update={"objective": frame[:JOURNAL_EXCERPT] or journal.objective})
 
 
-def refolded(parts: Sequence[Part], goal: str) -> Journal:
+def rebuild_journal(parts: Sequence[Part], goal: str) -> Journal:
     """Rebuild the journal as it was after these parts of the conversation, for a run that is forked from there."""
     outcomes = {p.content[0]["tool_use_id"]: p.content[0] for p in parts if p.kind is PartKind.result}
     done = {use for use, outcome in outcomes.items() if not outcome.get("is_error")}
@@ -134,25 +138,25 @@ def refolded(parts: Sequence[Part], goal: str) -> Journal:
             journal, is_first = journal.model_copy(update={"objective": ""}), True
         if part.kind is not PartKind.reply:
             continue
-        if is_first and (text := text_of(part.content)):
-            journal = framed(journal, goal, text)
+        if is_first and (text := join_text_blocks(part.content)):
+            journal = frame_journal(journal, goal, text)
         is_first = False
         uses = [use for use in part.content if use.get("type") == "tool_use" and use.get("id") in done]
         for use in (use for use in uses if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL)):
-            journal, _ = kept(journal, use["name"], use["input"])
+            journal, _ = run_journal_tool(journal, use["name"], use["input"])
         for use in (use for use in uses if use["name"] == REFRAME):
             frame = use["input"].get("frame")
-            journal = reframed(journal, frame if isinstance(frame, str) else "")
+            journal = reframe_journal(journal, frame if isinstance(frame, str) else "")
     return journal
 
 
-def shown(journal: Journal, goal: str, finding: str) -> Journal:
+def fill_journal(journal: Journal, goal: str, finding: str) -> Journal:
     """Fill sections that the agent left empty with what the run knows."""
     texts = {"objective": journal.objective or goal, "current_state": journal.current_state or finding}
     return journal.model_copy(update=texts)
 
 
-def render(journal: Journal) -> str:
+def render_journal(journal: Journal) -> str:
     """Render as Markdown (`memory.md`): every section with content, in the journal's order.
 
     Headings inside a text are escaped, so that it cannot open a section.
@@ -166,24 +170,24 @@ def render(journal: Journal) -> str:
     return "# Run journal\n\n" + "\n".join(sections)
 
 
-def digest(journal: Journal) -> str:
+def digest_journal(journal: Journal) -> str:
     """Render at most 500 characters: objective, state, first blocker, next action, and the latest findings that fit."""
     lines = [
-        _line("Objective", journal.objective, 140),
-        _line("State", journal.current_state, 120),
-        _line("Blocker", next(iter(journal.blockers), ""), 70),
-        _line("Next", journal.handoff_next_action, 70),
+        _digest_line("Objective", journal.objective, 140),
+        _digest_line("State", journal.current_state, 120),
+        _digest_line("Blocker", next(iter(journal.blockers), ""), 70),
+        _digest_line("Next", journal.handoff_next_action, 70),
     ]
     text = "\n".join(line for line in lines if line)
     for finding in reversed(journal.verified_findings):
-        line = _line("Finding", finding, 90)
+        line = _digest_line("Finding", finding, 90)
         if len(text) + 1 + len(line) > DIGEST:
             break
         text = f"{text}\n{line}" if text else line
     return text
 
 
-def _line(name: str, text: str, limit: int) -> str:
+def _digest_line(name: str, text: str, limit: int) -> str:
     flat = " ".join(text.split())
     return f"{name}: {flat if len(flat) <= limit else flat[: limit - 1] + '…'}" if flat else ""
 
@@ -194,7 +198,7 @@ class Framing:
     plan: str
 
 
-def framing(text: str) -> Framing:
+def parse_framing(text: str) -> Framing:
     """Find "Frame: …" and "Plan: …" in any markup. Without a plan of that name, the whole text is the plan."""
     # A line's leading marks never match across its end: tried from each of many lines, that would take forever.
     frame = re.search(r"^[^\w\n]*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)

@@ -13,30 +13,30 @@ from contracts.run.state import Ending, RunState, RunStatus
 DEFAULTS = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
 
 
-def effective(*overrides: LimitOverrides) -> Limits:
+def merge_limits(*overrides: LimitOverrides) -> Limits:
     """Merge limits; the nearest layer is first."""
     merged = DEFAULTS
     for layer in reversed(overrides):
-        merged = with_requested(merged, set_in(layer))
+        merged = apply_requested(merged, values_set_in(layer))
     return merged
 
 
-def set_in(overrides: LimitOverrides) -> dict[str, Any]:
+def values_set_in(overrides: LimitOverrides) -> dict[str, Any]:
     """Return the limits that are set, as JSON values: other versions must be able to read what a run carries."""
     return overrides.model_dump(mode="json", exclude_none=True)
 
 
-def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
+def apply_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
     """Apply the requested limits. Unknown ones are ignored."""
     return Limits.model_validate({**limits.model_dump(mode="json"), **requested})
 
 
-def turn_limit(limits: Limits) -> timedelta:
+def longest_turn(limits: Limits) -> timedelta:
     """Return the longest duration of a model turn: at least its silence limit."""
     return max(limits.turn_limit, limits.turn_timeout)
 
 
-def within(limits: Limits, share: Share) -> Limits:
+def limit_to_share(limits: Limits, share: Share) -> Limits:
     """Return a subtask's limits, bounded by its share of the tree's budget."""
     return limits.model_copy(
         update={
@@ -48,19 +48,19 @@ def within(limits: Limits, share: Share) -> Limits:
     )
 
 
-def in_force(state: RunState, limits: Limits) -> Limits:
+def limits_in_force(state: RunState, limits: Limits) -> Limits:
     """Return the limits of a run. `limits` are those of agent, file and default.
 
     What the run itself sets, its share and the project's ceiling are applied to them.
     """
-    limits = with_requested(limits, state.requested)
+    limits = apply_requested(limits, state.requested)
     shares = (state.assignment.share if state.assignment else None, state.share)
-    return below_ceiling(reduce(within, filter(None, shares), limits), state.ceiling)
+    return apply_ceiling(reduce(limit_to_share, filter(None, shares), limits), state.ceiling)
 
 
-def left_for_follow_ups(state: RunState) -> Share:
+def follow_up_share(state: RunState) -> Share:
     """Return the share of each follow-up: they divide evenly what the run has left."""
-    limits, used, count = state.limits, spent(state), max(state.follow_ups, 1)
+    limits, used, count = state.limits, total_spent(state), max(state.follow_ups, 1)
     tokens = None if limits.budget_tokens is None else max(limits.budget_tokens - used.tokens, 0) // count
     usd = None if limits.budget_usd is None else max(limits.budget_usd - (used.usd or 0.0), 0.0) / count
     return Share(
@@ -71,7 +71,7 @@ def left_for_follow_ups(state: RunState) -> Share:
     )
 
 
-def smaller(one: Share | None, other: Share | None) -> Share | None:
+def smaller_share(one: Share | None, other: Share | None) -> Share | None:
     """Return the share that exceeds neither. A missing share is no limit."""
     if one is None or other is None:
         return one or other
@@ -80,9 +80,9 @@ def smaller(one: Share | None, other: Share | None) -> Share | None:
     return Share.model_validate({name: min(known, default=None) for name, known in values.items()})
 
 
-def below_ceiling(limits: Limits, ceiling: Mapping[str, Any]) -> Limits:
+def apply_ceiling(limits: Limits, ceiling: Mapping[str, Any]) -> Limits:
     """Bound limits by the project's ceiling. A budget that is not set becomes the ceiling's."""
-    excess = _excess(limits, ceiling)
+    excess = _find_excess(limits, ceiling)
     return limits.model_copy(update=excess) if excess else limits
 
 
@@ -90,14 +90,14 @@ def format_excess(limits: Limits, ceiling: Mapping[str, Any]) -> tuple[str, ...]
     """Report each limit that is above the project's ceiling, a line each."""
     return tuple(
         f"{name} {getattr(limits, name)} is above the project's ceiling of {highest}"
-        for name, highest in _excess(limits, ceiling).items()
+        for name, highest in _find_excess(limits, ceiling).items()
         if getattr(limits, name) is not None
     )
 
 
-def _excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
+def _find_excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ceiling of each limit that is above it. Silence is part of a turn, so `turn_limit` bounds it too."""
-    known = with_requested(limits, ceiling)
+    known = apply_requested(limits, ceiling)
     highest = {name: getattr(known, name) for name in Limits.model_fields if name in ceiling}
     if "turn_limit" in highest:
         highest["turn_timeout"] = min(known.turn_timeout, known.turn_limit)
@@ -105,7 +105,7 @@ def _excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: bound for name, bound in highest.items() if current[name] is None or current[name] > bound}
 
 
-def spent(state: RunState) -> Spent:
+def total_spent(state: RunState) -> Spent:
     """Return what counts against the run's budgets: its own use, and all that it delegated."""
     own = Spent(steps=state.step, tokens=state.usage.total, usd=state.cost_usd, follow_ups=state.follow_ups)
     return own + state.delegated
@@ -130,28 +130,28 @@ def _is_past(state: RunState, limit: timedelta) -> bool:
     return state.active_ms >= limit / timedelta(milliseconds=1)
 
 
-def timed_out(state: RunState) -> Ending:
+def timed_out_ending(state: RunState) -> Ending:
     text = f"{state.active_ms / 1000:.0f} s of active time are used, and {state.limits.hard_limit} was the limit"
     return Ending(status=RunStatus.timed_out, text=text, reason=RunFailure.hard_limit)
 
 
-def used_up(state: RunState) -> Ending | None:
+def budget_ending(state: RunState) -> Ending | None:
     """Return the ending if turns, tokens or money are used up.
 
     Checked before each model call, so a run overshoots by one call at most. A subtask stops before the call that would
     exceed the budget. Parallel subtasks can each overshoot by one call.
     """
-    limits, used = state.limits, spent(state)
+    limits, used = state.limits, total_spent(state)
     if state.turns >= limits.max_turns:
-        return escalation(Escalation.turn_budget, f"all {limits.max_turns} turns are used up")
+        return escalation_ending(Escalation.turn_budget, f"all {limits.max_turns} turns are used up")
     if limits.budget_tokens is not None and used.tokens + state.last_call >= limits.budget_tokens:
         detail = f"{used.tokens:,} tokens are used, and the budget was {limits.budget_tokens:,}"
-        return escalation(Escalation.token_budget, detail)
+        return escalation_ending(Escalation.token_budget, detail)
     if limits.budget_usd is not None and used.usd is not None and used.usd >= limits.budget_usd:
         detail = f"USD {used.usd:.4f} are spent, and the budget was {limits.budget_usd:g}"
-        return escalation(Escalation.money_budget, detail)
+        return escalation_ending(Escalation.money_budget, detail)
     return None
 
 
-def escalation(reason: Escalation, detail: str) -> Ending:
+def escalation_ending(reason: Escalation, detail: str) -> Ending:
     return Ending(status=RunStatus.escalated, text=detail, reason=reason)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from contracts.delegation import Spent
 from contracts.run.compaction import Summary
 from contracts.run.state import Call, Ending, RunState, RunStatus
-from decisions.builtin_tools import CONTROL, JOURNAL
+from decisions.builtin_tools import CONTROL_TOOLS, JOURNAL_TOOLS
 from decisions.run.calls import next_batch
-from decisions.run.limits import is_nearly_out_of_time, is_out_of_time, timed_out, used_up
-from decisions.run.loop_detection import Looked, looked
+from decisions.run.limits import budget_ending, is_nearly_out_of_time, is_out_of_time, timed_out_ending
+from decisions.run.loop_detection import LoopCheck, check_for_loops
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Wind:
+class FinalTurn:
     """Start the final turn: the time is nearly used up."""
 
 
@@ -53,11 +53,11 @@ class Listen:
     """Add the user's new message to the conversation before the next model call."""
 
 
-Move = Think | Act | CloseTurn | Rotate | Wind | Listen | End
+Move = Think | Act | CloseTurn | Rotate | FinalTurn | Listen | End
 
 
 @dataclass(frozen=True)
-class Now:
+class LoopFacts:
     """The facts that the rules look at."""
 
     state: RunState
@@ -66,51 +66,51 @@ class Now:
     is_spoken_to: bool  # the user has sent something that is not in the conversation yet
 
 
-def time_is_up(now: Now) -> End | None:
+def time_is_up(now: LoopFacts) -> End | None:
     """The hard limit is passed, there is no ending, and the next move takes time."""
     is_up = is_out_of_time(now.state) and not _takes_no_time(now.batch)
-    return End(timed_out(now.state)) if is_up else None
+    return End(timed_out_ending(now.state)) if is_up else None
 
 
-def calls_wait(now: Now) -> Act | None:
+def calls_wait(now: LoopFacts) -> Act | None:
     """A call of the turn has no outcome yet."""
     return Act(now.batch) if now.batch else None
 
 
-def calls_are_made(now: Now) -> CloseTurn | None:
+def calls_are_made(now: LoopFacts) -> CloseTurn | None:
     """The turn has calls, and each has its outcome."""
     return CloseTurn() if now.state.calls else None
 
 
-def user_has_spoken(now: Now) -> Listen | None:
+def user_has_spoken(now: LoopFacts) -> Listen | None:
     """The user has sent another message, and another turn can follow."""
     return Listen() if now.is_spoken_to and _may_go_on(now.state) else None
 
 
-def work_is_over(now: Now) -> End | None:
+def work_is_over(now: LoopFacts) -> End | None:
     """There is an ending, or turns, tokens or money are used up."""
-    ending = now.state.ending or used_up(now.state)
+    ending = now.state.ending or budget_ending(now.state)
     return End(ending) if ending else None
 
 
-def history_is_long(now: Now) -> Rotate | None:
+def history_is_long(now: LoopFacts) -> Rotate | None:
     """The server suggests it, and the conversation holds every message sent to the run."""
     # A closing run takes no more messages, so an unread one would be carried along forever.
     return Rotate() if now.history_is_long and not now.is_spoken_to else None
 
 
-def time_runs_short(now: Now) -> Wind | None:
+def time_runs_short(now: LoopFacts) -> FinalTurn | None:
     """The soft limit is passed."""
-    return Wind() if is_nearly_out_of_time(now.state) else None
+    return FinalTurn() if is_nearly_out_of_time(now.state) else None
 
 
-def nothing_else(now: Now) -> Think:  # noqa: ARG001 - as every rule
+def nothing_else(now: LoopFacts) -> Think:  # noqa: ARG001 - as every rule
     """No other rule holds."""
     return Think()
 
 
 # Checked in this order; the first rule that holds decides. docs/architecture.md has the same table.
-RULES: tuple[Callable[[Now], Move | None], ...] = (
+RULES: tuple[Callable[[LoopFacts], Move | None], ...] = (
     time_is_up,
     calls_wait,
     calls_are_made,
@@ -124,22 +124,26 @@ RULES: tuple[Callable[[Now], Move | None], ...] = (
 
 def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = False) -> Move:
     """Return the run's next move. Call only when nothing is in flight."""
-    now = Now(state, next_batch(state), history_is_long, is_spoken_to)
+    now = LoopFacts(state, next_batch(state), history_is_long, is_spoken_to)
     return next(move for rule in RULES if (move := rule(now)) is not None)
 
 
 def _may_go_on(state: RunState) -> bool:
     """Return whether another turn can follow. An outcome is kept if the budget allows no further turn."""
     ending = state.ending
-    return not state.is_closing and used_up(state) is None and (ending is None or ending.status is RunStatus.completed)
+    return (
+        not state.is_closing
+        and budget_ending(state) is None
+        and (ending is None or ending.status is RunStatus.completed)
+    )
 
 
 def _takes_no_time(batch: tuple[Call, ...]) -> bool:
     """Return whether the workflow settles these calls itself. The hard limit does not refuse such an outcome."""
-    return bool(batch) and all(call.tool in (*CONTROL, *JOURNAL) for call in batch)
+    return bool(batch) and all(call.tool in (*CONTROL_TOOLS, *JOURNAL_TOOLS) for call in batch)
 
 
-def reopened(state: RunState) -> RunState:
+def reopen_run(state: RunState) -> RunState:
     """Remove the ending: a message arrived after the outcome was given."""
     return state.model_copy(update={"ending": None})
 
@@ -150,22 +154,22 @@ LAST_TURN = (
 )
 
 
-def wound_up(state: RunState) -> RunState:
+def start_final_turn(state: RunState) -> RunState:
     """Make the next turn the last one (B6)."""
     return state.model_copy(update={"is_closing": True, "forced": None})
 
 
-def delegated(state: RunState, spent: Spent) -> RunState:
+def add_delegated(state: RunState, spent: Spent) -> RunState:
     """Add what a delegation used."""
     return state.model_copy(update={"delegated": state.delegated + spent})
 
 
-def closed_turn(state: RunState) -> Looked:
+def settle_turn(state: RunState) -> LoopCheck:
     """Move the turn's calls into the conversation, and look for loops."""
-    return looked(state.model_copy(update={"calls": (), "forced": None}), state.calls)
+    return check_for_loops(state.model_copy(update={"calls": (), "forced": None}), state.calls)
 
 
-def summarised(state: RunState, summary: Summary) -> RunState:
+def add_summary_cost(state: RunState, summary: Summary) -> RunState:
     """Add the cost of a summary."""
     cost = None if state.cost_usd is None or summary.cost_usd is None else state.cost_usd + summary.cost_usd
     changes = {

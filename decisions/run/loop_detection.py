@@ -30,31 +30,31 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from contracts.run.loop_detection import Made, Rung, Thrash, Tier
+from contracts.run.loop_detection import RecentCall, Rung, Thrash, Tier
 from contracts.run.question import QuestionKind
-from contracts.run.state import Call, Forced, RunState
+from contracts.run.state import Call, ForcedTool, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from decisions.builtin_tools import ASK_HUMAN, CONTROL, REFRAME
+from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, REFRAME
 from decisions.ids import call_digest
 from decisions.run.limits import is_out_of_steps
 
-WINDOW = 6
+CALL_WINDOW = 6
 IDENTICAL, PATTERN = 3, 4  # calls of the window
-PATIENCE = 3  # calls between two stages of a pattern
-REMEMBERED = 24  # calls whose results are compared
-RUNGS = (Rung.nudge, Rung.directive, Rung.ask)
+PATTERN_PATIENCE = 3  # calls between two stages of a pattern
+MAX_RECENT_CALLS = 24  # calls whose results are compared
+RESPONSE_RUNGS = (Rung.nudge, Rung.directive, Rung.ask)
 
 
-def remembered(recent: Sequence[Made], call: Call, *, pollable: bool = False) -> tuple[Made, ...]:
+def remember_call(recent: Sequence[RecentCall], call: Call, *, pollable: bool = False) -> tuple[RecentCall, ...]:
     """Append a settled call to the latest calls."""
     arguments = call_digest(call.tool, call.arguments)
-    result = None if call.outcome is None else _brought(call.outcome)
+    result = None if call.outcome is None else _digest_result(call.outcome)
     alike = [made for made in recent if made.tool == call.tool]
     has_new_result = result is not None and result not in {made.result for made in alike}
     is_new_change = _has_changed(call) and arguments not in {made.arguments for made in alike}
     is_new = has_new_result or is_new_change
-    made = Made(tool=call.tool, arguments=arguments, result=result, is_new=is_new, pollable=pollable)
-    return (*recent, made)[-REMEMBERED:]
+    made = RecentCall(tool=call.tool, arguments=arguments, result=result, is_new=is_new, pollable=pollable)
+    return (*recent, made)[-MAX_RECENT_CALLS:]
 
 
 def _has_changed(call: Call) -> bool:
@@ -63,9 +63,9 @@ def _has_changed(call: Call) -> bool:
     return can_change and outcome is not None and outcome.status == "ok" and outcome.result not in ([], {})
 
 
-def thrashes(recent: Sequence[Made], latest: int) -> tuple[Thrash, ...]:
+def find_thrashes(recent: Sequence[RecentCall], latest: int) -> tuple[Thrash, ...]:
     """Return the loops among the recent calls, of which the last `latest` belong to the last turn."""
-    window = tuple(recent[-WINDOW:])
+    window = tuple(recent[-CALL_WINDOW:])
     loops: list[Thrash] = []
     for tool in dict.fromkeys(made.tool for made in window):
         indices = [i for i, made in enumerate(window) if made.tool == tool]
@@ -73,13 +73,13 @@ def thrashes(recent: Sequence[Made], latest: int) -> tuple[Thrash, ...]:
             window[i].arguments: [j for j in indices if window[j].arguments == window[i].arguments] for i in indices
         }
         same = [group for group in by_arguments.values() if len(group) >= IDENTICAL]
-        loops += [_thrash(Tier.identical, window, group, latest) for group in same]
+        loops += [_build_thrash(Tier.identical, window, group, latest) for group in same]
         if len(indices) >= PATTERN and len(by_arguments) > 1:
-            loops.append(_thrash(Tier.pattern, window, indices, latest))
+            loops.append(_build_thrash(Tier.pattern, window, indices, latest))
     return tuple(loops)
 
 
-def _thrash(tier: Tier, window: Sequence[Made], group: list[int], latest: int) -> Thrash:
+def _build_thrash(tier: Tier, window: Sequence[RecentCall], group: list[int], latest: int) -> Thrash:
     counted = group[-IDENTICAL:] if tier is Tier.identical else group
     before = len(window) - latest  # calls of earlier turns
     is_barren = (
@@ -90,7 +90,7 @@ def _thrash(tier: Tier, window: Sequence[Made], group: list[int], latest: int) -
     return Thrash(tier=tier, tool=window[group[0]].tool, count=len(group), is_barren=is_barren)
 
 
-def _is_progress(window: Sequence[Made], i: int, counted: list[int], tier: Tier) -> bool:
+def _is_progress(window: Sequence[RecentCall], i: int, counted: list[int], tier: Tier) -> bool:
     made = window[i]
     later = window[i + 1 : counted[-1] + 1]
     if not made.is_new:
@@ -102,7 +102,7 @@ def _is_progress(window: Sequence[Made], i: int, counted: list[int], tier: Tier)
 
 
 @dataclass(frozen=True)
-class Looked:
+class LoopCheck:
     """The state after loop detection: the loops seen, the stage escalated to, and the note to the model."""
 
     state: RunState
@@ -111,51 +111,51 @@ class Looked:
     note: str | None = None
 
 
-def looked(state: RunState, calls: Sequence[Call]) -> Looked:
+def check_for_loops(state: RunState, calls: Sequence[Call]) -> LoopCheck:
     """Look for loops after a turn that made these calls."""
-    made = [call for call in calls if call.tool not in CONTROL]
+    made = [call for call in calls if call.tool not in CONTROL_TOOLS]
     pollable = {route.name for route in state.tools if route.pollable}
     recent = state.recent
     for call in made:
-        recent = remembered(recent, call, pollable=call.tool in pollable)
+        recent = remember_call(recent, call, pollable=call.tool in pollable)
     state = state.model_copy(update={"recent": recent, "calm": state.calm + len(made)})
-    seen = thrashes(recent, len(made)) if made else ()
-    state = state.model_copy(update={"sighted": tuple(sighting(thrash) for thrash in seen)})
-    barren = next((thrash for thrash in seen if thrash.is_barren and _is_due(state, thrash)), None)
+    seen = find_thrashes(recent, len(made)) if made else ()
+    state = state.model_copy(update={"sighted": tuple(detection_key(thrash) for thrash in seen)})
+    barren = next((thrash for thrash in seen if thrash.is_barren and _should_respond(state, thrash)), None)
     if barren is not None and state.ending is None:
-        return _climbed(state, barren, seen)
-    return Looked(state if state.calm < WINDOW else state.model_copy(update={"rung": 0}), seen)
+        return _escalate_response(state, barren, seen)
+    return LoopCheck(state if state.calm < CALL_WINDOW else state.model_copy(update={"rung": 0}), seen)
 
 
-def sighting(thrash: Thrash) -> str:
+def detection_key(thrash: Thrash) -> str:
     """Return a key that stays the same from turn to turn while the loop lasts."""
     return f"{thrash.tier}:{thrash.tool}"
 
 
-def _is_due(state: RunState, thrash: Thrash) -> bool:
-    return state.rung == 0 or thrash.tier is Tier.identical or state.calm >= PATIENCE
+def _should_respond(state: RunState, thrash: Thrash) -> bool:
+    return state.rung == 0 or thrash.tier is Tier.identical or state.calm >= PATTERN_PATIENCE
 
 
-def _climbed(state: RunState, thrash: Thrash, seen: tuple[Thrash, ...]) -> Looked:
-    rung = RUNGS[min(state.rung, len(RUNGS) - 1)]
+def _escalate_response(state: RunState, thrash: Thrash, seen: tuple[Thrash, ...]) -> LoopCheck:
+    rung = RESPONSE_RUNGS[min(state.rung, len(RESPONSE_RUNGS) - 1)]
     tool = _directive_tool(state)
     if rung is Rung.directive and tool is None:
         rung = Rung.ask
-    times = f"`{thrash.tool}` was called {thrash.count} times in the last {WINDOW} calls and brought nothing new"
+    times = f"`{thrash.tool}` was called {thrash.count} times in the last {CALL_WINDOW} calls and brought nothing new"
     forced = None
     if rung is Rung.nudge:
         note = f"{times}. Try a different approach or a different tool."
     elif rung is Rung.directive and tool is not None:
         note = f"{times}, although you were told. Do not call it like that again: call `{tool}` now."
-        forced = Forced(tool=tool)
+        forced = ForcedTool(tool=tool)
     else:
         note = (
             f"{times}, and nothing has helped. Call `{ASK_HUMAN}` now: say what you tried, and what you need to know."
         )
         question = f"I go in circles: {times}. Keep going, stop, or tell me what to do instead?"
-        forced = Forced(tool=ASK_HUMAN, asks=QuestionKind.thrash, text=question)
-    changes = {"rung": RUNGS.index(rung) + 1, "calm": 0, "forced": forced}
-    return Looked(state.model_copy(update=changes), seen, rung, note)
+        forced = ForcedTool(tool=ASK_HUMAN, asks=QuestionKind.thrash, text=question)
+    changes = {"rung": RESPONSE_RUNGS.index(rung) + 1, "calm": 0, "forced": forced}
+    return LoopCheck(state.model_copy(update=changes), seen, rung, note)
 
 
 def _directive_tool(state: RunState) -> str | None:
@@ -168,12 +168,12 @@ def _directive_tool(state: RunState) -> str | None:
     return None if tool == REFRAME and state.reframes >= state.limits.max_reframes else tool
 
 
-def directed(state: RunState) -> RunState:
+def reset_detection(state: RunState) -> RunState:
     """Reset the detection after a person's answer: earlier calls no longer count, and no tool is forced."""
     return state.model_copy(update={"recent": (), "rung": 0, "calm": 0, "forced": None})
 
 
-def _brought(outcome: ToolOutcome) -> str | None:
+def _digest_result(outcome: ToolOutcome) -> str | None:
     """Return a digest of a successful, non-empty result.
 
     A large result is compared by size and beginning, since each has an artifact of its own.
@@ -182,8 +182,8 @@ def _brought(outcome: ToolOutcome) -> str | None:
     if outcome.status == "error" or result in (None, "", [], {}) or (isinstance(result, str) and not result.strip()):
         return None
     is_large = isinstance(result, dict) and "artifact_path" in result
-    return _digest({**result, "artifact_path": None} if is_large else result)
+    return _digest_value({**result, "artifact_path": None} if is_large else result)
 
 
-def _digest(value: Any) -> str:
+def _digest_value(value: Any) -> str:
     return blake2b(to_json(value), digest_size=8).hexdigest()

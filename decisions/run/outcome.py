@@ -8,7 +8,7 @@ from contracts.failures import Escalation
 from contracts.run.compaction import ContextFull
 from contracts.run.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
 from contracts.run.state import Ending, RunState, RunStatus
-from decisions.run.limits import escalation
+from decisions.run.limits import escalation_ending
 
 
 def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
@@ -34,26 +34,26 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
             detail=state.ending.text,
             steps_taken=state.step,
             artifacts=state.artifacts,
-            handoff=handoff(state),
+            handoff=format_handoff(state),
         )
     )
 
 
-def said_in(event: Mapping[str, Any]) -> str:
+def event_text(event: Mapping[str, Any]) -> str:
     """Return the event's text: the outcome, or the reason for its absence."""
     payload = event["payload"]
     text = payload["outcome"] if event["type"] == "agent.completed" else f"{payload['reason']}: {payload['detail']}"
     return str(text)
 
 
-def ended_event(ending: Ending | None) -> str:
+def end_event_name(ending: Ending | None) -> str:
     """Return the structured event of a run's end (B12). As in Temporal, a run out of time has failed."""
     if ending is None:
         return f"agent_run.{RunStatus.cancelled}"
     return f"agent_run.{RunStatus.failed if ending.status is RunStatus.timed_out else ending.status}"
 
 
-def handoff(state: RunState) -> str:
+def format_handoff(state: RunState) -> str:
     """Format objective, state, blocker and next action for the person who takes over."""
     journal = state.journal
     blocker = state.ending.text if state.ending else ""
@@ -66,37 +66,37 @@ def handoff(state: RunState) -> str:
     return "\n".join(f"{name}: {' '.join(text.split())[:600]}" for name, text in lines)
 
 
-def handoff_sections(text: str) -> dict[str, str]:
+def parse_handoff(text: str) -> dict[str, str]:
     """Split a hand-off into "objective", "state", "blocker" and "next". An empty text has no sections."""
     lines = (line.partition(": ") for line in text.splitlines())
     return {name.lower(): value for name, _, value in lines}
 
 
-def completed(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
+def complete_run(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
     """Complete the run. `artifacts` are those that the agent names, in addition to those that its calls wrote."""
     all_artifacts = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
     ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
     return state.model_copy(update={"ending": ending, "artifacts": all_artifacts})
 
 
-def escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
+def escalate_run(state: RunState, reason: Escalation, detail: str) -> RunState:
     """Escalate the run, unless it has an ending already."""
     if state.ending is not None:
         return state
-    return state.model_copy(update={"ending": escalation(reason, detail)})
+    return state.model_copy(update={"ending": escalation_ending(reason, detail)})
 
 
-def overflowed(state: RunState, full: ContextFull) -> RunState:
+def escalate_overflow(state: RunState, full: ContextFull) -> RunState:
     """Escalate: the provider rejects the conversation as too long, and no recovery is left."""
     detail = f"about {full.tokens:,} tokens do not fit the window of {full.window:,}, and all recoveries are used up"
-    return escalated(state, Escalation.context, detail)
+    return escalate_run(state, Escalation.context, detail)
 
 
-def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
+def complete_out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
     """Complete with a partial outcome: the agent's text, or else what is known of its work."""
     reached = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
-    return completed(state, outcome or reached, artifacts, is_partial=True)
+    return complete_run(state, outcome or reached, artifacts, is_partial=True)
 
 
-def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
+def end_run(state: RunState, ending: Ending, now: datetime) -> RunState:
     return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})

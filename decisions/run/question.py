@@ -7,7 +7,7 @@ from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import Call
 
 # The decisions that each kind of question accepts. If empty, the answer is a text.
-DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
+QUESTION_DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.question: (),
     QuestionKind.approval: (Decision.approve, Decision.approve_tool, Decision.deny),
     QuestionKind.resume_unsafe: (Decision.run_again, Decision.use_result, Decision.give_up),
@@ -35,12 +35,12 @@ TEXTUAL = (QuestionKind.question, QuestionKind.choice)
 DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
 
-def is_same(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
+def is_same_question(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
     """Return whether the question is the one that the run is about to ask again."""
     return (question.kind, question.text, question.step) == (kind, text, about and about.step)
 
 
-def refusal(
+def answer_rejection(
     question: Question | None, answer: HumanInput, *, expired: str | None = None, now: datetime | None = None
 ) -> str | None:
     """Return the reason why this answer does not fit this question, if any.
@@ -65,7 +65,7 @@ def _names_another(question: Question, answer: HumanInput) -> str | None:
 
 
 def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
-    decisions = DECISIONS[question.kind]
+    decisions = QUESTION_DECISIONS[question.kind]
     if question.kind is QuestionKind.choice:
         is_one = answer.text in question.options
         return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"

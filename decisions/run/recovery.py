@@ -13,18 +13,18 @@ import re
 from contracts.run.compaction import Recoveries, Recovery
 
 SOON = 20  # turns
-MOST_RECOVERIES = 4  # of a run
+MAX_RECOVERIES = 4  # of a run
 
 QUESTION = "I've made progress but I'm losing context faster than I can recover. Keep going, change direction, or stop?"
 
 
-def is_used_up(done: Recoveries) -> bool:
-    return done.used >= MOST_RECOVERIES
+def is_recovery_used_up(done: Recoveries) -> bool:
+    return done.used >= MAX_RECOVERIES
 
 
 def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
     """Return the next stage, if one is left."""
-    if is_used_up(done):
+    if is_recovery_used_up(done):
         return None
     if done.pruned_at is not None and turn - done.pruned_at <= SOON:
         return Recovery.ask
@@ -33,7 +33,7 @@ def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
     return Recovery.compact
 
 
-def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
+def record_recovery(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
     """Record that a stage was used."""
     changes: dict[str, int | None] = {"used": done.used + 1}
     if stage is Recovery.compact:
@@ -43,7 +43,7 @@ def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
     return done.model_copy(update=changes)
 
 
-def window_told(message: str) -> int | None:
+def parse_window(message: str) -> int | None:
     """Return the window, in tokens, that a provider's "prompt too long" message names, if any."""
     before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
     match = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)

@@ -13,11 +13,11 @@ from contracts.run.journal import Journal
 from contracts.run.state import Call, Inheritance, RunState, RunStatus
 from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import Usage
-from contracts.tool import Effect, failed
+from contracts.tool import Effect, error_outcome
 from decisions.builtin_tools import DELEGATE, REFRAME
 from decisions.run.calls import needs_approval
 from decisions.run.compaction import latest_goal
-from decisions.run.journal import digest, is_written, refolded, render, shown
+from decisions.run.journal import digest_journal, fill_journal, is_written, rebuild_journal, render_journal
 from decisions.run.transcript import call_part, journal_part, note_part, result_part
 
 _NOT_MADE = frozenset(
@@ -36,7 +36,7 @@ _NOT_MADE = frozenset(
 RESUMABLE = frozenset({RunStatus.failed, RunStatus.timed_out})
 
 
-def refusal(run_id: str, status: RunStatus) -> str | None:
+def resume_rejection(run_id: str, status: RunStatus) -> str | None:
     """Return the reason why a run cannot be resumed, if any (B15)."""
     if status in RESUMABLE:
         return None
@@ -51,13 +51,13 @@ def origin_of(state: RunState, step: int) -> Inheritance | None:
     return next((run for run in state.inherited if step <= run.through), None)
 
 
-def key_id_of(state: RunState, step: int) -> str:
+def step_key_id(state: RunState, step: int) -> str:
     """Return the id that the keys of a step are derived from: the origin's if the step was first made there."""
     maker = origin_of(state, step) or state
     return maker.key_id or maker.run_id
 
 
-def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> RunState:
+def resume_state(origin: RunState, run_id: str, execution: str, now: datetime) -> RunState:
     """Return the origin's state at its last safe point. Open calls are made, or looked up, under its keys."""
     changes = {
         "run_id": run_id,
@@ -83,7 +83,7 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
         "approved_tools": (),
         "accepted": {},
         "ignored": (),
-        "inherited": (*origin.inherited, _heritage(origin, origin.step)),
+        "inherited": (*origin.inherited, _inheritance_of(origin, origin.step)),
         "doubtful": tuple(call.tool_use_id for call in _open_effects(origin)),
         "interrupted": bool(origin.definition),
         "is_turn": False,
@@ -91,24 +91,24 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
     return origin.model_copy(update=changes)
 
 
-class NoSuchStep(ValueError):
+class StepNotFoundError(ValueError):
     """The conversation does not contain the step. The message lists the valid ones."""
 
 
-def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> tuple[Part, ...]:
+def cut_after_step(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> tuple[Part, ...]:
     """Return the conversation up to `step` (0: before the first turn), the journal of then, and a note about the fork.
 
     Later calls of the same turn are answered as not made, so that each tool use has its result. Steps are those of the
-    origin: a turn of a conversation keeps everything before it. Raises NoSuchStep.
+    origin: a turn of a conversation keeps everything before it. Raises StepNotFoundError.
     """
     own = latest_goal(parts)
-    prefix = [*parts[:own], *_through(parts[own:], step)]
-    journal = refolded(prefix, origin.goal)
+    prefix = [*parts[:own], *_parts_through(parts[own:], step)]
+    journal = rebuild_journal(prefix, origin.goal)
     shown_journal = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
-    return (*prefix, *shown_journal, note_part(_told(origin, parts[own:], step, say)))
+    return (*prefix, *shown_journal, note_part(_format_fork_note(origin, parts[own:], step, say)))
 
 
-def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
+def continue_parts(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the conversation that a resumed run continues with. If calls are open, their results come next.
 
     A conversation that ends with a reply could not be sent.
@@ -123,11 +123,11 @@ def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
 
 def journal_of(journal: Journal, goal: str, finding: str) -> Part:
     """Return the journal's part, as the agent sees it when the run continues."""
-    whole = shown(journal, goal, finding)
-    return journal_part(render(whole), digest(whole))
+    whole = fill_journal(journal, goal, finding)
+    return journal_part(render_journal(whole), digest_journal(whole))
 
 
-def forked(  # noqa: PLR0913 - facts
+def fork_state(  # noqa: PLR0913 - facts
     origin: RunState, prefix: Sequence[Part], step: int, run_id: str, execution: str, now: datetime
 ) -> RunState:
     """Return the state that belongs to the conversation up to `step`. The origin's costs are not counted again."""
@@ -143,42 +143,44 @@ def forked(  # noqa: PLR0913 - facts
         "cost_usd": 0.0,
         "delegated": Spent(),
         "artifacts": (),
-        "journal": refolded(prefix, origin.goal),
+        "journal": rebuild_journal(prefix, origin.goal),
         "last_finding": "",
         "results": (),
         # Only for the lineage: later steps are this run's own, whatever their numbers in the origin.
-        "inherited": (_heritage(origin, step),),
+        "inherited": (_inheritance_of(origin, step),),
         "doubtful": (),
     }
-    return resumed(origin, run_id, execution, now).model_copy(update=changes)
+    return resume_state(origin, run_id, execution, now).model_copy(update=changes)
 
 
-def _heritage(origin: RunState, through: int) -> Inheritance:
+def _inheritance_of(origin: RunState, through: int) -> Inheritance:
     return Inheritance(run_id=origin.run_id, through=through, execution=origin.execution, key_id=origin.key_id)
 
 
-def _through(parts: Sequence[Part], step: int) -> list[Part]:
+def _parts_through(parts: Sequence[Part], step: int) -> list[Part]:
     if step == 0:
         first = next((i for i, part in enumerate(parts) if part.kind is PartKind.reply), len(parts))
         return list(parts[:first])
     at = next((i for i, part in enumerate(parts) if part.about.get("step") == step), None)
     if at is None:
         last = max((part.about.get("step") or 0 for part in parts), default=0)
-        raise NoSuchStep(f"there is no finished step {step} to fork after; the steps are 0 to {last}")
+        raise StepNotFoundError(f"there is no finished step {step} to fork after; the steps are 0 to {last}")
     result = list(parts[: at + 1])
     for part in parts[at + 1 :]:
         if part.kind is not PartKind.result:
             break
-        result.append(_not_made(part) if (part.about.get("step") or 0) > step else part)
+        result.append(_unmade_result(part) if (part.about.get("step") or 0) > step else part)
     return result
 
 
-def _not_made(part: Part) -> Part:
-    outcome = failed(ToolFault.interrupted, "not made in this run, which was forked from another before this call")
+def _unmade_result(part: Part) -> Part:
+    outcome = error_outcome(
+        ToolFault.interrupted, "not made in this run, which was forked from another before this call"
+    )
     return result_part(part.content[0]["tool_use_id"], part.about["tool"], None, outcome)
 
 
-def _told(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> str:
+def _format_fork_note(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> str:
     """Format the note about the fork. It states that the origin's later effects are not undone."""
     effects = later_effects(origin, parts, step)
     done = f" It went on and made: {', '.join(effects)}. That has happened, and is not undone." if effects else ""

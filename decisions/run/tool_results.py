@@ -10,16 +10,16 @@ from pydantic_core import to_json
 from contracts.failures import ToolFault
 from contracts.run.events import ToolResultEvent, ToolResultPayload
 from contracts.run.state import OutsideResult, RunState
-from contracts.tool import MOST_ERROR, ToolError, ToolKind, ToolOutcome, failed
+from contracts.tool import MAX_ERROR, ToolError, ToolKind, ToolOutcome, error_outcome
 from decisions.run.resume import origin_of
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 from decisions.tool_requests import nonce_of
 
 MAX_RESULTS = 100  # from outside that a run remembers
-MOST_RESULT_BYTES = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
+MAX_OUTSIDE_RESULT = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
 
 
-class Verdict(StrEnum):
+class ResultVerdict(StrEnum):
     foreign_run = "foreign_run"  # ignored, warning
     run_terminal = "run_terminal"  # ignored, info
     stale = "stale"  # issued, but no longer pending: ignored
@@ -32,48 +32,48 @@ class Verdict(StrEnum):
     accepted = "accepted"
 
 
-ESCALATES = frozenset({Verdict.step_never_issued, Verdict.wrong_tool})
+ESCALATES = frozenset({ResultVerdict.step_never_issued, ResultVerdict.wrong_tool})
 
 
 _REASONS = {
-    Verdict.foreign_run: "the result is for another run",
-    Verdict.run_terminal: "the run is ending",
-    Verdict.stale: "no result is awaited for step {step} now",
-    Verdict.step_never_issued: "step {step} was never issued: nothing was sent to the run",
-    Verdict.wrong_tool: "step {step} was asked of another tool: nothing was sent to the run",
-    Verdict.not_awaited: "the result of step {step} does not come from outside",
-    Verdict.conflict: "step {step} has another result already, which counts: {digests}",
-    Verdict.repeated: "this result of step {step} has been taken already",
-    Verdict.wrong_nonce: "the nonce is not that of the request of step {step}",
+    ResultVerdict.foreign_run: "the result is for another run",
+    ResultVerdict.run_terminal: "the run is ending",
+    ResultVerdict.stale: "no result is awaited for step {step} now",
+    ResultVerdict.step_never_issued: "step {step} was never issued: nothing was sent to the run",
+    ResultVerdict.wrong_tool: "step {step} was asked of another tool: nothing was sent to the run",
+    ResultVerdict.not_awaited: "the result of step {step} does not come from outside",
+    ResultVerdict.conflict: "step {step} has another result already, which counts: {digests}",
+    ResultVerdict.repeated: "this result of step {step} has been taken already",
+    ResultVerdict.wrong_nonce: "the nonce is not that of the request of step {step}",
 }
 
 
-def judge(state: RunState, result: ToolResultPayload, *, is_halted: bool, is_new: bool) -> Verdict:
+def judge_result(state: RunState, result: ToolResultPayload, *, is_halted: bool, is_new: bool) -> ResultVerdict:
     """Return the verdict on a result by signal. `is_new`: it was not judged before."""
-    verdict = correlate(state, result)
-    if is_halted and verdict is not Verdict.foreign_run:
-        return Verdict.run_terminal
-    if verdict is Verdict.accepted and not is_new:
-        verdict = Verdict.stale
-    taken = _taken(state, result.step)
+    verdict = correlate_result(state, result)
+    if is_halted and verdict is not ResultVerdict.foreign_run:
+        return ResultVerdict.run_terminal
+    if verdict is ResultVerdict.accepted and not is_new:
+        verdict = ResultVerdict.stale
+    taken = _known_result(state, result.step)
     is_other = taken is not None and taken.digest != content_digest(result)
-    return Verdict.conflict if verdict is Verdict.stale and is_other else verdict
+    return ResultVerdict.conflict if verdict is ResultVerdict.stale and is_other else verdict
 
 
-def judge_at_door(state: RunState, event: ToolResultEvent, verdict: Verdict) -> Verdict:
+def judge_update_result(state: RunState, event: ToolResultEvent, verdict: ResultVerdict) -> ResultVerdict:
     """Return the verdict on a result by update, given that on the same result by signal. It never escalates.
 
     An accepted or repeated result must carry the nonce of its request.
     """
     result = event.payload
-    taken = _taken(state, result.step)
-    if verdict in (Verdict.stale, Verdict.conflict) and taken is not None:
+    taken = _known_result(state, result.step)
+    if verdict in (ResultVerdict.stale, ResultVerdict.conflict) and taken is not None:
         if not _is_nonce(event, taken.nonce):
-            return Verdict.wrong_nonce
-        return verdict if verdict is Verdict.conflict else Verdict.repeated
+            return ResultVerdict.wrong_nonce
+        return verdict if verdict is ResultVerdict.conflict else ResultVerdict.repeated
     call = next((call for call in state.calls if call.step == result.step), None)
-    if verdict is Verdict.accepted and not (call and _is_nonce(event, nonce_of(state, call))):
-        return Verdict.wrong_nonce
+    if verdict is ResultVerdict.accepted and not (call and _is_nonce(event, nonce_of(state, call))):
+        return ResultVerdict.wrong_nonce
     return verdict
 
 
@@ -81,19 +81,19 @@ def _is_nonce(event: ToolResultEvent, expected: str | None) -> bool:
     return bool(expected) and hmac.compare_digest((event.nonce or "").encode(), (expected or "").encode())
 
 
-def format_reason(verdict: Verdict, state: RunState, result: ToolResultPayload) -> str:
+def format_result_reason(verdict: ResultVerdict, state: RunState, result: ToolResultPayload) -> str:
     """Explain in one line, for the sender, why a result is rejected."""
-    return _REASONS[verdict].format(step=result.step, digests=_digests(state, result))
+    return _REASONS[verdict].format(step=result.step, digests=_format_digests(state, result))
 
 
-def format_notice(verdict: Verdict, state: RunState, result: ToolResultPayload) -> str:
+def format_result_notice(verdict: ResultVerdict, state: RunState, result: ToolResultPayload) -> str:
     """Format the same for `state.ignored`."""
-    digests = f": {_digests(state, result)}" if verdict is Verdict.conflict else ""
-    return f"{verdict} (step {result.step}, tool {cut(result.tool, 80)}){digests}"
+    digests = f": {_format_digests(state, result)}" if verdict is ResultVerdict.conflict else ""
+    return f"{verdict} (step {result.step}, tool {truncate(result.tool, 80)}){digests}"
 
 
-def _digests(state: RunState, result: ToolResultPayload) -> str:
-    taken = _taken(state, result.step)
+def _format_digests(state: RunState, result: ToolResultPayload) -> str:
+    taken = _known_result(state, result.step)
     return f"{taken.digest} counts, {content_digest(result)} came later" if taken else ""
 
 
@@ -106,7 +106,7 @@ def record_result(state: RunState, result: ToolResultPayload) -> RunState:
     return state.model_copy(update={"results": (*others, taken)[-MAX_RESULTS:]})
 
 
-def _taken(state: RunState, step: int) -> OutsideResult | None:
+def _known_result(state: RunState, step: int) -> OutsideResult | None:
     return next((taken for taken in state.results if taken.step == step), None)
 
 
@@ -116,20 +116,20 @@ def content_digest(result: ToolResultPayload) -> str:
     return "sha256:" + sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def correlate(state: RunState, result: ToolResultPayload) -> Verdict:
+def correlate_result(state: RunState, result: ToolResultPayload) -> ResultVerdict:
     origin = origin_of(state, result.step)
     # A program that got the request from the origin does not know of a run that resumes it.
     if result.run_id != state.run_id and (origin is None or result.run_id != origin.run_id):
-        return Verdict.foreign_run
+        return ResultVerdict.foreign_run
     if state.ending is not None:
-        return Verdict.run_terminal
+        return ResultVerdict.run_terminal
     pending = next((p for p in state.pending if p.step == result.step), None)
     if pending is None:
-        return Verdict.stale if _was_issued(state, result.step) else Verdict.step_never_issued
+        return ResultVerdict.stale if _was_issued(state, result.step) else ResultVerdict.step_never_issued
     if pending.tool != result.tool:
-        return Verdict.wrong_tool
+        return ResultVerdict.wrong_tool
     is_queued = any(call.step == result.step and call.kind is ToolKind.queue for call in state.calls)
-    return Verdict.accepted if pending.outside and not is_queued else Verdict.not_awaited
+    return ResultVerdict.accepted if pending.outside and not is_queued else ResultVerdict.not_awaited
 
 
 def _was_issued(state: RunState, step: int) -> bool:
@@ -138,13 +138,15 @@ def _was_issued(state: RunState, step: int) -> bool:
     return 1 <= step <= state.step and not waiting
 
 
-def outcome_of(result: ToolResultPayload) -> ToolOutcome:
+def outcome_of_result(result: ToolResultPayload) -> ToolOutcome:
     """Convert an accepted result to the outcome that the model sees. A result that is too large becomes an error."""
     if result.status == "error":
         error = result.error or ToolError(kind=ToolFault.tool_error, message="the tool gave no reason")
-        cut = {"kind": error.kind[:100], "message": error.message[:MOST_ERROR]}
+        cut = {"kind": error.kind[:100], "message": error.message[:MAX_ERROR]}
         return ToolOutcome(status="error", error=error.model_copy(update=cut))
     size = len(to_json(result.result))
-    if size > MOST_RESULT_BYTES:
-        return failed(ToolFault.too_large, f"the result has {size:,} bytes, and {MOST_RESULT_BYTES:,} is the most")
+    if size > MAX_OUTSIDE_RESULT:
+        return error_outcome(
+            ToolFault.too_large, f"the result has {size:,} bytes, and {MAX_OUTSIDE_RESULT:,} is the most"
+        )
     return ToolOutcome(result=result.result)

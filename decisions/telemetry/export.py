@@ -25,7 +25,7 @@ from decisions.builtin_tools import ASK_HUMAN
 from decisions.ids import call_digest, generation_of, question_id
 from decisions.sender import sent_by
 from decisions.text.formatting import format_wait
-from decisions.tool_requests import PREFIX
+from decisions.tool_requests import REQUEST_TYPE_PREFIX
 
 Event = Mapping[str, Any]
 MODEL = ("plan", "reflect", "summarize")
@@ -43,7 +43,7 @@ class _Activity:
 
 
 @dataclass
-class Told:
+class RunFacts:
     """The facts in a run's events. `segments` are the parts of the transcript that are in stores, `head` their end."""
 
     start: Any = None
@@ -71,16 +71,16 @@ class Told:
         return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
-def told(executions: Sequence[ExportedExecution]) -> Told:
+def fold_executions(executions: Sequence[ExportedExecution]) -> RunFacts:
     fold = _Fold()
     for number, execution in enumerate(executions):
-        fold.begin(is_first=number == 0)
+        fold.begin_execution(is_first=number == 0)
         for event in execution.events:
-            fold.take(event)
+            fold.apply_event(event)
     return fold.facts
 
 
-def shown(calls: Mapping[str, ExportedCall], parts: Sequence[Part]) -> list[ExportedCall]:
+def with_shown_results(calls: Mapping[str, ExportedCall], parts: Sequence[Part]) -> list[ExportedCall]:
     """Return the calls with their results as the model received them."""
     blocks = {block.get("tool_use_id"): (part, block) for part in parts for block in part.content}
     completed = []
@@ -96,73 +96,73 @@ def shown(calls: Mapping[str, ExportedCall], parts: Sequence[Part]) -> list[Expo
 
 class _Fold:
     def __init__(self) -> None:
-        self.facts = Told()
+        self.facts = RunFacts()
         self._running: dict[int, _Activity] = {}
         self._asked = 0
         self._is_first = True
         self._takes: dict[str, Callable[[Event, datetime], None]] = {
-            "workflow_execution_started": self._started,
-            "workflow_task_completed": self._worked,
-            "activity_task_scheduled": self._scheduled,
-            "activity_task_started": self._begun,
-            "activity_task_completed": self._completed,
-            "activity_task_failed": self._failed,
-            "activity_task_timed_out": self._failed,
-            "activity_task_canceled": self._failed,
-            "marker_recorded": self._marked,
-            "workflow_execution_signaled": self._signalled,
-            "workflow_execution_update_accepted": self._updated,
-            "workflow_execution_cancel_requested": self._cancelled,
-            "upsert_workflow_search_attributes": self._status,
+            "workflow_execution_started": self._on_started,
+            "workflow_task_completed": self._on_task_completed,
+            "activity_task_scheduled": self._on_scheduled,
+            "activity_task_started": self._on_activity_started,
+            "activity_task_completed": self._on_completed,
+            "activity_task_failed": self._on_failed,
+            "activity_task_timed_out": self._on_failed,
+            "activity_task_canceled": self._on_failed,
+            "marker_recorded": self._on_marker,
+            "workflow_execution_signaled": self._on_signal,
+            "workflow_execution_update_accepted": self._on_update,
+            "workflow_execution_cancel_requested": self._on_cancel_requested,
+            "upsert_workflow_search_attributes": self._on_search_attributes,
         }
 
-    def begin(self, *, is_first: bool) -> None:
+    def begin_execution(self, *, is_first: bool) -> None:
         self._running, self._is_first = {}, is_first
 
-    def take(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         if handler := self._takes.get(event["type"]):
             handler(event, datetime.fromisoformat(event["at"]))
 
-    def _started(self, event: Event, at: datetime) -> None:
-        value = _first(event.get("input"))
+    def _on_started(self, event: Event, at: datetime) -> None:
+        value = _first_value(event.get("input"))
         if self._is_first:
             self.facts.start = value
-            self._receive("start", "", value, event.get("identity", ""), at)
+            self._add_arrival("start", "", value, event.get("identity", ""), at)
         if event.get("continued_execution_run_id"):
-            self._carried(value)
+            self._apply_handover(value)
 
-    def _carried(self, handover: Mapping[str, Any]) -> None:
+    def _apply_handover(self, handover: Mapping[str, Any]) -> None:
         """Apply the state from another run or an earlier execution: its number of questions and its segments."""
         self._asked = max(self._asked, handover["state"].get("questions", 0))
         for segment in handover["segments"]:
-            self._keep(segment)
+            self._add_segment(segment)
 
-    def _keep(self, segment: Mapping[str, Any]) -> None:
+    def _add_segment(self, segment: Mapping[str, Any]) -> None:
         parsed = Segment.model_validate(segment)
         if parsed not in self.facts.segments:
             self.facts.segments.append(parsed)
 
-    def _worked(self, event: Event, _: datetime) -> None:
+    def _on_task_completed(self, event: Event, _: datetime) -> None:
         if event.get("identity"):
-            _add(self.facts.workers, event["identity"])
+            _add_unique(self.facts.workers, event["identity"])
         build = event.get("deployment_version") or {}
         if build.get("build_id"):
-            _add(self.facts.builds, f"{build.get('deployment_name', '')}:{build['build_id']}")
+            _add_unique(self.facts.builds, f"{build.get('deployment_name', '')}:{build['build_id']}")
 
-    def _scheduled(self, event: Event, at: datetime) -> None:
-        value = _first(event.get("input"))
+    def _on_scheduled(self, event: Event, at: datetime) -> None:
+        value = _first_value(event.get("input"))
         request = value if isinstance(value, Mapping) else {}
         kind = event["activity_type"]["name"]
-        if str(request.get("type", "")).startswith(PREFIX):  # an activity of the other worker's own name
-            kind, request = "queued", self._handed_on(request)
+        if str(request.get("type", "")).startswith(REQUEST_TYPE_PREFIX):  # an activity of the other worker's own name
+            kind, request = "queued", self._queue_request(request)
         self._running[event["id"]] = _Activity(kind, at, request)
         self.facts.notices += request.get("told", ())
         if kind in MODEL:
-            _add(self.facts.definitions, request.get("definition", ""))
+            _add_unique(self.facts.definitions, request.get("definition", ""))
         elif kind == "close_segment":
-            self._closing(request, (request.get("turn") or {}).get("owner"))
+            self._apply_close(request, (request.get("turn") or {}).get("owner"))
 
-    def _handed_on(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _queue_request(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a call of kind `queue` in the form of a `call_tool` request. The event names no tool use."""
         payload = event["payload"]
         tool, step, arguments = payload["tool"], payload["step"], payload["tool_payload"]
@@ -180,71 +180,71 @@ class _Fold:
             "attempt": generation_of(event["dedupe_key"]),
         }
 
-    def _begun(self, event: Event, _: datetime) -> None:
+    def _on_activity_started(self, event: Event, _: datetime) -> None:
         activity = self._running.get(event["scheduled_event_id"])
         if activity is not None:
             activity.attempts, activity.worker = event.get("attempt", 1), event.get("identity", "")
 
-    def _completed(self, event: Event, at: datetime) -> None:
-        activity, result = self._running.pop(event["scheduled_event_id"]), _first(event.get("result"))
+    def _on_completed(self, event: Event, at: datetime) -> None:
+        activity, result = self._running.pop(event["scheduled_event_id"]), _first_value(event.get("result"))
         fields = result if isinstance(result, Mapping) else {}
         match activity.kind:
             case "plan" | "reflect" | "summarize":
-                self.facts.turns.append(_turn(activity, at, fields))
+                self.facts.turns.append(_export_turn(activity, at, fields))
                 for block in fields.get("content", ()):
                     if block.get("type") == "tool_use":
-                        self._used(block, activity.request.get("turn"))
+                        self._add_call(block, activity.request.get("turn"))
             case "call_tool":
-                self._made(activity, at, outcome=_whole(fields))
+                self._add_attempt(activity, at, outcome=_full_outcome(fields))
             case "queued":
-                self._made(activity, at, outcome=_whole({"result": result}))
+                self._add_attempt(activity, at, outcome=_full_outcome({"result": result}))
             case "keep_result":
-                self._kept(activity.request["step"], fields)
+                self._replace_outcome(activity.request["step"], fields)
             case "inherit":
-                self._carried(fields)
+                self._apply_handover(fields)
             case kind:
-                self._filed(kind, fields)
+                self._apply_segment(kind, fields)
 
-    def _marked(self, event: Event, _: datetime) -> None:
+    def _on_marker(self, event: Event, _: datetime) -> None:
         """Apply a local activity, which history records as a marker with a result and no input."""
         details = event.get("details") or {}
-        activity, result = _first(details.get("data")), _first(details.get("result"))
+        activity, result = _first_value(details.get("data")), _first_value(details.get("result"))
         if isinstance(activity, Mapping) and isinstance(result, Mapping):
             kind = activity.get("activity_type", "")
-            self._filed(kind, result)
+            self._apply_segment(kind, result)
             if kind == "close_segment":
-                self._closing(result, None)  # an ordinary activity closes a turn
+                self._apply_close(result, None)  # an ordinary activity closes a turn
                 self.facts.notices += result.get("told", ())
 
-    def _filed(self, kind: str, result: Mapping[str, Any]) -> None:
+    def _apply_segment(self, kind: str, result: Mapping[str, Any]) -> None:
         if kind in ("close_segment", "join_conversation") and result.get("segment"):
-            self._keep(result["segment"])
+            self._add_segment(result["segment"])
 
-    def _closing(self, record: Mapping[str, Any], owner: str | None) -> None:
+    def _apply_close(self, record: Mapping[str, Any], owner: str | None) -> None:
         self.facts.length, self.facts.head = record.get("length", 0), record.get("head", "")
         self.facts.conversation = owner
 
-    def _failed(self, event: Event, at: datetime) -> None:
+    def _on_failed(self, event: Event, at: datetime) -> None:
         activity = self._running.pop(event["scheduled_event_id"], None)
         if activity is None:
             return
-        reason = _why(event)
+        reason = _failure_text(event)
         if activity.kind in MODEL:
-            self.facts.turns.append(_turn(activity, at, {}, failure=reason))
+            self.facts.turns.append(_export_turn(activity, at, {}, failure=reason))
         elif activity.kind in ("call_tool", "queued"):
-            self._made(activity, at, failure=reason)
+            self._add_attempt(activity, at, failure=reason)
 
-    def _used(self, block: Mapping[str, Any], turn: int | None) -> None:
+    def _add_call(self, block: Mapping[str, Any], turn: int | None) -> None:
         arguments = block.get("input")
         digest = call_digest(block["name"], arguments if isinstance(arguments, Mapping) else {})
         call = ExportedCall(tool_use_id=block["id"], tool=block["name"], turn=turn, arguments=arguments, digest=digest)
         self.facts.calls[call.tool_use_id] = call
 
-    def _made(self, activity: _Activity, at: datetime, **end: Any) -> None:
+    def _add_attempt(self, activity: _Activity, at: datetime, **end: Any) -> None:
         request = activity.request
         known = self.facts.calls.get(request["tool_use_id"])
         if known is None:  # its turn belongs to another run, or is past the retention
-            self._used({"id": request["tool_use_id"], "name": request["tool"], "input": request["arguments"]}, None)
+            self._add_call({"id": request["tool_use_id"], "name": request["tool"], "input": request["arguments"]}, None)
             known = self.facts.calls[request["tool_use_id"]]
         attempt = ExportedAttempt(
             generation=request.get("attempt", 1),
@@ -258,17 +258,17 @@ class _Fold:
         changes = {"step": request["step"], "effect": request.get("effect", "read"), "made": (*known.made, attempt)}
         self.facts.calls[known.tool_use_id] = known.model_copy(update=changes)
 
-    def _kept(self, step: int, outcome: Mapping[str, Any]) -> None:
+    def _replace_outcome(self, step: int, outcome: Mapping[str, Any]) -> None:
         """Record that the large result of another worker became an artifact."""
         call = next(call for call in self.facts.calls.values() if call.step == step and call.made)
-        last = call.made[-1].model_copy(update={"outcome": _whole(outcome)})
+        last = call.made[-1].model_copy(update={"outcome": _full_outcome(outcome)})
         self.facts.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
 
-    def _signalled(self, event: Event, at: datetime) -> None:
-        body = _first(event.get("input"))
-        self._receive("signal", event["signal_name"], body, event.get("identity", ""), at)
+    def _on_signal(self, event: Event, at: datetime) -> None:
+        body = _first_value(event.get("input"))
+        self._add_arrival("signal", event["signal_name"], body, event.get("identity", ""), at)
         if event["signal_name"] == "human_input":
-            self._answered(body, at, "signal", event.get("identity", ""))
+            self._apply_answer(body, at, "signal", event.get("identity", ""))
         elif event["signal_name"] == "tool_result" and isinstance(body, Mapping):
             self._add_result(body, at)
 
@@ -281,26 +281,26 @@ class _Fold:
             results = (*call.from_outside, {"at": at.isoformat(), "event": event})
             self.facts.calls[call.tool_use_id] = call.model_copy(update={"from_outside": results})
 
-    def _updated(self, event: Event, at: datetime) -> None:
+    def _on_update(self, event: Event, at: datetime) -> None:
         request = event.get("accepted_request") or {}
         update = request.get("input") or {}
-        body, identity = _first(update.get("args")), (request.get("meta") or {}).get("identity", "")
-        self._receive("update", update.get("name", ""), body, identity, at)
+        body, identity = _first_value(update.get("args")), (request.get("meta") or {}).get("identity", "")
+        self._add_arrival("update", update.get("name", ""), body, identity, at)
         if update.get("name") == "answer":
-            self._answered(body, at, "update", identity)
+            self._apply_answer(body, at, "update", identity)
         elif update.get("name") == "deliver_result" and isinstance(body, Mapping):
             self._add_result(body, at)
 
-    def _cancelled(self, event: Event, at: datetime) -> None:
-        self._receive("cancel", "", None, event.get("identity", ""), at)
+    def _on_cancel_requested(self, event: Event, at: datetime) -> None:
+        self._add_arrival("cancel", "", None, event.get("identity", ""), at)
 
-    def _receive(self, kind: str, name: str, body: Any, identity: str, at: datetime) -> None:
+    def _add_arrival(self, kind: str, name: str, body: Any, identity: str, at: datetime) -> None:
         sent = sent_by(body, identity)
         self.facts.received.append(
             ExportedArrival.model_validate({"at": at, "kind": kind, "name": name, **sent.model_dump()})
         )
 
-    def _answered(self, body: Any, at: datetime, via: str, identity: str) -> None:
+    def _apply_answer(self, body: Any, at: datetime, via: str, identity: str) -> None:
         try:
             reply = HumanInput.model_validate(body)
         except ValidationError:
@@ -316,7 +316,7 @@ class _Fold:
     def _is_open(self) -> bool:
         return bool(self.facts.questions) and self.facts.questions[-1].closed_at is None
 
-    def _status(self, event: Event, at: datetime) -> None:
+    def _on_search_attributes(self, event: Event, at: datetime) -> None:
         fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
         status = fields.get("AgentStatus")
         if status is None:
@@ -325,10 +325,10 @@ class _Fold:
             self.facts.questions[-1] = self.facts.questions[-1].model_copy(update={"closed_at": at})
         if status == RunStatus.waiting_on_human:
             self._asked += 1
-            text = self._whole(str(fields.get("WaitingFor", "")))
+            text = self._full_question(str(fields.get("WaitingFor", "")))
             self.facts.questions.append(ExportedQuestion(id=question_id(self._asked), text=text, asked_at=at))
 
-    def _whole(self, waiting_for: str) -> str:
+    def _full_question(self, waiting_for: str) -> str:
         """Return the agent's full question: the search attribute is truncated."""
         for call in reversed(self.facts.calls.values()):
             question = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
@@ -337,7 +337,9 @@ class _Fold:
         return waiting_for.removeprefix("human: ")
 
 
-def _turn(activity: _Activity, at: datetime, reply: Mapping[str, Any], failure: str | None = None) -> ExportedTurn:
+def _export_turn(
+    activity: _Activity, at: datetime, reply: Mapping[str, Any], failure: str | None = None
+) -> ExportedTurn:
     """Return the turn of a reply or a summary. A result without a model means that the conversation was too long."""
     is_full = not failure and "model" not in reply
     return ExportedTurn(
@@ -357,12 +359,12 @@ def _turn(activity: _Activity, at: datetime, reply: Mapping[str, Any], failure: 
     )
 
 
-def _whole(outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _full_outcome(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """Return the outcome with the defaults that history omits."""
     return ToolOutcome.model_validate(outcome).model_dump(mode="json")
 
 
-def _why(event: Event) -> str:
+def _failure_text(event: Event) -> str:
     failure = event.get("failure") or {}
     cause = failure.get("cause") or {}
     messages = [one.get("message") or (one.get("encoded_attributes") or {}).get("message") for one in (failure, cause)]
@@ -371,10 +373,10 @@ def _why(event: Event) -> str:
     return text or event["type"].removeprefix("activity_task_").replace("_", " ")
 
 
-def _first(values: Any) -> Any:
+def _first_value(values: Any) -> Any:
     return values[0] if isinstance(values, list) and values else None
 
 
-def _add(values: list[str], value: str) -> None:
+def _add_unique(values: list[str], value: str) -> None:
     if value and value not in values:
         values.append(value)

@@ -56,7 +56,7 @@ class Count:
     by: int = 1
 
 
-def of_event(name: str, figures: Mapping[str, Any]) -> tuple[Count, ...]:
+def count_event(name: str, figures: Mapping[str, Any]) -> tuple[Count, ...]:
     """Count an event; a retry also by its tool, and the end of a run also by its status."""
     event = Count(EVENTS, {"event": name})
     if name == "agent.tool.retry":
@@ -66,13 +66,13 @@ def of_event(name: str, figures: Mapping[str, Any]) -> tuple[Count, ...]:
     return (event,)
 
 
-def of_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
+def count_tool_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
     """Count a finished call by its outcome. An error kind from outside that is not known is `other`."""
     error = _one_of(_FAULTS, outcome.error.kind if outcome.error else "")
     return (Count(TOOL_CALLS, {"tool": tool, "status": outcome.status, "error": error}),)
 
 
-def of_usage(model: str, usage: Usage) -> tuple[Count, ...]:
+def count_tokens(model: str, usage: Usage) -> tuple[Count, ...]:
     return tuple(
         Count(TOKENS, {"model": model, "direction": direction}, tokens)
         for direction, tokens in usage.model_dump(exclude={"is_estimated"}).items()

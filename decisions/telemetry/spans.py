@@ -9,22 +9,22 @@ from typing import Any
 
 from contracts.run.turn import Usage
 from contracts.tool import ToolCall, ToolOutcome
-from decisions.ids import run_id_of
+from decisions.ids import run_id_of_workflow
 
 MODEL_TURNS = ("plan", "reflect", "summarize")
 _WORD = re.compile(r"[\w.:@+-]{1,100}")
 _FACTS = {"step": "perdure.step", "turn": "perdure.turn", "model": "gen_ai.request.model"}
 
 
-def name_of(activity_type: str, request: Any) -> str:
+def span_name(activity_type: str, request: Any) -> str:
     return f"execute_tool {request.tool}" if isinstance(request, ToolCall) else activity_type
 
 
-def about_run(workflow_id: str) -> dict[str, Any]:
-    return {"perdure.run_id": run_id_of(workflow_id), "temporalWorkflowID": workflow_id}
+def run_attributes(workflow_id: str) -> dict[str, Any]:
+    return {"perdure.run_id": run_id_of_workflow(workflow_id), "temporalWorkflowID": workflow_id}
 
 
-def about_request(activity_type: str, request: Any) -> dict[str, Any]:
+def request_attributes(activity_type: str, request: Any) -> dict[str, Any]:
     if isinstance(request, ToolCall):
         return {
             "gen_ai.operation.name": "execute_tool",
@@ -38,11 +38,11 @@ def about_request(activity_type: str, request: Any) -> dict[str, Any]:
     return {}
 
 
-def about_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+def fact_attributes(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {_FACTS[name]: value for name, value in facts.items() if name in _FACTS}
 
 
-def about_result(result: Any) -> dict[str, Any]:
+def result_attributes(result: Any) -> dict[str, Any]:
     if isinstance(result, ToolOutcome):
         error = {"error.type": result.error.kind} if result.error else {}
         return {"perdure.outcome": result.status, **error}
@@ -64,7 +64,7 @@ def about_result(result: Any) -> dict[str, Any]:
     return attributes
 
 
-def about_event(figures: Mapping[str, Any]) -> dict[str, Any]:
+def event_attributes(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the event's numbers and single words. Sentences are left out: they may quote the conversation."""
     return {
         f"perdure.{name}": value

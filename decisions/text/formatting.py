@@ -9,25 +9,27 @@ from contracts.delegation import DelegationRequest, DelegationState, Spent, Subt
 from contracts.failures import ToolFault
 from contracts.run.question import Question, QuestionKind
 from contracts.run.state import Call, Ending, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions.builtin_tools import DELEGATE
-from decisions.delegation import call_told
+from decisions.delegation import summarize_delegation
 from decisions.run.question import TEXTUAL, TITLES
 from decisions.text.visible_text import render_arguments, render_line, render_visible
 from decisions.tool_requests import readable_nonce
 
 MAX_APPROVAL = 20_000  # characters of a call as shown for approval; a larger one is rejected
-SHOWN = 64  # characters of a call in the timeline; the Web UI truncates longer labels, and the step with them
+MAX_SUMMARY_CALL = (
+    64  # characters of a call in the timeline; the Web UI truncates longer labels, and the step with them
+)
 
 
-def cut(text: str, length: int) -> str:
+def truncate(text: str, length: int) -> str:
     """Return one line of at most `length` characters, with nothing hidden in it."""
     return render_line(text, length)
 
 
-def notice(signal: str, reason: str) -> str:
+def format_signal_notice(signal: str, reason: str) -> str:
     """Describe a signal that had no effect. Its sender chose the name, and a terminal may show it."""
-    return cut(f"{signal}: {reason}", 300)
+    return truncate(f"{signal}: {reason}", 300)
 
 
 def turn_summary(state: RunState) -> str:
@@ -37,7 +39,7 @@ def turn_summary(state: RunState) -> str:
 def call_summary(call: Call, *, was_lost: bool = False) -> str:
     again = f" · attempt {call.generation}" if call.generation > 1 else ""
     looked_up = " · looked up, its worker was lost" if was_lost else ""
-    return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}{looked_up}"
+    return f"{truncate(call_line(call.tool, call.arguments), MAX_SUMMARY_CALL)} · step {call.step}{again}{looked_up}"
 
 
 def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -54,10 +56,10 @@ def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome
         f"not made: a person must approve this call, and as it is shown it has {size:,} characters of {MAX_APPROVAL:,} "
         "at most. Make the arguments shorter, or write what is long to a file and name the file"
     )
-    return failed(ToolFault.too_large, message)
+    return error_outcome(ToolFault.too_large, message)
 
 
-def begun(text: str, limit: int, whole: str) -> str:
+def format_beginning(text: str, limit: int, whole: str) -> str:
     """Return the beginning of a text. If more follows, the result says so, and says where to read all of it."""
     if len(text) <= limit:
         return text
@@ -67,11 +69,11 @@ def begun(text: str, limit: int, whole: str) -> str:
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
     """Format a call as its tool and its most telling argument: `fetch https://…`."""
     if tool == DELEGATE:
-        return f"{tool} {cut(call_told(arguments), 100)}"
+        return f"{tool} {truncate(summarize_delegation(arguments), 100)}"
     argument = next((v for v in arguments.values() if isinstance(v, str) and v.strip()), None)
     if argument is None:
         argument = ", ".join(f"{k}={v}" for k, v in arguments.items() if isinstance(v, int | float))
-    return f"{tool} {cut(argument, 100)}".rstrip()
+    return f"{tool} {truncate(argument, 100)}".rstrip()
 
 
 def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], outcome: ToolOutcome) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], out
     }
 
 
-def refusal(call: Call) -> dict[str, Any]:
+def refusal_trace(call: Call) -> dict[str, Any]:
     """Return the `trace.jsonl` entry of a call that was not made."""
     error = call.outcome.error if call.outcome else None
     return {
@@ -104,7 +106,7 @@ def refusal(call: Call) -> dict[str, Any]:
     }
 
 
-def waiting_for(question: Question) -> str:
+def waiting_for_person(question: Question) -> str:
     """Return the search attribute `WaitingFor`: "human: approve charge".
 
     It begins with the question's kind, so that words of a model or a sender cannot pass for an approval.
@@ -122,34 +124,34 @@ def waiting_for(question: Question) -> str:
 
 
 def format_wait(about: str) -> str:
-    return cut(f"human: {about}", 200)
+    return truncate(f"human: {about}", 200)
 
 
-def details(state: RunState) -> str:
+def run_details(state: RunState) -> str:
     """Render the Web UI's current details, in Markdown, beginning with what needs a person."""
     blocks = [
-        _facts(state),
+        _format_facts(state),
         *_question_lines(state.question, takes_signed=bool(state.answer_keys)),
-        f"**Goal** {markdown(cut(state.goal, 400))}",
-        *_pending(state),
+        f"**Goal** {escape_markdown(truncate(state.goal, 400))}",
+        *_pending_blocks(state),
     ]
     if state.passed_over:
-        instead = "; ".join(f"{skipped.model} ({cut(skipped.why, 200)})" for skipped in state.passed_over)
-        blocks.append(f"**Fallback** {markdown(f'{state.model} answered in place of {instead}')}")
+        instead = "; ".join(f"{skipped.model} ({truncate(skipped.why, 200)})" for skipped in state.passed_over)
+        blocks.append(f"**Fallback** {escape_markdown(f'{state.model} answered in place of {instead}')}")
     if state.ending is not None:
-        blocks.append(f"**{_ended(state.ending)}** {markdown(cut(state.ending.text, 1000))}")
+        blocks.append(f"**{_ending_title(state.ending)}** {escape_markdown(truncate(state.ending.text, 1000))}")
     if state.artifacts:
-        blocks.append("**Artifacts** " + ", ".join(f"`{cut(name, 100)}`" for name in state.artifacts[:10]))
+        blocks.append("**Artifacts** " + ", ".join(f"`{truncate(name, 100)}`" for name in state.artifacts[:10]))
     if state.ignored:
-        blocks.append(f"**Ignored** {markdown(state.ignored[-1])}")
+        blocks.append(f"**Ignored** {escape_markdown(state.ignored[-1])}")
     if state.last_finding:
-        blocks.append(f"**Last finding** {markdown(cut(state.last_finding.removeprefix('Finding:'), 400))}")
+        blocks.append(f"**Last finding** {escape_markdown(truncate(state.last_finding.removeprefix('Finding:'), 400))}")
     if state.plan:
-        blocks.append(f"**Plan**\n\n{markdown(render_visible(state.plan))}")
+        blocks.append(f"**Plan**\n\n{escape_markdown(render_visible(state.plan))}")
     return "\n\n".join(blocks)
 
 
-def _facts(state: RunState) -> str:
+def _format_facts(state: RunState) -> str:
     facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
     usage, below = state.usage, state.delegated
     cached = f" ({usage.cache_read:,} from the cache)" if usage.cache_read else ""
@@ -158,7 +160,7 @@ def _facts(state: RunState) -> str:
     if state.cost_usd:
         facts.append(f"USD {state.cost_usd:.4f}")
     elif state.cost_usd is None:
-        facts.append(f"USD unknown, {cut(state.model, 60)} has no price")
+        facts.append(f"USD unknown, {truncate(state.model, 60)} has no price")
     if below != Spent():
         cost = f", USD {below.usd:.4f}" if below.usd else ""
         facts.append(f"in subtasks {below.steps} steps, {below.tokens:,} tokens{cost}")
@@ -170,10 +172,16 @@ def _question_lines(question: Question | None, *, takes_signed: bool) -> list[st
     if question is None:
         return []
     by_text = question.kind in TEXTUAL
-    text = begun(render_visible(question.text), 2000, "perdure show RUN") if by_text else render_visible(question.text)
-    quoted = "\n".join(f"> {markdown(line)}  " for line in text.splitlines())
-    body_text = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
-    options = ", ".join(markdown(cut(option, 100)) for option in question.options)
+    text = (
+        format_beginning(render_visible(question.text), 2000, "perdure show RUN")
+        if by_text
+        else render_visible(question.text)
+    )
+    quoted = "\n".join(f"> {escape_markdown(line)}  " for line in text.splitlines())
+    body_text = (
+        quoted if by_text else _indent_code(text)
+    )  # arguments are shown as they are, with no quote made typographic
+    options = ", ".join(escape_markdown(truncate(option, 100)) for option in question.options)
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
     heading = f"**Waiting for a person: {TITLES[question.kind]}**, question {question.id}{until}:"
     if takes_signed:
@@ -189,11 +197,11 @@ def _question_lines(question: Question | None, *, takes_signed: bool) -> list[st
         heading,
         body_text,
         instruction,
-        _code(json.dumps(body, ensure_ascii=False)),
+        _indent_code(json.dumps(body, ensure_ascii=False)),
     ]
 
 
-def _pending(state: RunState) -> list[str]:
+def _pending_blocks(state: RunState) -> list[str]:
     """Render the pending calls, by this worker and outside. A call that awaits an answer is not pending yet."""
     if not state.pending:
         return []
@@ -205,30 +213,30 @@ def _pending(state: RunState) -> list[str]:
     for action in state.pending:
         again = f", attempt {action.attempt}" if action.attempt > 1 else ""
         since = f"since {action.since:%H:%M:%S} UTC"
-        call = markdown(cut(lines.get(action.step, action.tool), 110))
+        call = escape_markdown(truncate(lines.get(action.step, action.tool), 110))
         if action.step != asked:
             (outside if action.outside else running).append(f"- step {action.step}: {call}, {since}{again}")
     blocks = (("Running", running), ("Waiting for results from outside", outside))
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
 
 
-def _ended(ending: Ending) -> str:
+def _ending_title(ending: Ending) -> str:
     if ending.status is RunStatus.completed:
         return "Outcome"
     return f"{ending.status.capitalize()} ({ending.reason})"
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape `$`, `<` and `[`, which begin a formula, a tag or a link. Backslashes before them are doubled."""
     return re.sub(r"(\\*)([$<\[])", r"\1\1\\\2", text)
 
 
-def _code(text: str) -> str:
+def _indent_code(text: str) -> str:
     """Render the text unchanged. It is indented, because the text could close a fence."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def view(state: RunState) -> RunView:
+def state_view(state: RunState) -> RunView:
     """Return the answer of the query `state` (A8)."""
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
     question = state.question
@@ -280,17 +288,17 @@ def delegation_details(request: DelegationRequest, state: DelegationState) -> st
     """Render the Web UI's current details of a `Delegation`."""
     budget = f"{request.budget.steps} steps" + (f", {request.budget.tokens:,} tokens" if request.budget.tokens else "")
     facts = f"**{state.status}** · for run {request.run_id}, step {request.step} · join {request.join} · {budget}"
-    failure = [f"**Failed** {markdown(cut(state.why, 1000))}"] if state.why else []
-    return "\n\n".join([facts, *failure, "\n".join(_subtask(subtask) for subtask in state.subtasks)])
+    failure = [f"**Failed** {escape_markdown(truncate(state.why, 1000))}"] if state.why else []
+    return "\n\n".join([facts, *failure, "\n".join(_subtask_line(subtask) for subtask in state.subtasks)])
 
 
-def _subtask(state: SubtaskState) -> str:
+def _subtask_line(state: SubtaskState) -> str:
     used = f", {state.spent.steps} steps, {state.spent.tokens:,} tokens" if state.spent.tokens else ""
-    outcome = f": {markdown(cut(state.outcome, 200))}" if state.outcome else ""
+    outcome = f": {escape_markdown(truncate(state.outcome, 200))}" if state.outcome else ""
     return f"- {state.status} `{state.id}` by {state.agent}{used}{outcome}"
 
 
-def figures(state: RunState) -> dict[str, Any]:
+def run_figures(state: RunState) -> dict[str, Any]:
     """Return the figures of a run for the event of its end."""
     return {
         "steps": state.step,

@@ -15,7 +15,7 @@ def format_entry(speaker: str, **fields: object) -> str:
     return _one_line({"from": speaker, **fields})
 
 
-def fence(text: str, *others: str) -> str:
+def fence_text(text: str, *others: str) -> str:
     """Put the text between Markdown fences, longer than any run of backticks in it: no heading of it counts.
 
     With `others`, which the same page quotes, the fences are as long as theirs: if the page is cut in the middle,
@@ -38,7 +38,7 @@ def escape_headings(text: str) -> str:
 
 def join_within(lines: Sequence[str], limit: int) -> str:
     """Join lines to about `limit` bytes. Whole lines are left out of the middle, and an entry says how many."""
-    if sum(map(_size, lines)) <= limit:
+    if sum(map(_line_size, lines)) <= limit:
         return "\n".join(lines)
     half = (limit - LEFT_OUT) // 2
     first = _count_fitting(lines, half)
@@ -51,14 +51,14 @@ def join_within(lines: Sequence[str], limit: int) -> str:
 def _count_fitting(lines: Iterable[str], limit: int) -> int:
     count = used = 0
     for line in lines:
-        used += _size(line)
+        used += _line_size(line)
         if used > limit:
             break
         count += 1
     return count
 
 
-def _size(line: str) -> int:
+def _line_size(line: str) -> int:
     return len(line.encode(errors="replace")) + 1
 
 

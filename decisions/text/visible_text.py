@@ -128,14 +128,14 @@ def _is_in_place(text: str, at: int) -> bool:
     if text[at] == _EMOJI_STYLE:
         return _is_symbol(before)
     is_emoji = text[at] == "\u200d" and (_is_symbol(before) or before == _EMOJI_STYLE) and _is_symbol(after)
-    return is_emoji or (_joins(before) and _joins(after))
+    return is_emoji or (_is_joining(before) and _is_joining(after))
 
 
 def _is_symbol(character: str) -> bool:
     return bool(character) and (category(character) in ("So", "Sk") or character in "#*0123456789")
 
 
-def _joins(character: str) -> bool:
+def _is_joining(character: str) -> bool:
     """Return whether the character's script joins or stacks: Arabic to Khmer, in which joiners change the reading."""
     return bool(character) and 0x0600 <= ord(character) <= 0x17FF and category(character)[0] in "LM"
 

@@ -7,14 +7,14 @@ from fastapi import APIRouter, Path, Response
 from pydantic import AfterValidator
 
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
-from gateway.auth import Here, Holder, Route, needs, require
-from gateway.problems import AGAIN, Failure, described
+from gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope, require_scope
+from gateway.problems import RETRY_SOON, ApiError, describe_problems
 from gateway.tokens import Scope
-from perdure.client.lanes import forget, look, submit
+from perdure.client.lanes import forget_lane_turn, query_lane, submit_with_retry
 from settings import ProjectError
 
 
-def _can_be_looked_for(conversation_id: str) -> str:
+def _check_conversation_id(conversation_id: str) -> str:
     if not conversation_id.strip():
         raise ValueError("it is empty")
     if "\0" in conversation_id:  # the server accepts it but cannot be queried for it: the lane would never run
@@ -22,35 +22,39 @@ def _can_be_looked_for(conversation_id: str) -> str:
     return conversation_id
 
 
-ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_can_be_looked_for)]
+ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_check_conversation_id)]
 
-router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=Route)
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=ScopedRoute)
 
 
 @router.post(
     "/{conversation_id}/requests",
     status_code=202,
-    dependencies=[needs(Scope.start)],
-    responses=described(400, 401, 403, 408, 409, 413, 415, 422, 429, 500, 503)
+    dependencies=[needs_scope(Scope.start)],
+    responses=describe_problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 500, 503)
     | {200: {"model": Submitted, "description": "It was submitted before"}},
 )
 async def submit_request(
-    gateway: Here, holder: Holder, conversation_id: ConversationId, request: SubmitRequest, response: Response
+    gateway: CurrentGateway,
+    holder: CurrentToken,
+    conversation_id: ConversationId,
+    request: SubmitRequest,
+    response: Response,
 ) -> Submitted:
     """Submit a request; 200 if it was submitted before, 429 if the lane is full.
 
     A request that answers a question (`question_id`) or cancels the turn (`interrupt`) also needs `human:answer`.
     """
     if request.question_id is not None or request.when_busy is WhenBusy.interrupt:
-        require(holder, Scope.answer)
+        require_scope(holder, Scope.answer)
     if request.mailbox is not None:
-        raise Failure(422, "mailbox: only the bridge of a folder may set it", field="mailbox")
+        raise ApiError(422, "mailbox: only the bridge of a folder may set it", field="mailbox")
     client, settings = gateway.session.client, gateway.session.settings
     try:
         settings.check_agent(request.agent)
     except ProjectError as error:
-        raise Failure(422, str(error), field="agent") from None
-    submitted = await submit(client, settings.task_queue, conversation_id, request, settings.answer_keys)
+        raise ApiError(422, str(error), field="agent") from None
+    submitted = await submit_with_retry(client, settings.task_queue, conversation_id, request, settings.answer_keys)
     response.headers["Location"] = f"/v1/runs/{quote(submitted.run_id, safe='')}"
     if submitted.duplicate:
         response.status_code = 200
@@ -59,25 +63,25 @@ async def submit_request(
 
 @router.get(
     "/{conversation_id}",
-    dependencies=[needs(Scope.read)],
-    responses=described(400, 401, 403, 404, 408, 409, 413, 422, 500, 503),
+    dependencies=[needs_scope(Scope.read)],
+    responses=describe_problems(400, 401, 403, 404, 408, 409, 413, 422, 500, 503),
 )
-async def read_conversation(gateway: Here, conversation_id: ConversationId) -> LaneView:
+async def read_conversation(gateway: CurrentGateway, conversation_id: ConversationId) -> LaneView:
     """Return a conversation's active turn, its queue and its latest turns."""
-    view = await look(gateway.session.client, conversation_id)
+    view = await query_lane(gateway.session.client, conversation_id)
     if view is None:
-        raise Failure(503, "no worker answers for this conversation now", headers=AGAIN)
+        raise ApiError(503, "no worker answers for this conversation now", headers=RETRY_SOON)
     return view
 
 
 @router.delete(
     "/{conversation_id}/turns/{run_id}",
-    dependencies=[needs(Scope.answer)],
-    responses=described(400, 401, 403, 404, 408, 409, 413, 422, 503),
+    dependencies=[needs_scope(Scope.answer)],
+    responses=describe_problems(400, 401, 403, 404, 408, 409, 413, 422, 503),
 )
 async def forget_turn(
-    gateway: Here, conversation_id: ConversationId, run_id: Annotated[str, Path(max_length=MAX_ID_LENGTH)]
+    gateway: CurrentGateway, conversation_id: ConversationId, run_id: Annotated[str, Path(max_length=MAX_ID_LENGTH)]
 ) -> dict[str, str]:
     """Omit an ended turn from the conversation as of the next turn. Its effects are not undone."""
-    forgotten = await forget(gateway.session.client, conversation_id, run_id)
+    forgotten = await forget_lane_turn(gateway.session.client, conversation_id, run_id)
     return {"run_id": forgotten.run_id}  # without its text: the token may not read

@@ -6,22 +6,22 @@ from fastapi import APIRouter, Response
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.service import RPCError
 
-from contracts.models import Value
-from gateway.auth import Here
-from gateway.problems import described
+from contracts.models import FrozenModel
+from gateway.auth import CurrentGateway
+from gateway.problems import describe_problems
 from perdure.session import Session
 
-PATIENCE = 3.0  # seconds for a check
+CHECK_TIMEOUT = 3.0  # seconds for a check
 LOOK_EVERY = 3.0  # seconds that a result is reused
 
-router = APIRouter(tags=["health"], responses=described(500))
+router = APIRouter(tags=["health"], responses=describe_problems(500))
 
 
-class Health(Value):
+class Health(FrozenModel):
     status: str  # `ok`
 
 
-class Readiness(Value):
+class Readiness(FrozenModel):
     """`worker`: a worker polls the task queue, or did in the last minutes."""
 
     ready: bool
@@ -30,13 +30,13 @@ class Readiness(Value):
 
 
 @router.get("/healthz")
-async def health() -> Health:
+async def get_health() -> Health:
     """Return `ok`: the process answers."""
     return Health(status="ok")
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
-async def readiness(gateway: Here, response: Response) -> Readiness:
+async def get_readiness(gateway: CurrentGateway, response: Response) -> Readiness:
     """Return whether Temporal answers and a worker polls the task queue; 503 if not. At most 3 seconds old."""
     now = asyncio.get_running_loop().time
     async with gateway.looking:
@@ -52,7 +52,7 @@ async def readiness(gateway: Here, response: Response) -> Readiness:
 async def _look(session: Session) -> Readiness:
     temporal = worker = False
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CHECK_TIMEOUT):
             await session.client.workflow_service.get_system_info(GetSystemInfoRequest())
             temporal = True
             worker = await session.has_worker()

@@ -9,29 +9,29 @@ from fastapi import APIRouter, Query
 from temporalio.client import Client
 
 from contracts.followup import Task
-from contracts.models import Value
+from contracts.models import FrozenModel
 from contracts.run.question import QuestionKind
 from contracts.run.state import QuestionView
 from decisions import ids
-from decisions.followup.kind import Asked
-from decisions.followup.kinds import read
-from decisions.followup.state import questions
+from decisions.followup.kind import PromptQuestion
+from decisions.followup.kinds import parse_task
+from decisions.followup.state import open_prompts
 from decisions.text.visible_text import render_visible
-from gateway.auth import Here, Route, needs
-from gateway.problems import described
-from gateway.routes.runs import QUERY_PATIENCE
+from gateway.auth import CurrentGateway, ScopedRoute, needs_scope
+from gateway.problems import describe_problems
+from gateway.routes.runs import READ_QUERY_TIMEOUT
 from gateway.tokens import Scope
-from perdure.client.errors import NoSuchRun
-from perdure.client.run_list import Found, listing
-from perdure.client.runs import follow_up_state, state
+from perdure.client.errors import RunNotFoundError
+from perdure.client.run_list import RunInfo, iterate_runs
+from perdure.client.runs import follow_up_state, query_run_state
 
-MOST_LISTED = 200
-AT_ONCE = 10  # concurrent queries, each answered by a worker
+MAX_QUESTIONS = 200
+MAX_CONCURRENT_QUERIES = 10  # concurrent queries, each answered by a worker
 
-router = APIRouter(prefix="/v1", tags=["people"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["people"], route_class=ScopedRoute)
 
 
-class Open(Value):
+class ListedQuestion(FrozenModel):
     """An open question. `question` is null if no worker answered; `waiting_for` is the server's record."""
 
     run_id: str
@@ -42,36 +42,42 @@ class Open(Value):
     question: QuestionView | None
 
 
-class Questions(Value):
-    questions: tuple[Open, ...]
+class QuestionList(FrozenModel):
+    questions: tuple[ListedQuestion, ...]
 
 
-@router.get("/questions", dependencies=[needs(Scope.read)], responses=described(400, 401, 403, 408, 413, 422, 500, 503))
-async def list_questions(gateway: Here, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Questions:
+@router.get(
+    "/questions",
+    dependencies=[needs_scope(Scope.read)],
+    responses=describe_problems(400, 401, 403, 408, 413, 422, 500, 503),
+)
+async def list_questions(
+    gateway: CurrentGateway, limit: Annotated[int, Query(ge=1, le=MAX_QUESTIONS)] = 100
+) -> QuestionList:
     """List all open questions; answer one at `/v1/runs/{run_id}/answer`."""
-    client, slots = gateway.session.client, asyncio.Semaphore(AT_ONCE)
+    client, slots = gateway.session.client, asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
 
-    async def read_questions(run: Found) -> tuple[Open, ...]:
+    async def read_questions(run: RunInfo) -> tuple[ListedQuestion, ...]:
         async with slots:
-            return await _asked(client, run)
+            return await _read_questions(client, run)
 
-    runs = [run async for run in listing(client, waiting=True, limit=limit)]
+    runs = [run async for run in iterate_runs(client, waiting=True, limit=limit)]
     groups = await asyncio.gather(*map(read_questions, runs))
-    return Questions(questions=tuple(question for group in groups for question in group)[:limit])
+    return QuestionList(questions=tuple(question for group in groups for question in group)[:limit])
 
 
-async def _asked(client: Client, run: Found) -> tuple[Open, ...]:
+async def _read_questions(client: Client, run: RunInfo) -> tuple[ListedQuestion, ...]:
     goal: str | None = None
     views: tuple[QuestionView | None, ...] = (None,)
-    with suppress(NoSuchRun):
-        if run.run_id.startswith(ids.FOLLOW_UP):
-            follow_up = await follow_up_state(client, run.run_id, QUERY_PATIENCE)
+    with suppress(RunNotFoundError):
+        if run.run_id.startswith(ids.FOLLOW_UP_PREFIX):
+            follow_up = await follow_up_state(client, run.run_id, READ_QUERY_TIMEOUT)
             if follow_up is not None:
-                goal, views = follow_up.definition.summary, tuple(map(_view, questions(follow_up)))
-        elif (state_view := await state(client, run.run_id, QUERY_PATIENCE)) is not None:
+                goal, views = follow_up.definition.summary, tuple(map(_question_of_task, open_prompts(follow_up)))
+        elif (state_view := await query_run_state(client, run.run_id, READ_QUERY_TIMEOUT)) is not None:
             goal, views = state_view.goal, (state_view.question,) if state_view.question else ()
     return tuple(
-        Open(
+        ListedQuestion(
             run_id=run.run_id,
             agent=run.agent,
             goal=render_visible(goal) if goal else goal,
@@ -83,8 +89,8 @@ async def _asked(client: Client, run: Found) -> tuple[Open, ...]:
     )
 
 
-def _view(task: Task) -> QuestionView:
-    kind, arguments = read(task)
-    question = kind.asks(arguments) if kind.asks else Asked(task.description)
+def _question_of_task(task: Task) -> QuestionView:
+    kind, arguments = parse_task(task)
+    question = kind.asks(arguments) if kind.asks else PromptQuestion(task.description)
     text = render_visible(question.text)
     return QuestionView(id=task.task_id, kind=QuestionKind.question, text=text, options=question.options)

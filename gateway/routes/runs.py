@@ -12,43 +12,52 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
 from temporalio.client import WorkflowHandle
 
-from contracts.models import Edge, Value
+from contracts.models import FrozenModel, StrictModel
 from contracts.run.events import StartEvent, ToolResultEvent
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import RunView
 from contracts.sender import SentBy
 from decisions import ids
-from gateway.auth import By, Here, Holder, Route, RunId, needs
-from gateway.problems import Failure, Kind, described
-from gateway.routes.sse import Stream, followed, position_of
+from gateway.auth import CallerName, CurrentGateway, CurrentToken, RunId, ScopedRoute, needs_scope
+from gateway.problems import ApiError, ProblemKind, describe_problems
+from gateway.routes.sse import EventStream, open_event_stream, parse_position
 from gateway.tokens import Scope
-from perdure.client.errors import AnswerRefused, Refused
-from perdure.client.run_list import Found, find, grown_at, page
-from perdure.client.runs import answer, cancel, deliver_result, digest_of, ended, recorded_digest, start, state
-from perdure.client.starter import starter_of
+from perdure.client.errors import AnswerRejectedError, RejectedError
+from perdure.client.run_list import RunInfo, find_run, last_event_time, list_page
+from perdure.client.runs import (
+    deliver_result,
+    digest_of_start,
+    query_run_state,
+    read_start_digest,
+    request_cancel,
+    start_or_get_run,
+    submit_answer,
+    wait_for_run_end,
+)
+from perdure.client.starter import find_starter
 from settings import ProjectError
 
-QUERY_PATIENCE = timedelta(seconds=1.5)  # without a worker a reader waits at most two
-CLOSED_PATIENCE = 10.0  # seconds to read the result of an ended run
-MOST_LISTED = 200
-COMMON = described(400, 401, 403, 404, 408, 409, 413, 415, 422, 500, 503)
+READ_QUERY_TIMEOUT = timedelta(seconds=1.5)  # without a worker a reader waits at most two
+CLOSED_RUN_TIMEOUT = 10.0  # seconds to read the result of an ended run
+MAX_RUNS = 200
+COMMON_RESPONSES = describe_problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 500, 503)
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=Route, responses=COMMON)
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=ScopedRoute, responses=COMMON_RESPONSES)
 
 
-class Start(StartEvent):
+class StartBody(StartEvent):
     """The event `agentic.start`; `type` is optional."""
 
     type: Literal["agentic.start"] = "agentic.start"
 
 
-class Begun(Value):
+class RunReference(FrozenModel):
     """The id of the run."""
 
     run_id: str
 
 
-class Known(Value):
+class RunRecord(FrozenModel):
     """The server's record of a run, read without a worker."""
 
     run_id: str
@@ -63,24 +72,24 @@ class Known(Value):
     closed_at: datetime | None
 
 
-class Listed(Value):
+class RunPage(FrozenModel):
     """A page of runs, which may hold fewer than `limit`; on the last one `cursor` is null."""
 
-    runs: tuple[Known, ...]
+    runs: tuple[RunRecord, ...]
     cursor: str | None  # for the next page
 
 
-class Told(Value):
+class RunDetails(FrozenModel):
     """A run. If no worker answers, `state` is null and the server's record is `age_seconds` old."""
 
-    known: Known
+    known: RunRecord
     answered: bool  # a worker did
     age_seconds: float
     state: RunView | None
     started_by: SentBy | None = None  # null if the start is past retention
 
 
-class Result(Value):
+class RunResult(FrozenModel):
     """The result of a run: its event `agent.completed` or `agent.escalated`, or a failure; or its open status."""
 
     run_id: str
@@ -91,7 +100,7 @@ class Result(Value):
     handoff: str = ""  # the state of the work at a failure
 
 
-class Answer(Edge):
+class AnswerBody(StrictModel):
     """The body of `human_input`; the token names the person."""
 
     question_id: str | None = None
@@ -104,14 +113,14 @@ class Answer(Edge):
     """A decision that the [question](events.md#decisions) allows."""
 
 
-class Reason(Edge):
+class CancelBody(StrictModel):
     """The reason to cancel a run; the token names the person."""
 
     reason: str | None = Field(default=None, max_length=2000)
 
 
-def known(run: Found) -> Known:
-    return Known(
+def to_record(run: RunInfo) -> RunRecord:
+    return RunRecord(
         run_id=run.run_id,
         status=run.status,
         agent=run.agent,
@@ -126,175 +135,184 @@ def known(run: Found) -> Known:
 
 
 @router.post(
-    "", status_code=202, dependencies=[needs(Scope.start)], responses={200: {"model": Begun, "description": "Known"}}
+    "",
+    status_code=202,
+    dependencies=[needs_scope(Scope.start)],
+    responses={200: {"model": RunReference, "description": "Known"}},
 )
 async def start_run(
-    gateway: Here,
-    holder: Holder,
-    event: Start,
+    gateway: CurrentGateway,
+    holder: CurrentToken,
+    event: StartBody,
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=500)] = None,
-) -> Begun:
+) -> RunReference:
     """Start a run; 200 if the same key started it before, 409 if that start had another body.
 
     An `Idempotency-Key` belongs to this token. A `dedupe_key` is shared by all tokens and `perdure run --dedupe-key`.
     """
     if idempotency_key and event.dedupe_key:
-        raise Failure(422, "give either Idempotency-Key or dedupe_key: they mean different runs", field="dedupe_key")
-    key = _in_utf8(idempotency_key) if idempotency_key else None
+        raise ApiError(422, "give either Idempotency-Key or dedupe_key: they mean different runs", field="dedupe_key")
+    key = _decode_key(idempotency_key) if idempotency_key else None
     dedupe_key = ids.start_key(key) if key else event.dedupe_key
     start_event = StartEvent(type=event.type, payload=event.payload, dedupe_key=dedupe_key)
     try:
         gateway.session.settings.check_agent(event.payload.agent)
     except ProjectError as error:
-        raise Failure(422, str(error), field="payload.agent") from None
+        raise ApiError(422, str(error), field="payload.agent") from None
     own_id = ids.run_id_for_caller(holder.name, key) if key else None
-    handle = await start(gateway.session.client, gateway.session.settings.task_queue, start_event, own_id)
-    run_id = ids.run_id_of(handle.id)
+    handle = await start_or_get_run(gateway.session.client, gateway.session.settings.task_queue, start_event, own_id)
+    run_id = ids.run_id_of_workflow(handle.id)
     if handle.first_execution_run_id is None:
         await _require_same_start(handle, start_event)
         response.status_code = 200
     response.headers["Location"] = f"/v1/runs/{quote(run_id, safe='')}"
-    return Begun(run_id=run_id)
+    return RunReference(run_id=run_id)
 
 
 async def _require_same_start(handle: WorkflowHandle[Any, Any], event: StartEvent) -> None:
     """Raises Failure 409 if the run with this key was started with another body."""
-    first, second = await recorded_digest(handle), digest_of(event)
+    first, second = await read_start_digest(handle), digest_of_start(event)
     if first is not None and first != second:
         reason = f"the key started a run with another body: that was {first}, this is {second}; use another key"
-        raise Failure(409, reason, kind=Kind.key_reused)
+        raise ApiError(409, reason, kind=ProblemKind.key_reused)
 
 
-def _in_utf8(header: str) -> str:
+def _decode_key(header: str) -> str:
     """Decode a header as UTF-8, so that a key equals the same key in the terminal. Raises Failure."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeDecodeError:
-        raise Failure(422, "Idempotency-Key is not UTF-8", field="Idempotency-Key") from None
+        raise ApiError(422, "Idempotency-Key is not UTF-8", field="Idempotency-Key") from None
 
 
-@router.get("", dependencies=[needs(Scope.read)])
+@router.get("", dependencies=[needs_scope(Scope.read)])
 async def list_runs(
-    gateway: Here,
+    gateway: CurrentGateway,
     waiting: Annotated[bool, Query(description="Only runs, subtasks and follow-ups that wait for a person.")] = False,
-    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
+    limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 50,
     cursor: Annotated[str | None, Query(max_length=4000)] = None,
-) -> Listed:
+) -> RunPage:
     """List runs, latest first; subtasks only with `waiting`."""
     try:
-        listed = await page(gateway.session.client, waiting=waiting, limit=limit, after=_token_of(cursor))
-    except Refused as error:
-        raise Failure(422, str(error), field="cursor") from None
+        listed = await list_page(gateway.session.client, waiting=waiting, limit=limit, after=_decode_cursor(cursor))
+    except RejectedError as error:
+        raise ApiError(422, str(error), field="cursor") from None
     following = base64.urlsafe_b64encode(listed.next).decode() if listed.next else None
-    return Listed(runs=tuple(known(run) for run in listed.runs), cursor=following)
+    return RunPage(runs=tuple(to_record(run) for run in listed.runs), cursor=following)
 
 
-def _token_of(cursor: str | None) -> bytes | None:
+def _decode_cursor(cursor: str | None) -> bytes | None:
     try:
         return base64.b64decode(cursor, altchars=b"-_", validate=True) if cursor else None
     except (binascii.Error, ValueError):
-        raise Failure(422, "invalid cursor", field="cursor") from None
+        raise ApiError(422, "invalid cursor", field="cursor") from None
 
 
-@router.get("/{run_id}", dependencies=[needs(Scope.read)])
-async def read_run(gateway: Here, run_id: RunId) -> Told:
+@router.get("/{run_id}", dependencies=[needs_scope(Scope.read)])
+async def read_run(gateway: CurrentGateway, run_id: RunId) -> RunDetails:
     """Return a run's state; if no worker answers, the server's record."""
     client = gateway.session.client
-    run = await find(client, run_id)
-    view = await state(client, run_id, QUERY_PATIENCE)
-    age = 0.0 if view else (datetime.now(UTC) - await grown_at(client, run)).total_seconds()
-    return Told(
-        known=known(run),
+    run = await find_run(client, run_id)
+    view = await query_run_state(client, run_id, READ_QUERY_TIMEOUT)
+    age = 0.0 if view else (datetime.now(UTC) - await last_event_time(client, run)).total_seconds()
+    return RunDetails(
+        known=to_record(run),
         answered=view is not None,
         age_seconds=max(age, 0.0),
         state=view,
-        started_by=await starter_of(client, run),
+        started_by=await find_starter(client, run),
     )
 
 
 @router.get(
     "/{run_id}/events",
     status_code=200,
-    dependencies=[needs(Scope.read)],
-    response_class=Stream,
-    responses=described(429)
+    dependencies=[needs_scope(Scope.read)],
+    response_class=EventStream,
+    responses=describe_problems(429)
     | {200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
-async def follow_run(
-    gateway: Here,
+async def stream_run(
+    gateway: CurrentGateway,
     run_id: RunId,
     *,
     last_event_id: Annotated[str | None, Header(max_length=200)] = None,
     rendered: Annotated[bool, Query(description="make invisible characters in texts visible")] = False,
-) -> Stream:
+) -> EventStream:
     """Stream the events of a run to its end; with `Last-Event-ID`, those after that event."""
-    after = position_of(last_event_id)
-    await find(gateway.session.client, run_id)
-    return followed(gateway, run_id, after, rendered=rendered)
+    after = parse_position(last_event_id)
+    await find_run(gateway.session.client, run_id)
+    return open_event_stream(gateway, run_id, after, rendered=rendered)
 
 
 @router.get(
     "/{run_id}/result",
-    dependencies=[needs(Scope.read)],
-    responses={202: {"model": Result, "description": "It has not ended yet"}},
+    dependencies=[needs_scope(Scope.read)],
+    responses={202: {"model": RunResult, "description": "It has not ended yet"}},
 )
 async def read_result(
-    gateway: Here,
+    gateway: CurrentGateway,
     run_id: RunId,
     response: Response,
     wait: Annotated[float, Query(ge=0, le=30, description="Seconds to wait for the end.")] = 0,
-) -> Result:
+) -> RunResult:
     """Return the result of a run; 202 if it has not ended."""
     client = gateway.session.client
-    run = await find(client, run_id)
+    run = await find_run(client, run_id)
     try:
-        async with asyncio.timeout(wait if run.is_open else CLOSED_PATIENCE):
-            return Result(run_id=run_id, **asdict(await ended(client, run_id)))
+        async with asyncio.timeout(wait if run.is_open else CLOSED_RUN_TIMEOUT):
+            return RunResult(run_id=run_id, **asdict(await wait_for_run_end(client, run_id)))
     except TimeoutError:
         response.status_code, response.headers["Retry-After"] = 202, "1"
-        return Result(run_id=run_id, status=run.status)
+        return RunResult(run_id=run_id, status=run.status)
 
 
-@router.post("/{run_id}/cancel", status_code=202, dependencies=[needs(Scope.answer)])
-async def cancel_run(gateway: Here, by: By, run_id: RunId, body: Reason | None = None) -> Begun:
+@router.post("/{run_id}/cancel", status_code=202, dependencies=[needs_scope(Scope.answer)])
+async def cancel_run(
+    gateway: CurrentGateway, by: CallerName, run_id: RunId, body: CancelBody | None = None
+) -> RunReference:
     """Cancel a run; a side effect in progress completes first."""
-    await find(gateway.session.client, run_id)
-    await cancel(gateway.session.client, run_id, CancelRequest(reason=body.reason if body else None, by=by))
-    return Begun(run_id=run_id)
+    await find_run(gateway.session.client, run_id)
+    await request_cancel(gateway.session.client, run_id, CancelRequest(reason=body.reason if body else None, by=by))
+    return RunReference(run_id=run_id)
 
 
-@router.post("/{run_id}/answer", dependencies=[needs(Scope.answer)])
-async def answer_run(gateway: Here, by: By, holder: Holder, run_id: RunId, body: Answer) -> Begun:
+@router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
+async def answer_run(
+    gateway: CurrentGateway, by: CallerName, holder: CurrentToken, run_id: RunId, body: AnswerBody
+) -> RunReference:
     """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
     try:
         human_input = HumanInput(**body.model_dump(), by=by)
-        await answer(gateway.session.client, run_id, human_input, gateway.session.settings.answer_keys)
-    except AnswerRefused:
+        await submit_answer(gateway.session.client, run_id, human_input, gateway.session.settings.answer_keys)
+    except AnswerRejectedError:
         if Scope.read in holder.scopes:
             raise
         reason = "the run rejected the answer; a token that also has runs:read gets the reason"
-        raise Failure(409, reason, kind=Kind.refused) from None
-    return Begun(run_id=run_id)
+        raise ApiError(409, reason, kind=ProblemKind.refused) from None
+    return RunReference(run_id=run_id)
 
 
 @router.post(
     "/{run_id}/tool-results",
     status_code=202,
-    dependencies=[needs(Scope.result)],
-    responses={200: {"model": Begun, "description": "The run had it already"}},
+    dependencies=[needs_scope(Scope.result)],
+    responses={200: {"model": RunReference, "description": "The run had it already"}},
 )
-async def bring_result(gateway: Here, run_id: RunId, event: ToolResultEvent, response: Response) -> Begun:
+async def deliver_tool_result(
+    gateway: CurrentGateway, run_id: RunId, event: ToolResultEvent, response: Response
+) -> RunReference:
     """Deliver the event `agentic.tool_result` to its run, with the `nonce` of its request.
 
     409 if the run does not await it: a result sent here never ends a run.
     """
     if event.payload.run_id != run_id:
-        raise Failure(422, "payload.run_id differs from the run in the address", field="payload.run_id")
+        raise ApiError(422, "payload.run_id differs from the run in the address", field="payload.run_id")
     if not event.nonce:
-        raise Failure(422, "nonce: send the nonce of the tool request", field="nonce")
-    if not (await find(gateway.session.client, run_id)).is_open:
-        raise Failure(409, f"run {run_id} has ended", kind=Kind.refused)
+        raise ApiError(422, "nonce: send the nonce of the tool request", field="nonce")
+    if not (await find_run(gateway.session.client, run_id)).is_open:
+        raise ApiError(409, f"run {run_id} has ended", kind=ProblemKind.refused)
     if not await deliver_result(gateway.session.client, run_id, event):
         response.status_code = 200
-    return Begun(run_id=run_id)
+    return RunReference(run_id=run_id)

@@ -18,31 +18,31 @@ from temporalio.service import RPCError
 
 from decisions.text.visible_text import render_values
 from gateway.auth import Gateway
-from gateway.problems import Failure, Kind
-from perdure.client.errors import NoSuchRun, NotReachable, Refused
-from perdure.client.run_events import happening_json
-from perdure.client.runs import ended
-from perdure.client.watch import Position, Watch
+from gateway.problems import ApiError, ProblemKind
+from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.client.run_events import event_to_json
+from perdure.client.runs import wait_for_run_end
+from perdure.client.watch import EventPosition, Watch
 
 V = TypeVar("V")
 
-MOST_STREAMS = 500  # each costs one Temporal request a second
+MAX_STREAMS = 500  # each costs one Temporal request a second
 KEEP_ALIVE = 15.0  # seconds without an event until a comment is sent
 LOOK_EVERY = 1.0  # seconds between polls of the model's partial text
-PATIENCE = 30.0  # seconds for a client to read what was sent
+CLIENT_READ_TIMEOUT = 30.0  # seconds for a client to read what was sent
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-FIRST = b"retry: 1000\n\n"
+RETRY_HINT = b"retry: 1000\n\n"
 
 
-def position_of(last_event_id: str | None) -> Position | None:
+def parse_position(last_event_id: str | None) -> EventPosition | None:
     """Parse the header `Last-Event-ID`. Raises Failure."""
     try:
-        return Position.read(last_event_id) if last_event_id else None
+        return EventPosition.parse(last_event_id) if last_event_id else None
     except ValueError as error:
-        raise Failure(422, f"Last-Event-ID: {error}", field="Last-Event-ID") from None
+        raise ApiError(422, f"Last-Event-ID: {error}", field="Last-Event-ID") from None
 
 
-class Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """A stream that ends if its client leaves or stops reading."""
 
     media_type = "text/event-stream"
@@ -76,32 +76,45 @@ class Stream(StreamingResponse):
             return
 
 
-def followed(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool = False) -> Stream:
+def open_event_stream(
+    gateway: Gateway, run_id: str, after: EventPosition | None, *, rendered: bool = False
+) -> EventStream:
     """Return the stream of a run; `rendered` makes invisible characters visible. Raises Failure at the limit."""
-    if gateway.streams >= MOST_STREAMS:
-        reason = f"this gateway has {MOST_STREAMS} streams, its limit; try again"
-        raise Failure(429, reason, kind=Kind.too_many_streams, headers={"Retry-After": "5"})
-    return Stream(_stream(gateway, run_id, after, rendered=rendered), gateway, PATIENCE)
+    if gateway.streams >= MAX_STREAMS:
+        reason = f"this gateway has {MAX_STREAMS} streams, its limit; try again"
+        raise ApiError(429, reason, kind=ProblemKind.too_many_streams, headers={"Retry-After": "5"})
+    return EventStream(_format_events(gateway, run_id, after, rendered=rendered), gateway, CLIENT_READ_TIMEOUT)
 
 
-async def _stream(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool) -> AsyncGenerator[bytes]:
+async def _format_events(
+    gateway: Gateway, run_id: str, after: EventPosition | None, *, rendered: bool
+) -> AsyncGenerator[bytes]:
     client, last = gateway.session.client, after
     finish: Callable[[str], str] = _render_json if rendered else str
-    yield FIRST
+    yield RETRY_HINT
     try:
         watch = Watch(client, run_id, after=after, look_every=LOOK_EVERY)
-        async with aclosing(watch.positioned()) as entries, aclosing(_paced(entries, gateway.stopping)) as paced:
+        async with (
+            aclosing(watch.positioned_events()) as entries,
+            aclosing(_with_keep_alive(entries, gateway.stopping)) as paced,
+        ):
             async for entry in paced:
                 if entry is None:
                     yield b": still here\n\n"
                     continue
                 position, event = entry
                 last = position or last
-                yield format_sse_event(data_str=finish(happening_json(event)), id=str(position) if position else None)
+                yield format_sse_event(data_str=finish(event_to_json(event)), id=str(position) if position else None)
         if not gateway.stopping.is_set():
-            end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))})
+            end = json.dumps({"run_id": run_id, **asdict(await wait_for_run_end(client, run_id))})
             yield format_sse_event(event="end", data_str=finish(end), id=str(last) if last else None)
-    except (RPCError, OSError, NotReachable, NoSuchRun, Refused):  # Temporal or a store is down: the client reconnects
+    except (
+        RPCError,
+        OSError,
+        TemporalUnavailableError,
+        RunNotFoundError,
+        RejectedError,
+    ):  # Temporal or a store is down: the client reconnects
         return
 
 
@@ -109,13 +122,13 @@ def _render_json(text: str) -> str:
     return json.dumps(render_values(json.loads(text)))
 
 
-async def _paced(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGenerator[V | None]:
+async def _with_keep_alive(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGenerator[V | None]:
     """Yield values as they arrive, until `stopping`, with a gap marker after each silent `KEEP_ALIVE`."""
     stop = asyncio.create_task(stopping.wait())
     following: asyncio.Task[V | None] | None = None
     try:
         while not stop.done():
-            following = following or asyncio.create_task(_next(values))
+            following = following or asyncio.create_task(_next_or_none(values))
             await asyncio.wait({following, stop}, timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return
@@ -133,5 +146,5 @@ async def _paced(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGen
         await asyncio.gather(*remaining, return_exceptions=True)
 
 
-async def _next(values: AsyncGenerator[V]) -> V | None:
+async def _next_or_none(values: AsyncGenerator[V]) -> V | None:
     return await anext(values, None)

@@ -12,18 +12,18 @@ from temporalio.service import RPCError
 
 from activities.telemetry import attributes
 from contracts.models import is_utf8
-from decisions.text.formatting import cut
-from perdure.client.errors import NotReachable
+from decisions.text.formatting import truncate
+from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import AesGcmCodec
-from perdure.converter import data_converter, encrypting, offloading
+from perdure.converter import data_converter, with_encryption, with_offloading
 
 
 def configured_address() -> str | None:
-    """Return the Temporal address from TEMPORAL_* or a profile, if configured. Raises NotReachable."""
+    """Return the Temporal address from TEMPORAL_* or a profile, if configured. Raises TemporalUnavailableError."""
     try:
-        return _configured().get("target_host")
+        return _load_config().get("target_host")
     except (RuntimeError, OSError, ValueError) as error:
-        raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
+        raise TemporalUnavailableError(f"Temporal's configuration does not load: {truncate(str(error), 300)}") from None
 
 
 async def connect(
@@ -31,22 +31,26 @@ async def connect(
 ) -> Client:
     """Connect to the configured Temporal, or to the embedded one at `address`, to which TEMPORAL_* does not apply.
 
-    `codec` encrypts payloads, and `payloads` stores large ones. Raises NotReachable.
+    `codec` encrypts payloads, and `payloads` stores large ones. Raises TemporalUnavailableError.
     """
     configured_address()
-    config = ClientConnectConfig(target_host=address) if address else _configured()
+    config = ClientConnectConfig(target_host=address) if address else _load_config()
     target = config.setdefault("target_host", "localhost:7233")
     if not _is_loopback(target) and not config.get("tls") and not config.get("api_key"):
-        raise NotReachable(f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY to connect to it")
-    converter = encrypting(codec) if codec else data_converter
+        raise TemporalUnavailableError(
+            f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY to connect to it"
+        )
+    converter = with_encryption(codec) if codec else data_converter
     try:
-        return await Client.connect(**config, data_converter=offloading(converter, payloads) if payloads else converter)
+        return await Client.connect(
+            **config, data_converter=with_offloading(converter, payloads) if payloads else converter
+        )
     except (RuntimeError, OSError, ValueError, RPCError) as error:
-        reason = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
-        raise NotReachable(f"no Temporal server answers at {target}: {reason}") from None
+        reason = "connection refused" if "ConnectionRefused" in str(error) else truncate(str(error), 200)
+        raise TemporalUnavailableError(f"no Temporal server answers at {target}: {reason}") from None
 
 
-def _configured() -> ClientConnectConfig:
+def _load_config() -> ClientConnectConfig:
     """Load Temporal's configuration, without variables that are empty or not UTF-8: the SDK's core panics on those."""
     readable = {name: value for name, value in os.environ.items() if value and is_utf8(name) and is_utf8(value)}
     return ClientConfig.load_client_connect_config(override_env_vars=readable)
@@ -65,7 +69,7 @@ def _is_loopback(target: str) -> bool:
 async def register_search_attributes(client: Client) -> None:
     """Add missing search attributes: an upsert of an unknown one would leave the run stuck.
 
-    Raises NotReachable if one has another type, or if this client may not add them.
+    Raises TemporalUnavailableError if one has another type, or if this client may not add them.
     """
     expected = {
         key.name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{key.indexed_value_type.name}") for key in attributes.KEYS
@@ -75,7 +79,9 @@ async def register_search_attributes(client: Client) -> None:
     )
     wrong = [name for name, kind in expected.items() if known.custom_attributes.get(name, kind) != kind]
     if wrong:
-        raise NotReachable(f"search attribute {wrong[0]} exists with another type in namespace {client.namespace}")
+        raise TemporalUnavailableError(
+            f"search attribute {wrong[0]} exists with another type in namespace {client.namespace}"
+        )
     missing = {name: kind for name, kind in expected.items() if name not in known.custom_attributes}
     if not missing:
         return
@@ -86,4 +92,4 @@ async def register_search_attributes(client: Client) -> None:
     except RPCError as error:
         names = ", ".join(missing)
         message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
-        raise NotReachable(f"{message}; add them: {names}") from None
+        raise TemporalUnavailableError(f"{message}; add them: {names}") from None

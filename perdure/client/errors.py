@@ -2,9 +2,9 @@
 
 from temporalio.service import RPCError, RPCStatusCode
 
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 
-_PASSING = (
+_TRANSIENT_CODES = (
     RPCStatusCode.UNAVAILABLE,
     RPCStatusCode.DEADLINE_EXCEEDED,
     RPCStatusCode.CANCELLED,
@@ -13,27 +13,27 @@ _PASSING = (
 )
 
 
-class NotReachable(Exception):
+class TemporalUnavailableError(Exception):
     """Temporal does not answer, or its configuration is not safe to use."""
 
 
-class NoSuchRun(Exception):
+class RunNotFoundError(Exception):
     """No run has this id."""
 
 
-class Refused(Exception):
+class RejectedError(Exception):
     """The run or the server rejected the request."""
 
 
-class TooLarge(Refused):
+class StartTooLargeError(RejectedError):
     """The start is too large for a run."""
 
 
-class AnswerRefused(Refused):
+class AnswerRejectedError(RejectedError):
     """The run rejected the answer. The message may quote its question."""
 
 
-class ResultRefused(Refused):
+class ResultRejectedError(RejectedError):
     """The run rejected a result from outside. `is_conflict`: it has another result for that step."""
 
     def __init__(self, reason: str, *, is_conflict: bool) -> None:
@@ -41,17 +41,17 @@ class ResultRefused(Refused):
         self.is_conflict = is_conflict
 
 
-def translated(error: RPCError, subject: str) -> Exception:
+def convert_rpc_error(error: RPCError, subject: str) -> Exception:
     """Convert an error of Temporal's client about `named`, such as "run x"."""
     if error.status is RPCStatusCode.NOT_FOUND:
         closed = "already completed" in error.message
-        return Refused(f"{subject} has ended") if closed else NoSuchRun(f"there is no {subject}")
-    return unanswered(error) or Refused(cut(error.message, 300))
+        return RejectedError(f"{subject} has ended") if closed else RunNotFoundError(f"there is no {subject}")
+    return to_unavailable_error(error) or RejectedError(truncate(error.message, 300))
 
 
-def unanswered(error: RPCError) -> NotReachable | None:
+def to_unavailable_error(error: RPCError) -> TemporalUnavailableError | None:
     """Return an exception if Temporal is down or busy: the call may be repeated, and may have taken effect."""
     is_too_large = "larger than max" in error.message  # gRPC has no other status for it
-    if error.status not in _PASSING or is_too_large:
+    if error.status not in _TRANSIENT_CODES or is_too_large:
         return None
-    return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")
+    return TemporalUnavailableError(f"Temporal does not answer: {truncate(error.message, 200)}")

@@ -17,23 +17,23 @@ from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from activities.model.transcript_cache import read_record, read_segment, record_name
-from activities.run.definition import definition_of
+from activities.run.definition import read_definition
 from activities.storage.store import LocalStores, Stores
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
 from contracts.agent import Definition
 from contracts.run.export import Export, ExportedArtifact, ExportedTranscript
-from contracts.run.transcript import Page, Segment
+from contracts.run.transcript import Segment, TranscriptPage
 from decisions.run.transcript import Transcript
-from decisions.telemetry.export import Told, shown, told
-from decisions.text.formatting import cut
-from perdure.client.history import History
-from perdure.client.run_list import Found, below, find
-from perdure.client.runs import ended, state
+from decisions.telemetry.export import RunFacts, fold_executions, with_shown_results
+from decisions.text.formatting import truncate
+from perdure.client.history import HistoryReader
+from perdure.client.run_list import RunInfo, find_run, list_subtree
+from perdure.client.runs import query_run_state, wait_for_run_end
 
-MOST_INLINE = 256 * 1024  # bytes of an artifact whose content is in the record
-MOST_ARTIFACTS = 10_000
+MAX_INLINE_BYTES = 256 * 1024  # bytes of an artifact whose content is in the record
+MAX_ARTIFACTS = 10_000
 CHUNK = 1024 * 1024
-PATIENCE = timedelta(seconds=10)  # a worker replays a run that it has not cached before it answers
+EXPORT_QUERY_TIMEOUT = timedelta(seconds=10)  # a worker replays a run that it has not cached before it answers
 
 
 @dataclass
@@ -46,54 +46,56 @@ class Exporter:
     asks: bool
 
     async def export(self, run_id: str) -> Export:
-        """Raises NoSuchRun, codec.UnknownKey."""
+        """Raises RunNotFoundError, UnknownKeyError."""
         missing: list[str] = []
-        run = await find(self.client, run_id)
-        view = await state(self.client, run.run_id, PATIENCE) if self.asks else None
+        run = await find_run(self.client, run_id)
+        view = await query_run_state(self.client, run.run_id, EXPORT_QUERY_TIMEOUT) if self.asks else None
         if view is None:
             missing.append("state: no worker answers")
-        executions = await History(self.client).of(run)
+        executions = await HistoryReader(self.client).read_executions(run)
         if executions[0].execution != run.first_execution:
             missing.append("executions: earlier ones are past the namespace's retention")
-        facts = told(executions)
-        transcript = await self._transcript(run, facts, missing, asks=view is not None)
-        end = None if run.is_open else asdict(await ended(self.client, run.run_id))
+        facts = fold_executions(executions)
+        transcript = await self._read_transcript(run, facts, missing, asks=view is not None)
+        end = None if run.is_open else asdict(await wait_for_run_end(self.client, run.run_id))
         return Export(
             exported_at=datetime.now(UTC),
             run_id=run.run_id,
             status=run.status,
             end=end,
             parent=run.parent,
-            origin=_origin(facts.start),
+            origin=_origin_of(facts.start),
             start=facts.start,
             usage=facts.usage,
             cost_usd=facts.cost_usd,
             turns=facts.turns,
-            calls=shown(facts.calls, transcript.parts),
+            calls=with_shown_results(facts.calls, transcript.parts),
             questions=facts.questions,
             notices=facts.notices,
             received=facts.received,
             transcript=transcript,
-            definitions=await self._definitions(run.run_id, facts.definitions, missing),
-            artifacts=await asyncio.to_thread(self._artifacts, run.run_id, _named(end, facts), missing),
-            subtasks=[_subtask(depth, subtask) for depth, subtask in await below(self.client, run)],
+            definitions=await self._read_definitions(run.run_id, facts.definitions, missing),
+            artifacts=await asyncio.to_thread(self._read_artifacts, run.run_id, _named_artifacts(end, facts), missing),
+            subtasks=[_subtask_row(depth, subtask) for depth, subtask in await list_subtree(self.client, run)],
             state=view,
             executions=executions,
-            versions=await self._versions(facts),
+            versions=await self._get_versions(facts),
             missing=missing,
         )
 
-    async def _transcript(self, run: Found, facts: Told, missing: list[str], *, asks: bool) -> ExportedTranscript:
+    async def _read_transcript(
+        self, run: RunInfo, facts: RunFacts, missing: list[str], *, asks: bool
+    ) -> ExportedTranscript:
         """Read the transcript from the stores and the rest from the run; the hash chain proves it complete."""
-        page = await self._page(run, 0) if asks else None
-        segments = page.segments if page else await self._left(run.run_id, facts)
+        page = await self._query_page(run, 0) if asks else None
+        segments = page.segments if page else await self._stored_segments(run.run_id, facts)
         length, head = (page.total, page.head) if page else (facts.length, facts.head)
         chain = Transcript()
-        await self._read(chain, run.run_id, segments, missing)
+        await self._read_segments(chain, run.run_id, segments, missing)
         while page is not None and page.start == chain.length < length:
             for part in page.parts:
                 chain.append(part)
-            page = await self._page(run, chain.length)
+            page = await self._query_page(run, chain.length)
         complete = chain.length == length > 0 and chain.head == head
         if run.is_open and page is None:
             complete = False
@@ -102,16 +104,18 @@ class Exporter:
             missing.append(f"transcript: {chain.length} of {length} parts found, or their hashes do not match")
         return ExportedTranscript(length=length, head=head, complete=complete, parts=chain.parts)
 
-    async def _page(self, run: Found, start: int) -> Page | None:
+    async def _query_page(self, run: RunInfo, start: int) -> TranscriptPage | None:
         """Query a page of the transcript, if a worker answers."""
         handle = self.client.get_workflow_handle(run.execution.id)
         try:
-            page: Page = await handle.query("transcript", {"from": start}, result_type=Page, rpc_timeout=PATIENCE)
+            page: TranscriptPage = await handle.query(
+                "transcript", {"from": start}, result_type=TranscriptPage, rpc_timeout=EXPORT_QUERY_TIMEOUT
+            )
         except (WorkflowQueryFailedError, RPCError):
             return None
         return page
 
-    async def _left(self, run_id: str, facts: Told) -> tuple[Segment, ...]:
+    async def _stored_segments(self, run_id: str, facts: RunFacts) -> tuple[Segment, ...]:
         """Return the stored segments that history names. A turn's segments are in its conversation's store."""
         if facts.conversation is not None:
             try:
@@ -121,41 +125,43 @@ class Exporter:
             return tuple(segment.model_copy(update={"owner": facts.conversation}) for segment in turn.segments)
         return tuple(facts.segments)
 
-    async def _read(self, chain: Transcript, run_id: str, segments: Iterable[Segment], missing: list[str]) -> None:
+    async def _read_segments(
+        self, chain: Transcript, run_id: str, segments: Iterable[Segment], missing: list[str]
+    ) -> None:
         for segment in segments:
             try:
                 parts = await read_segment(self.stores.of(segment.owner or run_id), segment)
             except (OSError, ValueError) as error:
-                missing.append(f"transcript: parts {segment.start} to {segment.end}: {_reason(error)}")
+                missing.append(f"transcript: parts {segment.start} to {segment.end}: {_format_os_error(error)}")
                 return
             for part in parts[max(chain.length - segment.start, 0) :]:
                 chain.append(part)
 
-    async def _definitions(self, run_id: str, refs: list[str], missing: list[str]) -> dict[str, Definition]:
+    async def _read_definitions(self, run_id: str, refs: list[str], missing: list[str]) -> dict[str, Definition]:
         definitions = {}
         for ref in refs:
             try:
-                definitions[ref] = await definition_of(self.stores.of(run_id), ref)
+                definitions[ref] = await read_definition(self.stores.of(run_id), ref)
             except (OSError, ValueError) as error:
-                missing.append(f"definition {ref}: {_reason(error)}")
+                missing.append(f"definition {ref}: {_format_os_error(error)}")
         return definitions
 
-    def _artifacts(self, run_id: str, named: Iterable[str], missing: list[str]) -> list[ExportedArtifact]:
+    def _read_artifacts(self, run_id: str, named: Iterable[str], missing: list[str]) -> list[ExportedArtifact]:
         """Read the artifacts in the run's folder; those it named and that are not readable go to `missing`."""
         workspace = self.workspaces.of(run_id).workspace
         try:
-            paths = [path for path, _ in workspace.listing(MOST_ARTIFACTS) if path.startswith(f"{ARTIFACTS}/")]
+            paths = [path for path, _ in workspace.list_files(MAX_ARTIFACTS) if path.startswith(f"{ARTIFACTS}/")]
         except OSError:
             paths = []
         artifacts = []
         for path in dict.fromkeys([*paths, *named]):
             try:
-                artifacts.append(_artifact(workspace, path))
-            except (OSError, OutsideWorkspace) as error:
-                missing.append(f"artifact {path}: {_reason(error)}")
+                artifacts.append(_read_artifact(workspace, path))
+            except (OSError, OutsideWorkspaceError) as error:
+                missing.append(f"artifact {path}: {_format_os_error(error)}")
         return artifacts
 
-    async def _versions(self, facts: Told) -> dict[str, Any]:
+    async def _get_versions(self, facts: RunFacts) -> dict[str, Any]:
         server = await self.client.workflow_service.get_system_info(GetSystemInfoRequest())
         return {
             "perdure": version("perdure"),
@@ -167,17 +173,17 @@ class Exporter:
         }
 
 
-def _artifact(workspace: Workspace, path: str) -> ExportedArtifact:
+def _read_artifact(workspace: Workspace, path: str) -> ExportedArtifact:
     digest, size, head = sha256(), 0, b""
     with workspace.open(path) as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
             head, size = head or chunk, size + len(chunk)
-    content = _text(head) if size <= MOST_INLINE else None
+    content = _decode_text(head) if size <= MAX_INLINE_BYTES else None
     return ExportedArtifact(path=path, size=size, sha256=digest.hexdigest(), content=content)
 
 
-def _text(data: bytes) -> str | None:
+def _decode_text(data: bytes) -> str | None:
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -185,24 +191,24 @@ def _text(data: bytes) -> str | None:
     return None if "\0" in text else text
 
 
-def _reason(error: OSError | ValueError) -> str:
-    return cut(getattr(error, "strerror", None) or str(error), 200)
+def _format_os_error(error: OSError | ValueError) -> str:
+    return truncate(getattr(error, "strerror", None) or str(error), 200)
 
 
-def _named(end: Mapping[str, Any] | None, facts: Told) -> list[str]:
+def _named_artifacts(end: Mapping[str, Any] | None, facts: RunFacts) -> list[str]:
     """Return the artifact paths that the run's end and tool results name."""
     payload = ((end or {}).get("event") or {}).get("payload", {})
     outcomes = [made.outcome or {} for call in facts.calls.values() for made in call.made]
     return [*payload.get("artifacts", ()), *(path for outcome in outcomes for path in outcome.get("artifacts", ()))]
 
 
-def _origin(start: Any) -> str | None:
+def _origin_of(start: Any) -> str | None:
     """Return the run that this one resumes or forks."""
     is_resume = isinstance(start, dict) and start.get("type") == "agentic.resume"
     return str(start["payload"]["run_id"]) if is_resume else None
 
 
-def _subtask(depth: int, run: Found) -> dict[str, Any]:
+def _subtask_row(depth: int, run: RunInfo) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "depth": depth,

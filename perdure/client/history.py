@@ -17,78 +17,78 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.common import RawValue
 
-from contracts.models import depth
+from contracts.models import nesting_depth
 from contracts.run.export import ExportedExecution
-from perdure.client.run_list import Found, first_kept
+from perdure.client.run_list import RunInfo, first_retained
 
-MOST_NESTED = 100  # levels of a payload that is exported as JSON; a deeper one is base64
+MAX_PAYLOAD_NESTING = 100  # levels of a payload that is exported as JSON; a deeper one is base64
 
 
 @dataclass(frozen=True)
-class History:
+class HistoryReader:
     client: Client
 
-    async def of(self, run: Found) -> list[ExportedExecution]:
-        """Return all executions of the run that the server still has. Raises codec.UnknownKey."""
-        execution: str | None = await first_kept(self.client, run)
+    async def read_executions(self, run: RunInfo) -> list[ExportedExecution]:
+        """Return all executions of the run that the server still has. Raises UnknownKeyError."""
+        execution: str | None = await first_retained(self.client, run)
         executions = []
         while execution is not None:
             handle = self.client.get_workflow_handle(run.execution.id, run_id=execution)
             events, successor = [], None
             async for event in handle.fetch_history_events():
-                events.append(await self._event(event))
+                events.append(await self._event_to_json(event))
                 if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                     successor = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
             executions.append(ExportedExecution(execution=execution, events=events))
             execution = successor
         return executions
 
-    async def _event(self, event: HistoryEvent) -> dict[str, Any]:
+    async def _event_to_json(self, event: HistoryEvent) -> dict[str, Any]:
         """Convert an event to an entry of `contracts.run.export.ExportedExecution`."""
         kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
         plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
         if event.user_metadata.HasField("summary"):
-            plain["summary"] = await self._value(event.user_metadata.summary)
+            plain["summary"] = await self._payload_to_json(event.user_metadata.summary)
         attributes = event.WhichOneof("attributes")
-        fields: Mapping[str, Any] = await self._plain(getattr(event, attributes)) if attributes else {}
+        fields: Mapping[str, Any] = await self._to_json(getattr(event, attributes)) if attributes else {}
         return {**fields, **plain}
 
-    async def _plain(self, value: Any) -> Any:
+    async def _to_json(self, value: Any) -> Any:
         """Convert a value of Temporal's API to JSON."""
         plain: Any
         match value:
             case Payload():
-                plain = await self._value(value)
+                plain = await self._payload_to_json(value)
             case Payloads():
-                plain = [await self._value(payload) for payload in value.payloads]
+                plain = [await self._payload_to_json(payload) for payload in value.payloads]
             case Timestamp():
                 plain = value.ToDatetime(UTC).isoformat()
             case Duration():
                 plain = value.ToTimedelta().total_seconds()
             case Message():
-                plain = {field.name: await self._field(field, inner) for field, inner in value.ListFields()}
+                plain = {field.name: await self._field_to_json(field, inner) for field, inner in value.ListFields()}
             case bytes():
                 plain = base64.b64encode(value).decode()
             case _:
                 plain = value
         return plain
 
-    async def _field(self, field: Any, value: Any) -> Any:
+    async def _field_to_json(self, field: Any, value: Any) -> Any:
         if field.message_type and field.message_type.GetOptions().map_entry:
-            return {str(key): await self._plain(inner) for key, inner in value.items()}
+            return {str(key): await self._to_json(inner) for key, inner in value.items()}
         values = value if field.is_repeated else [value]
         if field.enum_type:
-            plain: list[Any] = [_name_of(field.enum_type, number) for number in values]
+            plain: list[Any] = [_enum_name(field.enum_type, number) for number in values]
         else:
-            plain = [await self._plain(element) for element in values]
+            plain = [await self._to_json(element) for element in values]
         return plain if field.is_repeated else plain[0]
 
-    async def _value(self, payload: Payload) -> Any:
-        """Decode a payload, also from the object store. Raises codec.UnknownKey, OSError."""
+    async def _payload_to_json(self, payload: Payload) -> Any:
+        """Decode a payload, also from the object store. Raises UnknownKeyError, OSError."""
         clear: Payload = (await self.client.data_converter.decode([payload], [RawValue]))[0].payload
         try:
             value = json.loads(clear.data) if clear.data else None
-            if depth(value) <= MOST_NESTED:
+            if nesting_depth(value) <= MAX_PAYLOAD_NESTING:
                 return value
         except (ValueError, RecursionError):  # not JSON, or too deep to write inside other values
             pass
@@ -96,6 +96,6 @@ class History:
         return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}
 
 
-def _name_of(kind: EnumDescriptor, number: int) -> str:
+def _enum_name(kind: EnumDescriptor, number: int) -> str:
     known = kind.values_by_number.get(number)
     return known.name if known else str(number)

@@ -16,19 +16,25 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import conversation
 from contracts.conversation import ForgetRequest, Forgotten, LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
-from decisions.conversation.lane import answer_of
-from decisions.text.formatting import cut
+from decisions.conversation.lane import answer_in_request
+from decisions.text.formatting import truncate
 from perdure.answer_keys import NO_KEYS, AnswerKeys
-from perdure.client.door import stamp
-from perdure.client.errors import NoSuchRun, NotReachable, Refused, translated, unanswered
-from perdure.client.runs import QUERY_PATIENCE, sign_answer
+from perdure.client.door import stamp_sender
+from perdure.client.errors import (
+    RejectedError,
+    RunNotFoundError,
+    TemporalUnavailableError,
+    convert_rpc_error,
+    to_unavailable_error,
+)
+from perdure.client.runs import STATE_QUERY_TIMEOUT, sign_answer
 
-PATIENCE = 30.0  # seconds of retries for one submit
-PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between retries, growing: other processes retry too
+SUBMIT_TIMEOUT = 30.0  # seconds of retries for one submit
+RETRY_PAUSE, MAX_SUBMIT_PAUSE = 0.25, 4.0  # seconds between retries, growing: other processes retry too
 _SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
 
 
-class NotTaken(Refused):
+class RequestRejectedError(RejectedError):
     """The lane rejected the request. `kind` is its `LaneFault`, if the lane gave one."""
 
     def __init__(self, reason: str, kind: str | None) -> None:
@@ -36,87 +42,93 @@ class NotTaken(Refused):
         self.kind = LaneFault(kind) if kind in set(LaneFault) else None
 
 
-async def submit(
+async def submit_with_retry(
     client: Client, task_queue: str, conversation_id: str, request: SubmitRequest, keys: AnswerKeys = NO_KEYS
 ) -> Submitted:
     """Submit a request to a lane, which is opened if needed. Submitting it again has no effect.
 
     A request that answers a question is signed with one of `keys` if the running turn requires that.
 
-    Raises NotTaken with the lane's reason, Refused by the server, NotReachable if no worker took it in time.
+    Raises RequestRejectedError with the lane's reason, RejectedError by the server, TemporalUnavailableError if no
+    worker took it in time.
     """
-    request = await _sign(client, conversation_id, stamp(request), keys)
-    deadline, reason = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
-    pause = PAUSE
+    request = await _sign_request(client, conversation_id, stamp_sender(request), keys)
+    deadline, reason = time.monotonic() + SUBMIT_TIMEOUT, "no worker took the request: is one running? (perdure worker)"
+    pause = RETRY_PAUSE
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(remaining):
-                return await conversation.submit(client, task_queue, conversation_id, request)
+                return await conversation.submit_to_lane(client, task_queue, conversation_id, request)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError):
-                raise NotTaken(cause.message, cause.type) from None
-            raise Refused(str(cause)) from None
+                raise RequestRejectedError(cause.message, cause.type) from None
+            raise RejectedError(str(cause)) from None
         except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
             continue
         except RPCError as error:
             # The precondition fails if the lane continues as new at that moment. The request may have been taken:
             # it is sent again, and the lane recognizes its id.
-            if error.status is not RPCStatusCode.FAILED_PRECONDITION and not unanswered(error):
-                raise Refused(f"the server rejected the request: {cut(error.message, 300)}") from None
-            reason = cut(error.message, 200)
+            if error.status is not RPCStatusCode.FAILED_PRECONDITION and not to_unavailable_error(error):
+                raise RejectedError(f"the server rejected the request: {truncate(error.message, 300)}") from None
+            reason = truncate(error.message, 200)
             await asyncio.sleep(min(uniform(pause / 2, pause), remaining))  # noqa: S311 - nothing secret
-            pause = min(2 * pause, MOST_PAUSE)
-    raise NotReachable(f"{reason}; it may have been accepted, and can be sent again with the same request id")
+            pause = min(2 * pause, MAX_SUBMIT_PAUSE)
+    raise TemporalUnavailableError(
+        f"{reason}; it may have been accepted, and can be sent again with the same request id"
+    )
 
 
-async def _sign(client: Client, conversation_id: str, request: SubmitRequest, keys: AnswerKeys) -> SubmitRequest:
-    """Sign a request that answers a question. Raises Refused, NotReachable."""
+async def _sign_request(
+    client: Client, conversation_id: str, request: SubmitRequest, keys: AnswerKeys
+) -> SubmitRequest:
+    """Sign a request that answers a question. Raises RejectedError, TemporalUnavailableError."""
     if request.question_id is None or not keys.public:
         return request.model_copy(update={"signature": None})
     try:
-        view = await look(client, conversation_id)
-    except NoSuchRun:
+        view = await query_lane(client, conversation_id)
+    except RunNotFoundError:
         return request
     if view is None:
-        raise NotReachable(
+        raise TemporalUnavailableError(
             f"no worker answers for conversation {conversation_id} now: is one running? (perdure worker)"
         )
     if view.active is None:
         return request
-    signed = await sign_answer(client, view.active.run_id, answer_of(request), keys)
+    signed = await sign_answer(client, view.active.run_id, answer_in_request(request), keys)
     return request.model_copy(update={"signature": signed.signature})
 
 
-async def forget(client: Client, conversation_id: str, run_id: str | None = None) -> Forgotten:
+async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | None = None) -> Forgotten:
     """Omit an ended turn, by default the latest, from the conversation as of the next turn.
 
-    Raises NotTaken with the lane's reason, NoSuchRun if the lane does not exist, NotReachable without a worker.
+    Raises RequestRejectedError with the lane's reason, RunNotFoundError if the lane does not exist,
+    TemporalUnavailableError without a worker.
     """
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
-    body = stamp(ForgetRequest(run_id=run_id)).model_dump(mode="json", exclude_none=True)
+    body = stamp_sender(ForgetRequest(run_id=run_id)).model_dump(mode="json", exclude_none=True)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(SUBMIT_TIMEOUT):
             forgotten: Forgotten = await handle.execute_update("forget", body, result_type=Forgotten)
     except WorkflowUpdateFailedError as error:
         cause = error.cause
-        raise NotTaken(str(cause), getattr(cause, "type", None)) from None
+        raise RequestRejectedError(str(cause), getattr(cause, "type", None)) from None
     except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
-        raise NotReachable(f"no worker answers for conversation {conversation_id} now") from None
+        raise TemporalUnavailableError(f"no worker answers for conversation {conversation_id} now") from None
     except RPCError as error:
-        raise translated(error, f"conversation {conversation_id}") from None
+        raise convert_rpc_error(error, f"conversation {conversation_id}") from None
     return forgotten
 
 
-async def look(client: Client, conversation_id: str) -> LaneView | None:
-    """Return the lane's state, if a worker answers. Raises NoSuchRun."""
+async def query_lane(client: Client, conversation_id: str) -> LaneView | None:
+    """Return the lane's state, if a worker answers. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
     try:
-        view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=QUERY_PATIENCE)
+        view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=STATE_QUERY_TIMEOUT)
     except WorkflowQueryFailedError:
         return None
     except RPCError as error:
         if error.status in _SILENT:
             return None
-        raise translated(error, f"conversation {conversation_id}") from None
+        raise convert_rpc_error(error, f"conversation {conversation_id}") from None
     return view

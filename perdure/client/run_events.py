@@ -14,24 +14,24 @@ from contracts.run.turn import ModelTurn
 from contracts.tool import ToolCall, ToolOutcome
 
 # The trace holds more notices; people see the others as a call, a summary, a question or the end.
-TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
+PUBLIC_NOTICES = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
 
 
 @dataclass(frozen=True)
-class Started:
+class RunStarted:
     type: ClassVar = "run_started"
     goal: str
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ModelCallStarted:
     type: ClassVar = "model_call_started"
     phase: str  # plan or reflect
     turn: int
 
 
 @dataclass(frozen=True)
-class Thought:
+class ModelReplied:
     type: ClassVar = "model_replied"
     phase: str
     turn: int
@@ -39,7 +39,7 @@ class Thought:
 
 
 @dataclass(frozen=True)
-class Crowded:
+class ContextFilled:
     """The conversation is too long for the model: it was not called, or refused."""
 
     type: ClassVar = "context_full"
@@ -47,7 +47,7 @@ class Crowded:
 
 
 @dataclass(frozen=True)
-class Shortened:
+class ContextCompacted:
     """A summary replaces the older messages."""
 
     type: ClassVar = "context_compacted"
@@ -55,7 +55,7 @@ class Shortened:
 
 
 @dataclass(frozen=True)
-class Noticed:
+class NoticeAdded:
     """A limit, a loop or a rejected call that the run acted on, with its figures."""
 
     type: ClassVar = "notice_added"
@@ -63,20 +63,20 @@ class Noticed:
 
 
 @dataclass(frozen=True)
-class Calling:
+class ToolCallStarted:
     type: ClassVar = "tool_call_started"
     call: ToolCall
 
 
 @dataclass(frozen=True)
-class Called:
+class ToolCallFinished:
     type: ClassVar = "tool_call_finished"
     call: ToolCall
     outcome: ToolOutcome
 
 
 @dataclass(frozen=True)
-class Delegating:
+class DelegationStarted:
     """Subtasks were handed to peers; each becomes a run of its own."""
 
     type: ClassVar = "delegation_started"
@@ -84,7 +84,7 @@ class Delegating:
 
 
 @dataclass(frozen=True)
-class Delegated:
+class DelegationFinished:
     """All subtasks have ended."""
 
     type: ClassVar = "delegation_finished"
@@ -92,7 +92,7 @@ class Delegated:
 
 
 @dataclass(frozen=True)
-class Failed:
+class ActivityFailed:
     """An activity failed for good; the run decides what that means."""
 
     type: ClassVar = "activity_failed"
@@ -101,7 +101,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitStarted:
     """The run waits for a person, or for a result from outside. `question` needs a worker."""
 
     type: ClassVar = "wait_started"
@@ -111,14 +111,14 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class WaitEnded:
     """The run no longer waits."""
 
     type: ClassVar = "wait_ended"
 
 
 @dataclass(frozen=True)
-class Signalled:
+class SignalReceived:
     """A signal reached the run."""
 
     type: ClassVar = "signal_received"
@@ -126,7 +126,7 @@ class Signalled:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerReceived:
     """A person replied to the open question; a reply by signal may not have answered it."""
 
     type: ClassVar = "answer_received"
@@ -134,14 +134,14 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Rotated:
+class ContinuedAsNew:
     """The run continued as new."""
 
     type: ClassVar = "continued_as_new"
 
 
 @dataclass(frozen=True)
-class Live:
+class PartialText:
     """The model's answer so far; not in history yet."""
 
     type: ClassVar = "partial_text"
@@ -149,14 +149,14 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Held(Live):
+class RateLimitWait(PartialText):
     """A rate limit delays the model call, and the text says why; not in history."""
 
     type: ClassVar = "rate_limited"
 
 
 @dataclass(frozen=True)
-class Retrying:
+class ActivityRetrying:
     """An activity failed and is tried again; not in history yet."""
 
     type: ClassVar = "activity_retrying"
@@ -166,37 +166,37 @@ class Retrying:
 
 
 @dataclass(frozen=True)
-class Over:
+class RunEnded:
     """The run has ended; `runs.ended` returns how."""
 
     type: ClassVar = "run_ended"
 
 
-Happening = (
-    Started
-    | Thinking
-    | Thought
-    | Crowded
-    | Shortened
-    | Noticed
-    | Calling
-    | Called
-    | Delegating
-    | Delegated
-    | Failed
-    | Waiting
-    | Resumed
-    | Signalled
-    | Answered
-    | Rotated
-    | Live
-    | Held
-    | Retrying
-    | Over
+RunEvent = (
+    RunStarted
+    | ModelCallStarted
+    | ModelReplied
+    | ContextFilled
+    | ContextCompacted
+    | NoticeAdded
+    | ToolCallStarted
+    | ToolCallFinished
+    | DelegationStarted
+    | DelegationFinished
+    | ActivityFailed
+    | WaitStarted
+    | WaitEnded
+    | SignalReceived
+    | AnswerReceived
+    | ContinuedAsNew
+    | PartialText
+    | RateLimitWait
+    | ActivityRetrying
+    | RunEnded
 )
 
 
-def happening_json(event: Happening) -> str:
+def event_to_json(event: RunEvent) -> str:
     """Format an event as one line of JSON, in ASCII: other characters may end a line for its reader (U+2028)."""
 
     def to_plain(value: Any) -> Any:

@@ -12,16 +12,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.telemetry import attributes
 from contracts.run.state import RunStatus
 from decisions import ids
-from decisions.ids import named, unlike
-from decisions.text.formatting import cut
-from perdure.client.errors import NotReachable, Refused, translated
+from decisions.ids import query_differs, query_equals
+from decisions.text.formatting import truncate
+from perdure.client.errors import RejectedError, TemporalUnavailableError, convert_rpc_error
 
-CAUSE = "cause=WorkflowTaskFailedCause"
-_TOLD_ENDS = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
+CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
+_FINAL_STATUSES = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
 
 
 @dataclass(frozen=True)
-class Found:
+class RunInfo:
     """The server's record of a run, read without a worker."""
 
     run_id: str
@@ -74,9 +74,9 @@ class Found:
         return (self.execution.typed_search_attributes.get(attributes.WAITING_FOR) or "") if self.is_open else ""
 
     @property
-    def has_told(self) -> bool:
+    def is_final(self) -> bool:
         """The run ended by itself and wrote its last attributes; a terminated run could not."""
-        return self.execution.status in _TOLD_ENDS
+        return self.execution.status in _FINAL_STATUSES
 
     @property
     def agent(self) -> str:
@@ -93,32 +93,32 @@ class Found:
     @property
     def wedged_by(self) -> str:
         """The cause as the server reports it; "NonDeterministicError" is code that does not fit the run's history."""
-        causes = [problem.removeprefix(CAUSE) for problem in self._problems if problem.startswith(CAUSE)]
+        causes = [problem.removeprefix(CAUSE_PREFIX) for problem in self._problems if problem.startswith(CAUSE_PREFIX)]
         return ", ".join(causes) or ", ".join(self._problems)
 
     @property
     def _problems(self) -> Sequence[str]:
-        return self.execution.typed_search_attributes.get(attributes.PROBLEMS) or ()
+        return self.execution.typed_search_attributes.get(attributes.REPORTED_PROBLEMS) or ()
 
 
-async def find(client: Client, run_id: str) -> Found:
-    """Describe a run. Raises NoSuchRun, and Refused for a follow-up."""
-    if run_id.startswith(ids.FOLLOW_UP):
-        raise Refused(f"{run_id} is a follow-up, not a run; see it with: perdure show {run_id}")
-    return await find_any(client, run_id)
+async def find_run(client: Client, run_id: str) -> RunInfo:
+    """Describe a run. Raises RunNotFoundError, and RejectedError for a follow-up."""
+    if run_id.startswith(ids.FOLLOW_UP_PREFIX):
+        raise RejectedError(f"{run_id} is a follow-up, not a run; see it with: perdure show {run_id}")
+    return await find_workflow(client, run_id)
 
 
-async def find_any(client: Client, run_id: str) -> Found:
-    """Describe a run, or the follow-up `wf:<workflowId>`. Raises NoSuchRun."""
-    handle = client.get_workflow_handle(ids.addressed(run_id))
+async def find_workflow(client: Client, run_id: str) -> RunInfo:
+    """Describe a run, or the follow-up `wf:<workflowId>`. Raises RunNotFoundError."""
+    handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     try:
         execution = await handle.describe()
     except RPCError as error:
-        raise translated(error, f"run {run_id}") from None
-    return Found(ids.run_id_of(execution.id), execution)
+        raise convert_rpc_error(error, f"run {run_id}") from None
+    return RunInfo(ids.run_id_of_workflow(execution.id), execution)
 
 
-async def grown_at(client: Client, run: Found) -> datetime:
+async def last_event_time(client: Client, run: RunInfo) -> datetime:
     """Return the time of the run's last history event."""
     if run.execution.close_time is not None:
         return run.execution.close_time
@@ -132,7 +132,7 @@ async def grown_at(client: Client, run: Found) -> datetime:
     return answer.history.events[0].event_time.ToDatetime(UTC)
 
 
-async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:
+async def is_retained(client: Client, workflow_id: str, execution: str) -> bool:
     """Return False if an execution is past the namespace's retention."""
     try:
         await client.get_workflow_handle(workflow_id, run_id=execution).describe()
@@ -143,51 +143,51 @@ async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:
     return True
 
 
-async def first_kept(client: Client, run: Found) -> str:
+async def first_retained(client: Client, run: RunInfo) -> str:
     """Return the earliest execution of the run that the server still has."""
-    has_first = await is_kept(client, run.execution.id, run.first_execution)
+    has_first = await is_retained(client, run.execution.id, run.first_execution)
     return run.first_execution if has_first else run.execution.run_id
 
 
 @dataclass(frozen=True)
-class Page:
+class RunInfoPage:
     """A page of the list, latest first. `next` is the cursor of the next page, if any."""
 
-    runs: tuple[Found, ...]
+    runs: tuple[RunInfo, ...]
     next: bytes | None
 
 
-async def page(client: Client, *, waiting: bool, limit: int, after: bytes | None) -> Page:
-    """Return at most `limit` runs; fewer if the page has subtasks. Raises Refused, NotReachable."""
-    listed = client.list_workflows(_query(waiting=waiting), page_size=limit, next_page_token=after)
+async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes | None) -> RunInfoPage:
+    """Return at most `limit` runs; fewer if the page has subtasks. Raises RejectedError, TemporalUnavailableError."""
+    listed = client.list_workflows(_build_query(waiting=waiting), page_size=limit, next_page_token=after)
     try:
         await listed.fetch_next_page()
     except RPCError as error:
         # The status for an unreadable token depends on the server's store.
         if after and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
-            raise Refused("invalid cursor") from None
-        raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
-    runs = [Found(ids.run_id_of(row.id), row) for row in listed.current_page or () if _is_listed(row)]
-    return Page(tuple(run for run in runs if waiting or run.parent is None), listed.next_page_token or None)
+            raise RejectedError("invalid cursor") from None
+        raise TemporalUnavailableError(f"the list cannot be read: {truncate(error.message, 200)}") from None
+    runs = [RunInfo(ids.run_id_of_workflow(row.id), row) for row in listed.current_page or () if _is_listed(row)]
+    return RunInfoPage(tuple(run for run in runs if waiting or run.parent is None), listed.next_page_token or None)
 
 
-async def listing(
+async def iterate_runs(
     client: Client,
     *,
     waiting: bool = False,
     wedged: bool = False,
     follow_ups: bool = False,
     limit: int | None = 50,
-) -> AsyncIterator[Found]:
+) -> AsyncIterator[RunInfo]:
     """Yield runs or follow-ups, latest first; `waiting` yields both.
 
     Subtasks are listed only if they wait for a person or are wedged.
     """
-    query = _query(waiting=waiting, follow_ups=follow_ups)
+    query = _build_query(waiting=waiting, follow_ups=follow_ups)
     if wedged:
-        query += f" AND {attributes.PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
+        query += f" AND {attributes.REPORTED_PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
     count = 0
-    async for run in _listed(client, query):
+    async for run in _iterate_query(client, query):
         if waiting or wedged or run.parent is None:
             yield run
             count += 1
@@ -195,7 +195,7 @@ async def listing(
             return
 
 
-def _query(*, waiting: bool, follow_ups: bool = False) -> str:
+def _build_query(*, waiting: bool, follow_ups: bool = False) -> str:
     if not waiting:
         return f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
     types = "WorkflowType IN ('AgentRun', 'FollowUp')"
@@ -206,28 +206,28 @@ def _is_listed(execution: WorkflowExecution) -> bool:
     return execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW
 
 
-async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
+async def list_subtree(client: Client, root: RunInfo) -> list[tuple[int, RunInfo]]:
     """Return all subtasks of a run, each with its depth and after its parent."""
     top = root.execution.root_id or root.execution.id
-    children: dict[str, list[Found]] = {}
+    children: dict[str, list[RunInfo]] = {}
     # The root of a turn is its conversation, which may have thousands of other runs.
-    others = f"{named('RootWorkflowId', top)} AND {unlike('ParentWorkflowId', top)}"
-    async for run in _listed(client, f"{others} AND WorkflowType = 'AgentRun'"):
+    others = f"{query_equals('RootWorkflowId', top)} AND {query_differs('ParentWorkflowId', top)}"
+    async for run in _iterate_query(client, f"{others} AND WorkflowType = 'AgentRun'"):
         if run.parent is not None:
             children.setdefault(run.parent, []).insert(0, run)
-    return list(_descent(children, root.run_id, 1))
+    return list(_walk_subtree(children, root.run_id, 1))
 
 
-def _descent(children: Mapping[str, Sequence[Found]], run_id: str, depth: int) -> Iterator[tuple[int, Found]]:
-    for child in (*children.get(ids.stand_in(run_id), ()), *children.get(run_id, ())):
+def _walk_subtree(children: Mapping[str, Sequence[RunInfo]], run_id: str, depth: int) -> Iterator[tuple[int, RunInfo]]:
+    for child in (*children.get(ids.placeholder_id(run_id), ()), *children.get(run_id, ())):
         yield depth, child
-        yield from _descent(children, child.run_id, depth + 1)
+        yield from _walk_subtree(children, child.run_id, depth + 1)
 
 
-async def _listed(client: Client, query: str) -> AsyncIterator[Found]:
+async def _iterate_query(client: Client, query: str) -> AsyncIterator[RunInfo]:
     try:
         async for execution in client.list_workflows(query):
             if _is_listed(execution):
-                yield Found(ids.run_id_of(execution.id), execution)
+                yield RunInfo(ids.run_id_of_workflow(execution.id), execution)
     except RPCError as error:
-        raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
+        raise TemporalUnavailableError(f"the list cannot be read: {truncate(error.message, 200)}") from None

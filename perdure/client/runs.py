@@ -19,29 +19,37 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.run.outcome import RunEnd, end_of
-from activities.update_with_start import answered
+from activities.run.outcome import RunEnd, read_run_end
+from activities.update_with_start import await_update
 from contracts.followup import FollowUpState
-from contracts.models import printable
+from contracts.models import escape_unprintable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
 from contracts.run.signals import CancelRequest, HumanInput
 from contracts.run.state import RunStatus, RunView
 from decisions import ids
-from decisions.followup.state import questions
-from decisions.run.resume import refusal
-from decisions.run.tool_results import Verdict
-from decisions.run.transcript import goal_part, too_large
-from decisions.text.formatting import cut, markdown
+from decisions.followup.state import open_prompts
+from decisions.run.resume import resume_rejection
+from decisions.run.tool_results import ResultVerdict
+from decisions.run.transcript import goal_part, start_rejection
+from decisions.text.formatting import escape_markdown, truncate
 from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
-from perdure.client.door import stamp
-from perdure.client.errors import AnswerRefused, NotReachable, Refused, ResultRefused, TooLarge, translated, unanswered
-from perdure.client.run_list import Found, find, find_any
+from perdure.client.door import stamp_sender
+from perdure.client.errors import (
+    AnswerRejectedError,
+    RejectedError,
+    ResultRejectedError,
+    StartTooLargeError,
+    TemporalUnavailableError,
+    convert_rpc_error,
+    to_unavailable_error,
+)
+from perdure.client.run_list import RunInfo, find_run, find_workflow
 
 V = TypeVar("V")
-QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
-ANSWERED_WITHIN = 20.0  # seconds
+STATE_QUERY_TIMEOUT = timedelta(seconds=3)  # a run without a worker answers no query
+UPDATE_TIMEOUT = 20.0  # seconds
 START_DIGEST = "StartDigest"  # the memo with the digest of the run's start
-MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
+MAX_RUN_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
 
 def new_run_id() -> str:
@@ -49,132 +57,140 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%y%m%d}-{secrets.token_hex(4)}"
 
 
-def run_id_of(event: StartEvent) -> str:
+def run_id_for_start(event: StartEvent) -> str:
     """Return the run id of a start: one per dedupe key (A10), or a new one."""
     return ids.run_id_for(event.dedupe_key) if event.dedupe_key else new_run_id()
 
 
-async def start(
+async def start_or_get_run(
     client: Client, task_queue: str, event: StartEvent, run_id: str | None = None
 ) -> WorkflowHandle[Any, Any]:
     """Start a run, or return the one that this id or dedupe key started before.
 
-    Only the handle of a new run has a `first_execution_run_id`. Raises Refused, NotReachable.
+    Only the handle of a new run has a `first_execution_run_id`. Raises RejectedError, TemporalUnavailableError.
     """
-    must_fit(event)
-    return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
+    check_start_size(event)
+    return await _start_workflow(
+        client, task_queue, event, run_id_for_start(event) if run_id is None else run_id, event.payload.goal
+    )
 
 
-def digest_of(event: StartEvent) -> str:
+def digest_of_start(event: StartEvent) -> str:
     """Return the digest of a start's content, which distinguishes starts under one key."""
     return ids.start_digest(event.payload.model_dump(mode="json", exclude_defaults=True))
 
 
-async def recorded_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
-    """Return the digest recorded at the run's start, if Perdure started it. Raises NoSuchRun."""
+async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
+    """Return the digest recorded at the run's start, if Perdure started it. Raises RunNotFoundError."""
     try:
         digest = await (await handle.describe()).memo_value(START_DIGEST, None)
     except RPCError as error:
-        raise translated(error, f"run {ids.run_id_of(handle.id)}") from None
+        raise convert_rpc_error(error, f"run {ids.run_id_of_workflow(handle.id)}") from None
     return digest if isinstance(digest, str) else None
 
 
-def must_fit(event: StartEvent) -> None:
-    """Raises TooLarge if the server would reject the start for its size."""
-    if reason := too_large([goal_part(event.payload.goal, event.payload.context)]):
-        raise TooLarge(reason)
+def check_start_size(event: StartEvent) -> None:
+    """Raises StartTooLargeError if the server would reject the start for its size."""
+    if reason := start_rejection([goal_part(event.payload.goal, event.payload.context)]):
+        raise StartTooLargeError(reason)
 
 
-async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
-    """Resume a failed or timed-out run as a new run, always the same one. Raises NoSuchRun, Refused."""
-    origin = await find(client, run_id)
-    if reason := refusal(origin.run_id, RunStatus(origin.status)):
-        raise Refused(reason)
+async def resume_run(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
+    """Resume a failed or timed-out run as a new run, always the same one. Raises RunNotFoundError, RejectedError."""
+    origin = await find_run(client, run_id)
+    if reason := resume_rejection(origin.run_id, RunStatus(origin.status)):
+        raise RejectedError(reason)
     event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id))
     successor = ids.resumed_id(origin.run_id)
-    handle = await _start(client, task_queue, event, successor, f"go on with {origin.run_id}")
-    if handle.first_execution_run_id is None and not await _goes_on_with(client, successor, origin.run_id):
-        raise Refused(f"run {successor} exists and does not continue {origin.run_id}; to continue it use perdure fork")
+    handle = await _start_workflow(client, task_queue, event, successor, f"go on with {origin.run_id}")
+    if handle.first_execution_run_id is None and not await _is_resume_of(client, successor, origin.run_id):
+        raise RejectedError(
+            f"run {successor} exists and does not continue {origin.run_id}; to continue it use perdure fork"
+        )
     return handle
 
 
-async def _goes_on_with(client: Client, run_id: str, origin: str) -> bool:
-    first = (await find(client, run_id)).first_execution
+async def _is_resume_of(client: Client, run_id: str, origin: str) -> bool:
+    first = (await find_run(client, run_id)).first_execution
     execution = client.get_workflow_handle(ids.run_workflow_id(run_id), run_id=first)
     started = await anext(execution.fetch_history_events(page_size=1))
     inputs = await client.data_converter.decode(started.workflow_execution_started_event_attributes.input.payloads)
     return len(inputs) == 1 and isinstance(inputs[0], dict) and inputs[0].get("payload", {}).get("run_id") == origin
 
 
-async def fork(client: Client, task_queue: str, run_id: str, step: int, say: str | None) -> WorkflowHandle[Any, Any]:
-    """Start a new run that continues from another run's state after `step`. Raises NoSuchRun, Refused."""
-    origin = await find(client, run_id)
-    last = await _last_step(client, origin)
+async def fork_run(
+    client: Client, task_queue: str, run_id: str, step: int, say: str | None
+) -> WorkflowHandle[Any, Any]:
+    """Start a new run that continues from another run's state after `step`. Raises RunNotFoundError, RejectedError."""
+    origin = await find_run(client, run_id)
+    last = await _find_last_step(client, origin)
     if last is not None and step > last:
-        raise Refused(f"there is no step {step} in run {origin.run_id} to fork after; the steps are 0 to {last}")
+        raise RejectedError(f"there is no step {step} in run {origin.run_id} to fork after; the steps are 0 to {last}")
     event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id, step=step, say=say))
     summary = f"fork of {origin.run_id} after step {step}{f': {say}' if say else ''}"
-    return await _start(client, task_queue, event, new_run_id(), summary)
+    return await _start_workflow(client, task_queue, event, new_run_id(), summary)
 
 
-async def _last_step(client: Client, run: Found) -> int | None:
+async def _find_last_step(client: Client, run: RunInfo) -> int | None:
     """Return the run's last step, if the server or a worker knows it."""
-    if run.has_told:
+    if run.is_final:
         return run.steps
-    view = await state(client, run.run_id)
+    view = await query_run_state(client, run.run_id)
     return view.step if view else None
 
 
-async def _start(
+async def _start_workflow(
     client: Client, task_queue: str, event: StartEvent | ResumeEvent, run_id: str, summary: str
 ) -> WorkflowHandle[Any, Any]:
-    if reason := unfit_id(run_id):
-        raise Refused(reason)
+    if reason := run_id_error(run_id):
+        raise RejectedError(reason)
     workflow_id = ids.run_workflow_id(run_id)
     try:
         return await client.start_workflow(
             "AgentRun",
-            stamp(event).model_dump(mode="json", exclude_defaults=True),
+            stamp_sender(event).model_dump(mode="json", exclude_defaults=True),
             id=workflow_id,
             task_queue=task_queue,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            static_summary=markdown(cut(summary, 200)),
+            static_summary=escape_markdown(truncate(summary, 200)),
             result_type=dict[str, Any],
-            memo={START_DIGEST: digest_of(event)} if isinstance(event, StartEvent) else None,
+            memo={START_DIGEST: digest_of_start(event)} if isinstance(event, StartEvent) else None,
         )
     except WorkflowAlreadyStartedError:
         return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])
     except RPCError as error:
-        if unreachable := unanswered(error):
-            raise NotReachable(f"{unreachable}; it may have started run {cut(run_id, 200)} all the same") from None
-        raise Refused(f"the server rejected the start: {cut(error.message, 300)}") from None
+        if unreachable := to_unavailable_error(error):
+            raise TemporalUnavailableError(
+                f"{unreachable}; it may have started run {truncate(run_id, 200)} all the same"
+            ) from None
+        raise RejectedError(f"the server rejected the start: {truncate(error.message, 300)}") from None
 
 
-def unfit_id(run_id: str) -> str | None:
+def run_id_error(run_id: str) -> str | None:
     """Return the reason why a run cannot have this id, if there is one."""
     if not has_length_of_id(run_id):
-        return f"a run id has 1 to {MOST_ID_BYTES} bytes"
-    if printable(run_id) != run_id:
-        return f"a run id has printable characters only, unlike {cut(printable(run_id), 80)}"
-    if ids.addressed(run_id) != ids.run_workflow_id(run_id):
-        return f"a run id does not begin with {ids.RUN} or {ids.FOLLOW_UP}"
+        return f"a run id has 1 to {MAX_RUN_ID_BYTES} bytes"
+    if escape_unprintable(run_id) != run_id:
+        return f"a run id has printable characters only, unlike {truncate(escape_unprintable(run_id), 80)}"
+    if ids.addressed_workflow_id(run_id) != ids.run_workflow_id(run_id):
+        return f"a run id does not begin with {ids.RUN_PREFIX} or {ids.FOLLOW_UP_PREFIX}"
     return None
 
 
 def has_length_of_id(name: str) -> bool:
-    return bool(name.strip()) and len(name.encode("utf-8", "surrogatepass")) <= MOST_ID_BYTES
+    return bool(name.strip()) and len(name.encode("utf-8", "surrogatepass")) <= MAX_RUN_ID_BYTES
 
 
-async def state(client: Client, run_id: str, patience: timedelta = QUERY_PATIENCE) -> RunView | None:
-    """Return the run's state. Raises NoSuchRun.
+async def query_run_state(client: Client, run_id: str, patience: timedelta = STATE_QUERY_TIMEOUT) -> RunView | None:
+    """Return the run's state. Raises RunNotFoundError.
 
     None if no worker answers, or if the run was rejected at its start and has no state.
     """
-    return await _asked(client, run_id, RunView, patience)
+    return await _query_state(client, run_id, RunView, patience)
 
 
-async def _asked(client: Client, run_id: str, answers: type[V], patience: timedelta) -> V | None:
-    handle = client.get_workflow_handle(ids.addressed(run_id))
+async def _query_state(client: Client, run_id: str, answers: type[V], patience: timedelta) -> V | None:
+    handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     try:
         view: V = await handle.query("state", result_type=answers, rpc_timeout=patience)
         return view
@@ -187,118 +203,125 @@ async def _asked(client: Client, run_id: str, answers: type[V], patience: timede
             RPCStatusCode.FAILED_PRECONDITION,
         ):
             return None
-        raise translated(error, f"run {run_id}") from None
+        raise convert_rpc_error(error, f"run {run_id}") from None
 
 
 async def follow_up_state(
-    client: Client, follow_up_id: str, patience: timedelta = QUERY_PATIENCE
+    client: Client, follow_up_id: str, patience: timedelta = STATE_QUERY_TIMEOUT
 ) -> FollowUpState | None:
-    """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises NoSuchRun."""
-    return await _asked(client, follow_up_id, FollowUpState, patience)
+    """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises RunNotFoundError."""
+    return await _query_state(client, follow_up_id, FollowUpState, patience)
 
 
-async def answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys = NO_KEYS) -> None:
+async def submit_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys = NO_KEYS) -> None:
     """Answer the run's question, signed with one of `keys` if the run requires that.
 
-    An answer that names no question is for the one that is open now, and for no later one. Raises AnswerRefused with
-    the run's reason, NoSuchRun, NotReachable without a worker.
+    An answer that names no question is for the one that is open now, and for no later one. Raises AnswerRejectedError
+    with the run's reason, RunNotFoundError, TemporalUnavailableError without a worker.
     """
-    signed = await sign_answer(client, run_id, stamp(body), keys)
+    signed = await sign_answer(client, run_id, stamp_sender(body), keys)
     try:
-        await _update(client, run_id, "answer", signed.model_dump(mode="json", exclude_none=True))
+        await _execute_update(client, run_id, "answer", signed.model_dump(mode="json", exclude_none=True))
     except WorkflowUpdateFailedError as error:
         cause = error.cause
-        raise AnswerRefused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+        raise AnswerRejectedError(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
 
 
-async def _update(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
-    """Raises WorkflowUpdateFailedError, Refused if the run has ended, NoSuchRun, NotReachable."""
-    handle = client.get_workflow_handle(ids.addressed(run_id))
+async def _execute_update(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
+    """Raises WorkflowUpdateFailedError, RejectedError if the run has ended, RunNotFoundError,
+    TemporalUnavailableError.
+    """
+    handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     what = {"answer": "answer", "deliver_result": "result"}[name]
     try:
-        await answered(handle.execute_update(name, body, id=secrets.token_hex(8)), ANSWERED_WITHIN)
+        await await_update(handle.execute_update(name, body, id=secrets.token_hex(8)), UPDATE_TIMEOUT)
     except TimeoutError:
-        reason = f"no worker took the {what} within {ANSWERED_WITHIN:g} s: is one running? (perdure worker)"
-        raise NotReachable(reason) from None
+        reason = f"no worker took the {what} within {UPDATE_TIMEOUT:g} s: is one running? (perdure worker)"
+        raise TemporalUnavailableError(reason) from None
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
-            raise translated(error, f"run {run_id}") from None
+            raise convert_rpc_error(error, f"run {run_id}") from None
         # The server also reports an update as not found if its run ends.
-        if (await find_any(client, run_id)).is_open:
-            raise NotReachable(f"the {what} did not reach run {run_id}: send it again") from None
-        raise Refused(f"run {run_id} has ended") from None
+        if (await find_workflow(client, run_id)).is_open:
+            raise TemporalUnavailableError(f"the {what} did not reach run {run_id}: send it again") from None
+        raise RejectedError(f"run {run_id} has ended") from None
 
 
 async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
     """Return the answer for the run's open question, signed if the run requires signatures.
 
-    Without keys the answer stays unsigned, and the run decides. Raises NoSuchRun, Refused, NotReachable.
+    Without keys the answer stays unsigned, and the run decides. Raises RunNotFoundError, RejectedError,
+    TemporalUnavailableError.
     """
     if not keys.public and body.question_id is not None:
         return body
     try:
-        if run_id.startswith(ids.FOLLOW_UP):
+        if run_id.startswith(ids.FOLLOW_UP_PREFIX):
             return await _sign_for_follow_up(client, run_id, body, keys)
         return await _sign_for_run(client, run_id, body, keys)
     except MissingKeyError as missing:
-        raise Refused(str(missing)) from None
+        raise RejectedError(str(missing)) from None
 
 
 async def _sign_for_run(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
-    view = await state(client, run_id)
+    view = await query_run_state(client, run_id)
     if view is None and keys.public:
-        raise NotReachable(f"no worker answers for run {run_id} now, so it cannot be answered: perdure worker")
+        raise TemporalUnavailableError(
+            f"no worker answers for run {run_id} now, so it cannot be answered: perdure worker"
+        )
     if view is None or view.question is None:
         return body
     about = {"question_id": body.question_id or view.question.id, "call": body.call or view.question.call}
     named = body.model_copy(update=about)
-    return keys.signed(view.run_id, view.execution, view.answer_keys, named) if keys.public else named
+    return keys.sign_for(view.run_id, view.execution, view.answer_keys, named) if keys.public else named
 
 
 async def _sign_for_follow_up(client: Client, follow_up_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
     view = await follow_up_state(client, follow_up_id)
     if view is None and keys.public:
-        raise NotReachable(f"no worker answers for {follow_up_id} now, so it cannot be answered: perdure worker")
+        raise TemporalUnavailableError(
+            f"no worker answers for {follow_up_id} now, so it cannot be answered: perdure worker"
+        )
     if view is None:
         return body
-    tasks = questions(view)
+    tasks = open_prompts(view)
     if not tasks or (body.question_id is None and len(tasks) > 1):
         return body  # the follow-up rejects it
     body = body.model_copy(update={"question_id": body.question_id or tasks[0].task_id})
-    return keys.signed(follow_up_id, view.execution, view.answer_keys, body) if keys.public else body
+    return keys.sign_for(follow_up_id, view.execution, view.answer_keys, body) if keys.public else body
 
 
-async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
-    """Ask the run to stop. Raises NoSuchRun, and Refused if it has ended."""
-    handle = client.get_workflow_handle(ids.addressed(run_id))
+async def request_cancel(client: Client, run_id: str, body: CancelRequest) -> None:
+    """Ask the run to stop. Raises RunNotFoundError, and RejectedError if it has ended."""
+    handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     try:
-        await handle.signal("cancel", stamp(body).model_dump(mode="json", exclude_none=True))
+        await handle.signal("cancel", stamp_sender(body).model_dump(mode="json", exclude_none=True))
     except RPCError as error:
-        raise translated(error, f"run {run_id}") from None
+        raise convert_rpc_error(error, f"run {run_id}") from None
 
 
 async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) -> bool:
     """Deliver the result of an external tool, with its request's nonce. Return False if the run has it already.
 
-    Unlike the signal `tool_result`, a rejected result cannot end the run. Raises ResultRefused with the run's reason,
-    Refused if the run has ended, NoSuchRun, and NotReachable without a worker.
+    Unlike the signal `tool_result`, a rejected result cannot end the run. Raises ResultRejectedError with the run's
+    reason, RejectedError if the run has ended, RunNotFoundError, and TemporalUnavailableError without a worker.
     """
-    body = stamp(event).model_dump(mode="json", exclude_unset=True) | {"type": event.type}
+    body = stamp_sender(event).model_dump(mode="json", exclude_unset=True) | {"type": event.type}
     try:
-        await _update(client, run_id, "deliver_result", body)
+        await _execute_update(client, run_id, "deliver_result", body)
     except WorkflowUpdateFailedError as error:
         cause = error.cause
         if not isinstance(cause, ApplicationError):
-            raise Refused(str(cause)) from None
-        if cause.type == Verdict.repeated:
+            raise RejectedError(str(cause)) from None
+        if cause.type == ResultVerdict.repeated:
             return False
-        raise ResultRefused(cause.message, is_conflict=cause.type == Verdict.conflict) from None
+        raise ResultRejectedError(cause.message, is_conflict=cause.type == ResultVerdict.conflict) from None
     return True
 
 
-async def ended(client: Client, run_id: str) -> RunEnd:
-    """Wait for the run's end, across continue-as-new. Raises NoSuchRun, NotReachable."""
+async def wait_for_run_end(client: Client, run_id: str) -> RunEnd:
+    """Wait for the run's end, across continue-as-new. Raises RunNotFoundError, TemporalUnavailableError."""
     try:
-        return await end_of(client.get_workflow_handle(ids.addressed(run_id)))
+        return await read_run_end(client.get_workflow_handle(ids.addressed_workflow_id(run_id)))
     except RPCError as error:
-        raise translated(error, f"run {run_id}") from None
+        raise convert_rpc_error(error, f"run {run_id}") from None

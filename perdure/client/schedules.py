@@ -32,30 +32,30 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.run.events import StartEvent
 from contracts.sender import SCHEDULE
 from decisions import cron, ids
-from decisions.text.formatting import cut, markdown
-from perdure.client.errors import NotReachable, Refused, unanswered
-from perdure.client.runs import must_fit
+from decisions.text.formatting import escape_markdown, truncate
+from perdure.client.errors import RejectedError, TemporalUnavailableError, to_unavailable_error
+from perdure.client.runs import check_start_size
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+SCHEDULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # A start that was missed for longer, with the server down, is skipped.
 CATCH_UP = timedelta(minutes=10)
-LOOK_FOR = 15.0  # seconds for the server to act on a trigger
-LOOK_EVERY = 0.1
+TRIGGER_TIMEOUT = 15.0  # seconds for the server to act on a trigger
+TRIGGER_POLL_INTERVAL = 0.1
 OVERLAPS = {
     "skip": ScheduleOverlapPolicy.SKIP,
     "buffer-one": ScheduleOverlapPolicy.BUFFER_ONE,
     "buffer-all": ScheduleOverlapPolicy.BUFFER_ALL,
     "allow-all": ScheduleOverlapPolicy.ALLOW_ALL,
 }
-WHEN = "when"  # of the memo: the server keeps a cron line as a calendar
+TIMING_MEMO = "when"  # of the memo: the server keeps a cron line as a calendar
 
 
-class NoSuchSchedule(Refused):
+class ScheduleNotFoundError(RejectedError):
     """No schedule has this name."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NewSchedule:
     """A schedule to create, by either `cron` (five fields, read in `time_zone`) or `every`."""
 
     name: str
@@ -68,25 +68,25 @@ class Wanted:
     is_paused: bool = False
 
     @property
-    def when(self) -> str:
+    def timing(self) -> str:
         if self.every is not None:
-            return f"every {_written(self.every)}"
+            return f"every {_format_interval(self.every)}"
         return f"{self.cron} ({self.time_zone or 'UTC'})"
 
-    def checked(self) -> "Wanted":
-        """Return it with the time zone of the cron line or of the option. Raises Refused for an invalid line."""
+    def with_time_zone(self) -> "NewSchedule":
+        """Return it with the time zone of the cron line or of the option. Raises RejectedError for an invalid line."""
         if self.cron is None:
             return self
         try:
             line, zone = cron.split_zone(self.cron, self.time_zone)
-            cron.check(line)
+            cron.check_cron(line)
         except cron.CronError as error:
-            raise Refused(str(error)) from None
+            raise RejectedError(str(error)) from None
         return replace(self, cron=line, time_zone=zone)
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduleInfo:
     """A schedule as the server has it. `next` is the next start, if any; `latest` and `at_work` are run ids.
 
     `when` is as the user wrote it, `words` a description, `time_zone` its zone. `skipped` counts starts skipped because
@@ -108,19 +108,19 @@ class Scheduled:
     time_zone: str
 
 
-async def add(client: Client, task_queue: str, spec: Wanted) -> Scheduled:
-    """Create a schedule. Raises Refused."""
-    if not NAME.fullmatch(spec.name):
-        name = cut(spec.name, 110)
-        raise Refused(f"{name!r} is not a valid schedule name: use up to 100 letters, digits, - _ and .")
-    must_fit(spec.event)
-    spec = spec.checked()
+async def add_schedule(client: Client, task_queue: str, spec: NewSchedule) -> ScheduleInfo:
+    """Create a schedule. Raises RejectedError."""
+    if not SCHEDULE_NAME.fullmatch(spec.name):
+        name = truncate(spec.name, 110)
+        raise RejectedError(f"{name!r} is not a valid schedule name: use up to 100 letters, digits, - _ and .")
+    check_start_size(spec.event)
+    spec = spec.with_time_zone()
     start = ScheduleActionStartWorkflow(
         "AgentRun",
         spec.event.model_copy(update={"sender": SCHEDULE}).model_dump(mode="json", exclude_defaults=True),
         id=ids.run_workflow_id(spec.name),  # to which the server adds the time
         task_queue=task_queue,
-        static_summary=markdown(cut(spec.event.payload.goal, 200)),
+        static_summary=escape_markdown(truncate(spec.event.payload.goal, 200)),
     )
     schedule = Schedule(
         action=start,
@@ -134,24 +134,26 @@ async def add(client: Client, task_queue: str, spec: Wanted) -> Scheduled:
         state=ScheduleState(paused=spec.is_paused),
     )
     try:
-        handle = await client.create_schedule(ids.schedule_id(spec.name), schedule, memo={WHEN: spec.when})
-        created = await _scheduled(client, await handle.describe())
+        handle = await client.create_schedule(ids.run_schedule_id(spec.name), schedule, memo={TIMING_MEMO: spec.timing})
+        created = await _to_schedule_info(client, await handle.describe())
     except ScheduleAlreadyRunningError:
         remove_it = f"perdure schedule remove {spec.name}"
-        raise Refused(f"schedule {spec.name} already exists; to replace it, remove it first: {remove_it}") from None
+        raise RejectedError(
+            f"schedule {spec.name} already exists; to replace it, remove it first: {remove_it}"
+        ) from None
     except RPCError as error:
-        raise _translated(error, spec.name) from None
+        raise _convert_schedule_error(error, spec.name) from None
     if created.next is None:
         await handle.delete()
-        raise Refused(f"{spec.when} never occurs; the schedule was not created")
+        raise RejectedError(f"{spec.timing} never occurs; the schedule was not created")
     return created
 
 
-async def every(client: Client, task_queue: str) -> AsyncIterator[Scheduled]:
+async def list_schedules(client: Client, task_queue: str) -> AsyncIterator[ScheduleInfo]:
     """Yield the schedules of this task queue."""
     try:
         async for entry in await client.list_schedules():
-            if not entry.id.startswith(ids.SCHEDULE):
+            if not entry.id.startswith(ids.SCHEDULE_PREFIX):
                 continue
             try:
                 described = await client.get_schedule_handle(entry.id).describe()
@@ -159,67 +161,70 @@ async def every(client: Client, task_queue: str) -> AsyncIterator[Scheduled]:
                 if error.status is RPCStatusCode.NOT_FOUND:
                     continue  # it was just removed
                 raise
-            if _action(described).task_queue == task_queue:
-                yield await _scheduled(client, described)
+            if _start_action(described).task_queue == task_queue:
+                yield await _to_schedule_info(client, described)
     except RPCError as error:
-        raise NotReachable(f"the schedules cannot be read: {cut(error.message, 200)}") from None
+        raise TemporalUnavailableError(f"the schedules cannot be read: {truncate(error.message, 200)}") from None
 
 
-async def remove(client: Client, task_queue: str, name: str) -> None:
-    """Remove a schedule; its active runs continue. Raises NoSuchSchedule."""
-    await (await _found(client, task_queue, name))[0].delete()
+async def remove_schedule(client: Client, task_queue: str, name: str) -> None:
+    """Remove a schedule; its active runs continue. Raises ScheduleNotFoundError."""
+    await (await _find_schedule(client, task_queue, name))[0].delete()
 
 
-async def pause(client: Client, task_queue: str, name: str) -> None:
-    """Pause a schedule. Raises NoSuchSchedule."""
-    await (await _found(client, task_queue, name))[0].pause(note="paused by perdure")
+async def pause_schedule(client: Client, task_queue: str, name: str) -> None:
+    """Pause a schedule. Raises ScheduleNotFoundError."""
+    await (await _find_schedule(client, task_queue, name))[0].pause(note="paused by perdure")
 
 
-async def resume(client: Client, task_queue: str, name: str) -> None:
-    """Resume a paused schedule. Raises NoSuchSchedule."""
-    await (await _found(client, task_queue, name))[0].unpause(note="resumed by perdure")
+async def resume_schedule(client: Client, task_queue: str, name: str) -> None:
+    """Resume a paused schedule. Raises ScheduleNotFoundError."""
+    await (await _find_schedule(client, task_queue, name))[0].unpause(note="resumed by perdure")
 
 
-async def trigger(client: Client, task_queue: str, name: str) -> str | None:
+async def trigger_schedule(client: Client, task_queue: str, name: str) -> str | None:
     """Start a run now, if the overlap policy allows. Return its id, unless it waits for the previous run.
 
-    Raises NoSuchSchedule, Refused if the policy skips the run, NotReachable if the server does not act.
+    Raises ScheduleNotFoundError, RejectedError if the policy skips the run, TemporalUnavailableError if the server
+    does not act.
     """
-    handle, before = await _found(client, task_queue, name)
+    handle, before = await _find_schedule(client, task_queue, name)
     known = {_run_id(action) for action in before.info.recent_actions}
     await handle.trigger()
-    deadline = asyncio.get_running_loop().time() + LOOK_FOR
+    deadline = asyncio.get_running_loop().time() + TRIGGER_TIMEOUT
     while asyncio.get_running_loop().time() < deadline:
         now = await handle.describe()
         new = [run_id for run_id in map(_run_id, now.info.recent_actions) if run_id not in known]
         if new:
             return new[-1]
         if now.info.num_actions_skipped_overlap > before.info.num_actions_skipped_overlap:
-            active = ", ".join(_at_work(now)) or "a run"
-            raise Refused(f"not started: {active} is still active, and the overlap policy of {name} is skip")
+            active = ", ".join(_active_runs(now)) or "a run"
+            raise RejectedError(f"not started: {active} is still active, and the overlap policy of {name} is skip")
         if now.raw_description.info.buffer_size > before.raw_description.info.buffer_size:
             return None
-        await asyncio.sleep(LOOK_EVERY)
-    raise NotReachable(f"Temporal started no run within {LOOK_FOR:g} s; see perdure schedule list")
+        await asyncio.sleep(TRIGGER_POLL_INTERVAL)
+    raise TemporalUnavailableError(f"Temporal started no run within {TRIGGER_TIMEOUT:g} s; see perdure schedule list")
 
 
-async def _found(client: Client, task_queue: str, name: str) -> tuple[ScheduleHandle, ScheduleDescription]:
-    handle = client.get_schedule_handle(ids.schedule_id(name))
+async def _find_schedule(client: Client, task_queue: str, name: str) -> tuple[ScheduleHandle, ScheduleDescription]:
+    handle = client.get_schedule_handle(ids.run_schedule_id(name))
     try:
         described = await handle.describe()
     except RPCError as error:
-        raise _translated(error, name) from None
-    if _action(described).task_queue != task_queue:
-        raise NoSuchSchedule(f"schedule {name} belongs to another project: task queue {_action(described).task_queue}")
+        raise _convert_schedule_error(error, name) from None
+    if _start_action(described).task_queue != task_queue:
+        raise ScheduleNotFoundError(
+            f"schedule {name} belongs to another project: task queue {_start_action(described).task_queue}"
+        )
     return handle, described
 
 
-async def _scheduled(client: Client, described: ScheduleDescription) -> Scheduled:
+async def _to_schedule_info(client: Client, described: ScheduleDescription) -> ScheduleInfo:
     info, schedule = described.info, described.schedule
-    payload, memo = await _start_payload(client, _action(described)), await described.memo()
-    when, zone = str(memo.get(WHEN, "as Temporal has it")), schedule.spec.time_zone_name or "UTC"
-    return Scheduled(
-        name=described.id.removeprefix(ids.SCHEDULE),
+    payload, memo = await _start_payload(client, _start_action(described)), await described.memo()
+    when, zone = str(memo.get(TIMING_MEMO, "as Temporal has it")), schedule.spec.time_zone_name or "UTC"
+    return ScheduleInfo(
+        name=described.id.removeprefix(ids.SCHEDULE_PREFIX),
         when=when,
         goal=str(payload.get("goal", "")),
         agent=payload.get("agent"),
@@ -227,27 +232,27 @@ async def _scheduled(client: Client, described: ScheduleDescription) -> Schedule
         is_paused=schedule.state.paused,
         next=info.next_action_times[0] if info.next_action_times else None,
         latest=_run_id(info.recent_actions[-1]) if info.recent_actions else None,
-        at_work=_at_work(described),
+        at_work=_active_runs(described),
         skipped=info.num_actions_skipped_overlap,
         missed=info.num_actions_missed_catchup_window,
-        words=_words(when, zone),
+        words=_describe_timing(when, zone),
         time_zone=zone,
     )
 
 
-def _words(when: str, zone: str) -> str:
+def _describe_timing(when: str, zone: str) -> str:
     line, mark, _ = when.rpartition(" (")
     if not mark:
         return when
     with suppress(cron.CronError):  # a schedule that another client created may have any line
         line, _ = cron.split_zone(line, None)
-    return cron.describe(line, zone)
+    return cron.describe_cron(line, zone)
 
 
-def _action(described: ScheduleDescription) -> ScheduleActionStartWorkflow:
+def _start_action(described: ScheduleDescription) -> ScheduleActionStartWorkflow:
     action = described.schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
-        raise Refused(f"schedule {described.id} starts no workflow")
+        raise RejectedError(f"schedule {described.id} starts no workflow")
     return action
 
 
@@ -260,15 +265,19 @@ async def _start_payload(client: Client, action: ScheduleActionStartWorkflow) ->
 
 def _run_id(result: Any) -> str:
     execution: ScheduleActionExecution = result.action
-    return ids.run_id_of(execution.workflow_id) if isinstance(execution, ScheduleActionExecutionStartWorkflow) else ""
+    return (
+        ids.run_id_of_workflow(execution.workflow_id)
+        if isinstance(execution, ScheduleActionExecutionStartWorkflow)
+        else ""
+    )
 
 
-def _at_work(described: ScheduleDescription) -> tuple[str, ...]:
+def _active_runs(described: ScheduleDescription) -> tuple[str, ...]:
     starts = (s for s in described.info.running_actions if isinstance(s, ScheduleActionExecutionStartWorkflow))
-    return tuple(ids.run_id_of(start.workflow_id) for start in starts)
+    return tuple(ids.run_id_of_workflow(start.workflow_id) for start in starts)
 
 
-def _written(every: timedelta) -> str:
+def _format_interval(every: timedelta) -> str:
     """Format an interval as "1h", "90m" or "2d"."""
     seconds = every.total_seconds()
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
@@ -277,7 +286,9 @@ def _written(every: timedelta) -> str:
     return f"{seconds:g}s"
 
 
-def _translated(error: RPCError, name: str) -> Exception:
+def _convert_schedule_error(error: RPCError, name: str) -> Exception:
     if error.status is RPCStatusCode.NOT_FOUND:
-        return NoSuchSchedule(f"there is no schedule {name}; to list all: perdure schedule list")
-    return unanswered(error) or Refused(f"the server rejected the schedule: {cut(error.message, 300)}")
+        return ScheduleNotFoundError(f"there is no schedule {name}; to list all: perdure schedule list")
+    return to_unavailable_error(error) or RejectedError(
+        f"the server rejected the schedule: {truncate(error.message, 300)}"
+    )

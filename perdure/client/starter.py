@@ -5,11 +5,11 @@ from temporalio.service import RPCError
 
 from contracts.sender import SentBy
 from decisions.sender import sent_by
-from perdure.client.run_list import Found
+from perdure.client.run_list import RunInfo
 
 
-async def starter_of(client: Client, run: Found) -> SentBy | None:
-    """Return the sender, unless the start is past retention. Raises codec.UnknownKey."""
+async def find_starter(client: Client, run: RunInfo) -> SentBy | None:
+    """Return the sender, unless the start is past retention. Raises UnknownKeyError."""
     execution = client.get_workflow_handle(run.execution.id, run_id=run.first_execution)
     try:
         first = await anext(execution.fetch_history_events(page_size=1))

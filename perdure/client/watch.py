@@ -30,43 +30,43 @@ from contracts.run.state import RunStatus
 from contracts.run.turn import ModelTurn, TurnRequest
 from contracts.tool import ToolCall, ToolOutcome
 from decisions import ids
-from decisions.text.formatting import cut
-from perdure.client.errors import NoSuchRun
+from decisions.text.formatting import truncate
+from perdure.client.errors import RunNotFoundError
 from perdure.client.run_events import (
-    TOLD_TO_PEOPLE,
-    Answered,
-    Called,
-    Calling,
-    Crowded,
-    Delegated,
-    Delegating,
-    Failed,
-    Happening,
-    Held,
-    Live,
-    Noticed,
-    Over,
-    Resumed,
-    Retrying,
-    Rotated,
-    Shortened,
-    Signalled,
-    Started,
-    Thinking,
-    Thought,
-    Waiting,
+    PUBLIC_NOTICES,
+    ActivityFailed,
+    ActivityRetrying,
+    AnswerReceived,
+    ContextCompacted,
+    ContextFilled,
+    ContinuedAsNew,
+    DelegationFinished,
+    DelegationStarted,
+    ModelCallStarted,
+    ModelReplied,
+    NoticeAdded,
+    PartialText,
+    RateLimitWait,
+    RunEnded,
+    RunEvent,
+    RunStarted,
+    SignalReceived,
+    ToolCallFinished,
+    ToolCallStarted,
+    WaitEnded,
+    WaitStarted,
 )
-from perdure.client.run_list import find, first_kept, is_kept
-from perdure.client.runs import state
+from perdure.client.run_list import find_run, first_retained, is_retained
+from perdure.client.runs import query_run_state
 
-QUEUED = "queued"  # a tool call on another task queue
-LOOK_EVERY = 0.3  # seconds between polls of pending activities
-GIVEN_UP = "branch tokens"  # in the server's message if it ends a long poll
-MOST_GIVEN_UP = 5  # in a row
-MOST_AHEAD = 16  # events read ahead of a slow reader
+QUEUED_CALL = "queued"  # a tool call on another task queue
+PENDING_POLL_INTERVAL = 0.3  # seconds between polls of pending activities
+POLL_ENDED = "branch tokens"  # in the server's message if it ends a long poll
+MAX_POLL_RETRIES = 5  # in a row
+MAX_READ_AHEAD = 16  # events read ahead of a slow reader
 
 
-_ENDS = frozenset(
+_END_EVENTS = frozenset(
     {
         EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED,
         EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED,
@@ -78,7 +78,7 @@ _ENDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Position:
+class EventPosition:
     """An event's place in history: the Temporal execution, the history event, and the number within it.
 
     It is the same for every reader. As text: `<execution>.<event>.<part>`.
@@ -93,7 +93,7 @@ class Position:
         return f"{self.execution}.{self.event}.{self.part}"
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """Parse a position. Raises ValueError."""
         match = re.fullmatch(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(\d{1,9})\.(\d{1,3})", text, re.ASCII)
         if match is None:
@@ -103,31 +103,33 @@ class Position:
 
 @dataclass
 class Watch:
-    """Follows one run. Raises NoSuchRun."""
+    """Follows one run. Raises RunNotFoundError."""
 
     client: Client
     run_id: str
     follow: bool = True  # False: only the events so far
-    after: Position | None = None  # the last event that the reader has
-    look_every: float = LOOK_EVERY
+    after: EventPosition | None = None  # the last event that the reader has
+    look_every: float = PENDING_POLL_INTERVAL
     _scheduled: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    _queue: asyncio.Queue[tuple[Position | None, Happening]] = field(default_factory=lambda: asyncio.Queue(MOST_AHEAD))
+    _queue: asyncio.Queue[tuple[EventPosition | None, RunEvent]] = field(
+        default_factory=lambda: asyncio.Queue(MAX_READ_AHEAD)
+    )
     _waiting: bool = False
     _task_queue: str = ""
     _is_behind: bool = False  # `after` has not been reached yet
 
-    async def happenings(self) -> AsyncIterator[Happening]:
+    async def events(self) -> AsyncIterator[RunEvent]:
         """Yield events from the run's first, or from `after`, to its end."""
-        async with aclosing(self.positioned()) as entries:
+        async with aclosing(self.positioned_events()) as entries:
             async for _, run_event in entries:
                 yield run_event
 
-    async def positioned(self) -> AsyncGenerator[tuple[Position | None, Happening]]:
+    async def positioned_events(self) -> AsyncGenerator[tuple[EventPosition | None, RunEvent]]:
         """Yield events with their positions, if they are in history."""
-        await find(self.client, self.run_id)
+        await find_run(self.client, self.run_id)
         tasks = [asyncio.create_task(self._read_history())]
         if self.follow:
-            tasks.append(asyncio.create_task(self._look_at_pending()))
+            tasks.append(asyncio.create_task(self._poll_pending()))
         getting = asyncio.create_task(self._queue.get())
         try:
             while True:
@@ -144,26 +146,28 @@ class Watch:
 
     @property
     def _workflow_id(self) -> str:
-        return ids.run_workflow_id(ids.run_id_of(self.run_id))
+        return ids.run_workflow_id(ids.run_id_of_workflow(self.run_id))
 
     async def _read_history(self) -> None:
-        run = await find(self.client, self.run_id)
-        execution: str | None = await first_kept(self.client, run)
+        run = await find_run(self.client, self.run_id)
+        execution: str | None = await first_retained(self.client, run)
         # If the history up to `after` is past retention, all remaining events are new.
-        self._is_behind = self.after is not None and await is_kept(self.client, self._workflow_id, self.after.execution)
+        self._is_behind = self.after is not None and await is_retained(
+            self.client, self._workflow_id, self.after.execution
+        )
         while execution is not None:
             current, execution = execution, None
-            async with aclosing(self._events(current)) as events:
+            async with aclosing(self._history_events(current)) as events:
                 async for event in events:
                     self._is_behind = self._is_behind and not self._is_past(current, event.event_id)
-                    for part, run_event in enumerate(await self._read(event)):
-                        at = Position(current, event.event_id, part, event.event_time.ToDatetime(UTC))
-                        if not self._is_behind and not self._was_told(at):
+                    for part, run_event in enumerate(await self._to_run_events(event)):
+                        at = EventPosition(current, event.event_id, part, event.event_time.ToDatetime(UTC))
+                        if not self._is_behind and not self._is_seen(at):
                             await self._queue.put((at, run_event))
                     if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                         execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 
-    async def _events(self, execution: str) -> AsyncGenerator[HistoryEvent]:
+    async def _history_events(self, execution: str) -> AsyncGenerator[HistoryEvent]:
         """Yield each history event once. If the run changes at a bad moment the server ends the poll; it is retried."""
         handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
         seen, failures = 0, 0
@@ -176,7 +180,7 @@ class Watch:
                 return
             except RPCError as error:
                 failures += 1
-                if GIVEN_UP not in error.message or failures > MOST_GIVEN_UP:
+                if POLL_ENDED not in error.message or failures > MAX_POLL_RETRIES:
                     raise
             await asyncio.sleep(self.look_every)
 
@@ -184,114 +188,120 @@ class Watch:
         """Return whether the events from here on may be new."""
         return self.after is not None and execution == self.after.execution and event >= self.after.event
 
-    def _was_told(self, at: Position) -> bool:
+    def _is_seen(self, at: EventPosition) -> bool:
         after = self.after
         if after is None or at.execution != after.execution:
             return False
         return (at.event, at.part) <= (after.event, after.part)
 
-    async def _read(self, event: HistoryEvent) -> list[Happening]:
+    async def _to_run_events(self, event: HistoryEvent) -> list[RunEvent]:
         match event.event_type:
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
                 started = event.workflow_execution_started_event_attributes
                 self._task_queue = started.task_queue.name
                 inputs = await self.client.data_converter.decode(started.input.payloads)
-                return [] if started.continued_execution_run_id else [Started(_goal(inputs))]
+                return [] if started.continued_execution_run_id else [RunStarted(_goal_of(inputs))]
             case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
-                return await self._scheduled_event(event)
+                return await self._on_scheduled(event)
             case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
                 done = event.activity_task_completed_event_attributes
-                return await self._completed(done.scheduled_event_id, done.result)
+                return await self._on_completed(done.scheduled_event_id, done.result)
             case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
                 failed = event.activity_task_failed_event_attributes
-                return self._failed(failed.scheduled_event_id, await self._said(failed.failure))
+                return self._on_failed(failed.scheduled_event_id, await self._failure_message(failed.failure))
             case EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
                 late = event.activity_task_timed_out_event_attributes
-                return self._failed(late.scheduled_event_id, "no end in time, or its worker died")
+                return self._on_failed(late.scheduled_event_id, "no end in time, or its worker died")
             case EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED:
                 child = event.start_child_workflow_execution_initiated_event_attributes
-                return [Delegating(await self._decoded(child.input, DelegationRequest))]
+                return [DelegationStarted(await self._decode_first(child.input, DelegationRequest))]
             case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_COMPLETED:
                 joined = event.child_workflow_execution_completed_event_attributes
-                return [Delegated(await self._decoded(joined.result, DelegationState))]
+                return [DelegationFinished(await self._decode_first(joined.result, DelegationState))]
             case EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES:
                 upsert = event.upsert_workflow_search_attributes_event_attributes
-                return await self._status(dict(upsert.search_attributes.indexed_fields))
+                return await self._on_status(dict(upsert.search_attributes.indexed_fields))
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
                 signalled = event.workflow_execution_signaled_event_attributes
-                answers = await self._answered(signalled.input) if signalled.signal_name == "human_input" else []
-                return [Signalled(signalled.signal_name), *answers]
+                answers = await self._to_answers(signalled.input) if signalled.signal_name == "human_input" else []
+                return [SignalReceived(signalled.signal_name), *answers]
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED:
                 update = event.workflow_execution_update_accepted_event_attributes.accepted_request.input
-                return await self._answered(update.args) if update.name == "answer" else []
+                return await self._to_answers(update.args) if update.name == "answer" else []
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
-                return [Rotated()]
+                return [ContinuedAsNew()]
             case _:
-                return [Over()] if event.event_type in _ENDS else []
+                return [RunEnded()] if event.event_type in _END_EVENTS else []
 
-    async def _answered(self, inputs: Payloads) -> list[Happening]:
+    async def _to_answers(self, inputs: Payloads) -> list[RunEvent]:
         values = await self.client.data_converter.decode(inputs.payloads) if self._waiting else []
         with suppress(ValidationError):
-            return [Answered(HumanInput.model_validate(value)) for value in values[:1]]
+            return [AnswerReceived(HumanInput.model_validate(value)) for value in values[:1]]
         return []
 
-    async def _scheduled_event(self, event: HistoryEvent) -> list[Happening]:
+    async def _on_scheduled(self, event: HistoryEvent) -> list[RunEvent]:
         scheduled = event.activity_task_scheduled_event_attributes
         kind = scheduled.activity_type.name
         if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`
-            request = (await self._decoded(scheduled.input, ToolRequestEvent)).payload
+            request = (await self._decode_first(scheduled.input, ToolRequestEvent)).payload
             call = ToolCall(step=request.step, tool=request.tool, tool_use_id="", arguments=request.tool_payload)
-            self._scheduled[event.event_id] = (QUEUED, call)
-            return [Calling(call)]
+            self._scheduled[event.event_id] = (QUEUED_CALL, call)
+            return [ToolCallStarted(call)]
         if kind in ("plan", "reflect"):
-            request = await self._decoded(scheduled.input, TurnRequest)
+            request = await self._decode_first(scheduled.input, TurnRequest)
             self._scheduled[event.event_id] = (kind, request)
-            notices = [Noticed(event) for event in request.told if event["event"] in TOLD_TO_PEOPLE]
-            return [*notices, Thinking(kind, request.turn)]
+            notices = [NoticeAdded(event) for event in request.told if event["event"] in PUBLIC_NOTICES]
+            return [*notices, ModelCallStarted(kind, request.turn)]
         if kind == "call_tool":
-            call = await self._decoded(scheduled.input, ToolCall)
+            call = await self._decode_first(scheduled.input, ToolCall)
             self._scheduled[event.event_id] = (kind, call)
-            return [Calling(call)]
+            return [ToolCallStarted(call)]
         self._scheduled[event.event_id] = (kind, None)
         return []
 
-    async def _completed(self, scheduled: int, result: Payloads) -> list[Happening]:
+    async def _on_completed(self, scheduled: int, result: Payloads) -> list[RunEvent]:
         kind, request = self._scheduled.pop(scheduled, ("", None))
         if kind in ("plan", "reflect"):
-            reply: ModelTurn | ContextFull = await self._decoded(result, ModelTurn | ContextFull)
-            return [Crowded(reply) if isinstance(reply, ContextFull) else Thought(kind, request.turn, reply)]
+            reply: ModelTurn | ContextFull = await self._decode_first(result, ModelTurn | ContextFull)
+            return [ContextFilled(reply) if isinstance(reply, ContextFull) else ModelReplied(kind, request.turn, reply)]
         if kind == "summarize":
-            return [Shortened(await self._decoded(result, Summary))]
+            return [ContextCompacted(await self._decode_first(result, Summary))]
         if kind == "call_tool":
-            return [Called(request, await self._decoded(result, ToolOutcome))]
-        if kind == QUEUED:
-            return [Called(request, ToolOutcome(result=await self._decoded(result, Any) if result.payloads else None))]
+            return [ToolCallFinished(request, await self._decode_first(result, ToolOutcome))]
+        if kind == QUEUED_CALL:
+            return [
+                ToolCallFinished(
+                    request, ToolOutcome(result=await self._decode_first(result, Any) if result.payloads else None)
+                )
+            ]
         return []
 
-    def _failed(self, scheduled: int, error: str) -> list[Happening]:
+    def _on_failed(self, scheduled: int, error: str) -> list[RunEvent]:
         kind, request = self._scheduled.pop(scheduled, ("", None))
-        return [Failed(f"{request.tool} · step {request.step}" if isinstance(request, ToolCall) else kind, error)]
+        return [
+            ActivityFailed(f"{request.tool} · step {request.step}" if isinstance(request, ToolCall) else kind, error)
+        ]
 
-    async def _status(self, fields: dict[str, Payload]) -> list[Happening]:
+    async def _on_status(self, fields: dict[str, Payload]) -> list[RunEvent]:
         if AGENT_STATUS.name not in fields:
             return []
         status = json.loads(fields[AGENT_STATUS.name].data)
         if status not in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool):
             was_waiting, self._waiting = self._waiting, False
-            return [Resumed()] if was_waiting else []
+            return [WaitEnded()] if was_waiting else []
         self._waiting = True
         reason = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
         question = None
         if status == RunStatus.waiting_on_human and not self._is_behind:
-            with suppress(NoSuchRun):
-                view = await state(self.client, self.run_id)
+            with suppress(RunNotFoundError):
+                view = await query_run_state(self.client, self.run_id)
                 question = view.question if view else None
-        return [Waiting(status, str(reason), question)]
+        return [WaitStarted(status, str(reason), question)]
 
-    async def _look_at_pending(self) -> None:
+    async def _poll_pending(self) -> None:
         handle = self.client.get_workflow_handle(self._workflow_id)
         reported: set[tuple[str, int]] = set()
-        shown = Live("")
+        shown = PartialText("")
         while True:
             await asyncio.sleep(self.look_every)
             with suppress(RPCError):
@@ -299,33 +309,35 @@ class Watch:
                     key = (pending.activity_id, pending.attempt)
                     if pending.attempt > 1 and key not in reported:
                         reported.add(key)
-                        error = cut(await self._said(pending.last_failure) or "its worker died", 200)
-                        await self._queue.put((None, Retrying(pending.activity_type.name, pending.attempt, error)))
-                    live = await self._partial(pending.heartbeat_details)
+                        error = truncate(await self._failure_message(pending.last_failure) or "its worker died", 200)
+                        await self._queue.put(
+                            (None, ActivityRetrying(pending.activity_type.name, pending.attempt, error))
+                        )
+                    live = await self._partial_text(pending.heartbeat_details)
                     if live.text and live != shown:
                         shown = live
                         await self._queue.put((None, live))
 
-    async def _said(self, failure: Failure) -> str:
+    async def _failure_message(self, failure: Failure) -> str:
         """Return a failure's message, decrypted if the run is encrypted."""
         if not failure.HasField("encoded_attributes"):
             return failure.message
         error = await self.client.data_converter.decode_failure(failure)
         return str(getattr(error, "message", error))
 
-    async def _partial(self, details: Payloads) -> Live:
+    async def _partial_text(self, details: Payloads) -> PartialText:
         if not details.payloads:
-            return Live("")
+            return PartialText("")
         beat = (await self.client.data_converter.decode(details.payloads))[0]
         if not isinstance(beat, dict):
-            return Live("")
-        return Held(str(beat["held"])) if beat.get("held") else Live(str(beat.get("text", "")))
+            return PartialText("")
+        return RateLimitWait(str(beat["held"])) if beat.get("held") else PartialText(str(beat.get("text", "")))
 
-    async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
+    async def _decode_first(self, payloads: Payloads, kind: Any) -> Any:
         return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
 
 
-def _goal(inputs: list[Any]) -> str:
+def _goal_of(inputs: list[Any]) -> str:
     """Return the goal in a run's input, which may be invalid."""
     start = inputs[0] if inputs else None
     payload = start.get("payload") if isinstance(start, dict) else None

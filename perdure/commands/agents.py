@@ -11,12 +11,12 @@ from rich.table import Table
 
 from activities.tools.interface import Tool
 from contracts.agent import Agent
-from perdure.terminal.command import as_json_option, async_command, complain, console, examples
-from perdure.terminal.report import near
-from settings import Settings, load
+from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error
+from perdure.terminal.report import format_path
+from settings import Settings, load_settings
 
 
-@click.command("agents", epilog=examples("agents"))
+@click.command("agents", epilog=format_examples("agents"))
 @as_json_option
 @async_command()
 async def agents_command(as_json: bool) -> int:
@@ -24,10 +24,10 @@ async def agents_command(as_json: bool) -> int:
 
     Each tool is shown with its effect. If a file in agents/ does not load, its error is printed and the exit code is 1.
     """
-    from perdure.process.project import looked_at
+    from perdure.process.project import display_project
 
-    settings = load(strict=False)
-    async with looked_at(settings) as project:
+    settings = load_settings(strict=False)
+    async with display_project(settings) as project:
         rows = [agent_row(agent, settings, project.tools) for agent in project.agents.values()]
     errors = settings.roster.faults
     if as_json:
@@ -36,7 +36,7 @@ async def agents_command(as_json: bool) -> int:
     else:
         console.print(agent_table(rows))
         for error in errors.values():
-            complain(str(error))
+            print_error(str(error))
     return 1 if errors else 0
 
 
@@ -46,7 +46,7 @@ def agent_row(agent: Agent, settings: Settings, offered: Mapping[str, Tool]) -> 
     return {
         "agent": agent.name,
         "description": agent.description,
-        "models": [] if agent.mailbox else _models(agent, settings),
+        "models": [] if agent.mailbox else _list_models(agent, settings),
         "tools": {} if agent.mailbox else {name: offered[name].route.effect for name in agent.tools},
         "peers": list(agent.peers),
         "follow_ups": None if agent.follow_ups is None else {"sessions": list(agent.follow_ups)},
@@ -56,7 +56,7 @@ def agent_row(agent: Agent, settings: Settings, offered: Mapping[str, Tool]) -> 
     }
 
 
-def _models(agent: Agent, settings: Settings) -> list[str]:
+def _list_models(agent: Agent, settings: Settings) -> list[str]:
     """Return the agent's model and its fallbacks."""
     return [agent.model, *agent.fallbacks] if agent.model else [settings.model, *settings.fallbacks]
 
@@ -69,8 +69,8 @@ def agent_table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("file", overflow="fold")
     for row in rows:
         tools = ", ".join(f"{name} ({effect})" for name, effect in row["tools"].items())
-        limits = ", ".join(f"{name} {_written(value)}" for name, value in row["limits"].items())
-        file = near(Path(row["file"])) if row["file"] else "built in"
+        limits = ", ".join(f"{name} {_format_limit(value)}" for name, value in row["limits"].items())
+        file = format_path(Path(row["file"])) if row["file"] else "built in"
         cells = (", ".join(row["models"]), tools, ", ".join(row["peers"]), limits, file)
         if row["mailbox"]:
             cells = ("", "external: a mailbox", "", "", file)
@@ -78,6 +78,6 @@ def agent_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _written(limit: Any) -> str:
+def _format_limit(limit: Any) -> str:
     """Format a limit as in an agent file: "5m", "0.5"."""
     return limit.removeprefix("PT").lower() if isinstance(limit, str) and limit.startswith("PT") else f"{limit}"

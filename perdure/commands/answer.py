@@ -11,14 +11,14 @@ from rich.markup import escape
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import RunStatus
 from decisions.run.question import TEXTUAL
-from perdure.client.errors import NoSuchRun, Refused
-from perdure.client.run_list import find
-from perdure.client.runs import answer, cancel, ended, state
+from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.run_list import find_run
+from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
 from perdure.session import Needs, open_session
-from perdure.terminal.command import async_command, console, examples, run_argument, wrong_usage
-from perdure.terminal.free_text import FreeText
-from settings import load
-from settings.problems import meant
+from perdure.terminal.command import async_command, console, format_examples, run_argument, to_usage_error
+from perdure.terminal.free_text import FreeTextCommand
+from settings import load_settings
+from settings.problems import format_suggestion
 
 DECISIONS = [decision.value for decision in Decision]  # for an enum, click offers the names
 
@@ -30,7 +30,7 @@ class DecisionType(click.Choice[str]):
         return str(value)
 
 
-def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
+def add_answer_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that identify the question, the call and the person."""
     for option in (
         click.option("--by", help="Name of the person who answers."),
@@ -42,12 +42,14 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
-    "answer", cls=FreeText, epilog=examples('answer RUN "the second one"', "answer RUN --decision run_again")
+    "answer",
+    cls=FreeTextCommand,
+    epilog=format_examples('answer RUN "the second one"', "answer RUN --decision run_again"),
 )
 @run_argument
 @click.argument("text", required=False)
 @click.option("--decision", type=DecisionType(DECISIONS), help="The decision, for a question that takes one.")
-@names_what_it_answers
+@add_answer_options
 @async_command()
 async def answer_command(run_id: str, text: str | None, decision: str | None, **named: str | None) -> int:
     """Answer the open question of a run.
@@ -55,17 +57,17 @@ async def answer_command(run_id: str, text: str | None, decision: str | None, **
     TEXT is the answer in words, or the result for the decision use_result. A TEXT that begins with "-" goes after "--".
     """
     if decision is not None and decision not in DECISIONS:
-        await _refuse(run_id, decision)
-    return await _send(run_id, text=text, decision=decision, **named)
+        await _reject_decision(run_id, decision)
+    return await _send_answer(run_id, text=text, decision=decision, **named)
 
 
-async def _refuse(run_id: str, decision: str) -> None:
+async def _reject_decision(run_id: str, decision: str) -> None:
     """Raise click.UsageError with the decisions that the open question takes, or with all if no question is open."""
     question = None
-    async with open_session(load(), Needs.answers) as session:
-        with suppress(NoSuchRun, Refused):
-            run = await find(session.client, run_id)
-            view = await state(session.client, run.run_id) if run.is_open else None
+    async with open_session(load_settings(), Needs.answers) as session:
+        with suppress(RunNotFoundError, RejectedError):
+            run = await find_run(session.client, run_id)
+            view = await query_run_state(session.client, run.run_id) if run.is_open else None
             question = view.question if view else None
     if question is None:
         valid, words = "the decisions are", DECISIONS
@@ -73,46 +75,48 @@ async def _refuse(run_id: str, decision: str) -> None:
         valid, words = f"question {question.id} takes", ["a text"]
     else:
         valid, words = f"question {question.id} takes one of", list(question.options)
-    raise click.UsageError(f"invalid --decision {decision!r}{meant(decision, words)}; {valid}: {', '.join(words)}")
+    raise click.UsageError(
+        f"invalid --decision {decision!r}{format_suggestion(decision, words)}; {valid}: {', '.join(words)}"
+    )
 
 
-@click.command("approve", epilog=examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
+@click.command("approve", epilog=format_examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
 @run_argument
 @click.option("--tool", "for_the_run", is_flag=True, help="Approve this tool for the rest of the run.")
-@names_what_it_answers
+@add_answer_options
 @async_command()
 async def approve_command(run_id: str, *, for_the_run: bool, **named: str | None) -> int:
     """Approve the tool call a run is waiting on.
 
     The approval is for one call, with the arguments shown.
     """
-    return await _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
+    return await _send_answer(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
 
 
-@click.command("deny", epilog=examples('deny RUN --reason "too expensive"'))
+@click.command("deny", epilog=format_examples('deny RUN --reason "too expensive"'))
 @run_argument
 @click.option("--reason", "text", help="The reason, for the agent.")
-@names_what_it_answers
+@add_answer_options
 @async_command()
 async def deny_command(run_id: str, text: str | None, **named: str | None) -> int:
     """Deny the tool call a run is waiting on; the run continues."""
-    return await _send(run_id, text=text, decision=Decision.deny, **named)
+    return await _send_answer(run_id, text=text, decision=Decision.deny, **named)
 
 
-async def _send(run_id: str, **fields: str | None) -> int:
+async def _send_answer(run_id: str, **fields: str | None) -> int:
     try:
         body = HumanInput.model_validate(fields)
     except ValidationError as error:
-        raise wrong_usage(error) from None
+        raise to_usage_error(error) from None
 
-    async with open_session(load(), Needs.answers) as session:
-        await answer(session.client, run_id, body, session.settings.answer_keys)
-        warning = await session.no_worker(run_id)
+    async with open_session(load_settings(), Needs.answers) as session:
+        await submit_answer(session.client, run_id, body, session.settings.answer_keys)
+        warning = await session.missing_worker_message(run_id)
     console.print(escape(f"accepted; {warning}" if warning else "accepted"), soft_wrap=True)
     return 0
 
 
-@click.command("cancel", epilog=examples('cancel RUN --reason "not needed"'))
+@click.command("cancel", epilog=format_examples('cancel RUN --reason "not needed"'))
 @run_argument
 @click.option("--reason", help="The reason, stored with the run.")
 @async_command()
@@ -124,12 +128,12 @@ async def cancel_command(run_id: str, reason: str | None) -> int:
     try:
         body = CancelRequest(reason=reason, by="perdure cancel")
     except ValidationError as error:
-        raise wrong_usage(error) from None
-    async with open_session(load(), Needs.work) as session:
-        await cancel(session.client, run_id, body)
+        raise to_usage_error(error) from None
+    async with open_session(load_settings(), Needs.work) as session:
+        await request_cancel(session.client, run_id, body)
         console.print("cancel requested; waiting for running calls …")
-        if warning := await session.no_worker():
+        if warning := await session.missing_worker_message():
             console.print(f"[yellow]{warning}[/]")
-        end = await ended(session.client, run_id)
+        end = await wait_for_run_end(session.client, run_id)
     console.print(end.status)
     return 0 if end.status == RunStatus.cancelled else 1

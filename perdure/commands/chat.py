@@ -21,29 +21,29 @@ from contracts.run.signals import CancelRequest
 from contracts.run.state import QuestionView
 from decisions import ids
 from decisions.conversation.lane import NO_TURN
-from decisions.errors import fault_line
-from decisions.run.journal import render
-from decisions.text.formatting import cut
-from perdure.client.errors import NoSuchRun, Refused
-from perdure.client.lanes import forget, look, submit
-from perdure.client.run_events import Happening, Resumed, Waiting
-from perdure.client.run_list import find
-from perdure.client.runs import answer, cancel, ended
+from decisions.errors import format_validation_error
+from decisions.run.journal import render_journal
+from decisions.text.formatting import truncate
+from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.lanes import forget_lane_turn, query_lane, submit_with_retry
+from perdure.client.run_events import RunEvent, WaitEnded, WaitStarted
+from perdure.client.run_list import find_run
+from perdure.client.runs import request_cancel, submit_answer, wait_for_run_end
 from perdure.client.watch import Watch
-from perdure.process.shutdown import own
+from perdure.process.shutdown import unwrap_stream
 from perdure.session import Needs, Session, open_session
-from perdure.terminal.chat_view import Page
-from perdure.terminal.command import as_json_option, async_command, complain, console, examples, utf8
-from perdure.terminal.completion import agent_names
-from perdure.terminal.follow import DETACHED, exit_code, stopping
-from perdure.terminal.prompt import read_answer
-from perdure.terminal.report import ways_to_answer
-from settings import load
+from perdure.terminal.chat_view import ChatView
+from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error, require_utf8
+from perdure.terminal.completion import complete_agents
+from perdure.terminal.follow import DETACHED, exit_code_of, stop_event
+from perdure.terminal.prompt import parse_answer
+from perdure.terminal.report import answer_commands
+from settings import load_settings
 
-LOOKS_EVERY = 0.2  # seconds between polls for the fate of a message
-BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn to start
-OTHERS_EVERY = 1.0  # seconds between polls for messages of others
-HELP = """\
+CHAT_POLL_SECONDS = 0.2  # seconds between polls for the fate of a message
+TURN_START_SECONDS = 3.0  # seconds that a cancel waits for the turn to start
+LANE_POLL_SECONDS = 1.0  # seconds between polls for messages of others
+CHAT_HELP = """\
   /cancel             cancel the active turn
   /steer TEXT         send TEXT to the active turn, for its next model call
   /interrupt TEXT     cancel the active turn and ask TEXT next
@@ -53,10 +53,12 @@ HELP = """\
   /quit               exit; the active turn continues"""
 
 
-@click.command("chat", epilog=examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
-@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=utf8)
+@click.command("chat", epilog=format_examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
+@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=require_utf8)
 @click.option(
-    "--agent", shell_complete=agent_names, help="The agent in agents/*.md to chat with; by default the previous one."
+    "--agent",
+    shell_complete=complete_agents,
+    help="The agent in agents/*.md to chat with; by default the previous one.",
 )
 @click.option("--message", "-m", help="Send this message, print the reply, and exit.")
 @click.option(
@@ -79,18 +81,18 @@ async def chat_command(
         raise click.UsageError("--json needs a --message")
     if not 0 < len(conversation_id) <= MAX_ID_LENGTH:
         raise click.UsageError(f"the name of a conversation must have 1 to {MAX_ID_LENGTH} characters")
-    settings = load()
+    settings = load_settings()
     settings.check_agent(agent)
     async with open_session(settings, Needs.work) as session:
-        talk = Talk(session, conversation_id, agent, console)
+        talk = ChatSession(session, conversation_id, agent, console)
         if message is not None:
-            return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
-        if session.rehearsal:
-            console.print(f"[yellow]{escape(session.rehearsal)}[/]", soft_wrap=True)
-        return await talk.on()
+            return await talk.send_once(message, WhenBusy(when_busy), as_json=as_json)
+        if session.rehearsal_message:
+            console.print(f"[yellow]{escape(session.rehearsal_message)}[/]", soft_wrap=True)
+        return await talk.run_loop()
 
 
-class Talk:
+class ChatSession:
     """A conversation in this terminal. It shows one turn after another, in the order in which they run."""
 
     def __init__(self, session: Session, conversation_id: str, agent: str | None, console: Console) -> None:
@@ -98,7 +100,7 @@ class Talk:
         self._id = conversation_id
         self._agent = agent
         self._console = console
-        self._page = Page(console)
+        self._page = ChatView(console)
         self._speaking = asyncio.Lock()  # held while sending, so that the message is not taken for another person's
         self._turns: asyncio.Queue[str] = asyncio.Queue()  # run ids to show
         self._known: set[str] = set()
@@ -107,27 +109,27 @@ class Talk:
         self._is_shown = asyncio.Event()  # set while a run is shown
         self._asks: tuple[str, QuestionView] | None = None  # the run that waits for a person, and its question
 
-    async def once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
+    async def send_once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
         """Send a message, print the reply, and return the exit code."""
-        submitted, own = await self._send(message, when_busy)
+        submitted, own = await self._submit_message(message, when_busy)
         run_id = submitted.run_id
         if not as_json:
-            if self._session.rehearsal:
-                complain(self._session.rehearsal)
-            code = await self._show(run_id)
-            return code if await self._has_joined(run_id, own) else await self._show(own)
+            if self._session.rehearsal_message:
+                print_error(self._session.rehearsal_message)
+            code = await self._show_turn(run_id)
+            return code if await self._has_joined(run_id, own) else await self._show_turn(own)
         if not await self._has_joined(run_id, own):
             run_id = own
-        await self._begun(run_id)
-        end = await ended(self._session.client, run_id)
+        await self._wait_for_start(run_id)
+        end = await wait_for_run_end(self._session.client, run_id)
         click.echo(json.dumps({"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}))
-        return exit_code(end)
+        return exit_code_of(end)
 
-    async def on(self) -> int:
+    async def run_loop(self) -> int:
         """Run the conversation until the person leaves, or until all of a piped input is answered."""
-        await self._greet()
-        lines, stop = _lines(), stopping()
-        showing, noticing = asyncio.create_task(self._show_all()), asyncio.create_task(self._notice())
+        await self._print_greeting()
+        lines, stop = _read_lines(), stop_event()
+        showing, noticing = asyncio.create_task(self._show_turns()), asyncio.create_task(self._watch_lane())
         stopped = asyncio.create_task(stop.wait())
         code = 0
         while True:
@@ -141,17 +143,17 @@ class Talk:
                     task.result()
             line = typed.result()
             if line is None:
-                await self._finish(showing, stopped)
+                await self._finish_input(showing, stopped)
                 break
             if line.strip() in ("/quit", "/exit"):
                 break
-            await self._typed(line)
+            await self._handle_line(line)
         for task in (showing, noticing):
             task.cancel()
         self._console.print(f"\n[dim]left; to continue: perdure chat {escape(self._id)}[/]")
         return code
 
-    async def _finish(self, showing: asyncio.Task[None], stopped: asyncio.Task[bool]) -> None:
+    async def _finish_input(self, showing: asyncio.Task[None], stopped: asyncio.Task[bool]) -> None:
         """Wait until all of a piped input is answered. At a terminal, Ctrl-D exits at once."""
         if not _is_person():
             done = asyncio.create_task(self._turns.join())
@@ -159,108 +161,110 @@ class Talk:
             if showing.done():
                 showing.result()  # it ends only with an error
 
-    async def _greet(self) -> None:
+    async def _print_greeting(self) -> None:
         """Print the history, and show active turns."""
         self._console.print(f"[bold]conversation[/]  {escape(self._id)}   [dim]/help lists the commands[/]")
         try:
-            view = await look(self._session.client, self._id)
-        except NoSuchRun:
+            view = await query_lane(self._session.client, self._id)
+        except RunNotFoundError:
             view = None
         if view is not None:
-            self._history(view)
+            self._print_history(view)
             self._known.update(turn.run_id for turn in view.recent)
-            self._follow_new(view)
-        self._ready()
+            self._follow_new_turns(view)
+        self._print_prompt()
 
-    async def _notice(self) -> None:
+    async def _watch_lane(self) -> None:
         """Show turns that this terminal did not start, such as those of follow-ups."""
         while True:
-            await asyncio.sleep(OTHERS_EVERY)
-            with suppress(NoSuchRun, Refused):
+            await asyncio.sleep(LANE_POLL_SECONDS)
+            with suppress(RunNotFoundError, RejectedError):
                 async with self._speaking:
-                    if view := await look(self._session.client, self._id):
-                        self._follow_new(view)
+                    if view := await query_lane(self._session.client, self._id):
+                        self._follow_new_turns(view)
 
-    def _follow_new(self, view: LaneView) -> None:
+    def _follow_new_turns(self, view: LaneView) -> None:
         ended_turns = [turn for turn in view.recent if turn.end not in NO_TURN]
         for turn in (*ended_turns, *((view.active,) if view.active else ()), *view.waiting):
             if turn.run_id not in self._known:
-                self._console.print(f"[bold]> {escape(cut(turn.asked, 400))}[/]")
-                self._follow(turn.run_id)
+                self._console.print(f"[bold]> {escape(truncate(turn.asked, 400))}[/]")
+                self._follow_turn(turn.run_id)
 
-    def _history(self, view: LaneView) -> None:
+    def _print_history(self, view: LaneView) -> None:
         for turn in view.recent:
             self._console.print(f"[bold]> {escape(turn.asked)}[/]")
             colour = "dim" if turn.end is TurnEnd.completed else "yellow"
             text = turn.said if turn.end is TurnEnd.completed else f"{turn.end}: {turn.said}".rstrip(": ")
             self._console.print(Padding(Text(text, style=colour), (0, 0, 0, 2), expand=False))
 
-    def _ready(self) -> None:
+    def _print_prompt(self) -> None:
         """Print the prompt, unless more output follows."""
         if not self._open and _is_person() and self._console.is_terminal:
             self._console.print("[bold]> [/]", end="")
 
-    async def _typed(self, line: str) -> None:
+    async def _handle_line(self, line: str) -> None:
         word, _, rest = line.strip().partition(" ")
         try:
             match word:
                 case "":
                     pass
                 case "/help":
-                    self._console.print(HELP)
+                    self._console.print(CHAT_HELP)
                 case "/cancel":
-                    await self._cancel()
+                    await self._cancel_turn()
                 case "/forget":
-                    turn = await forget(self._session.client, self._id, rest.strip() or None)
-                    line = f"removed from the next turn on: {cut(turn.asked, 80)} · run {turn.run_id}"
+                    turn = await forget_lane_turn(self._session.client, self._id, rest.strip() or None)
+                    line = f"removed from the next turn on: {truncate(turn.asked, 80)} · run {turn.run_id}"
                     self._console.print(f"[dim]{escape(line)}[/]")
                 case "/steer" | "/interrupt" if rest:
-                    await self._ask(rest, WhenBusy(word[1:]))
+                    await self._send_request(rest, WhenBusy(word[1:]))
                 case "/journal":
-                    await self._journal()
+                    await self._print_journal()
                 case "/history":
-                    if view := await look(self._session.client, self._id):
-                        self._history(view)
+                    if view := await query_lane(self._session.client, self._id):
+                        self._print_history(view)
                 case _ if word.startswith("/"):
-                    self._console.print(f"[red]there is no {escape(cut(word, 40))}[/]\n{HELP}")
+                    self._console.print(f"[red]there is no {escape(truncate(word, 40))}[/]\n{CHAT_HELP}")
                 case _:
-                    await self._said(line.strip())
-        except (Refused, NoSuchRun) as error:
+                    await self._handle_text(line.strip())
+        except (RejectedError, RunNotFoundError) as error:
             self._console.print(f"[red]{escape(str(error))}[/]")
-        self._ready()
+        self._print_prompt()
 
-    async def _cancel(self) -> None:
+    async def _cancel_turn(self) -> None:
         """Cancel the turn on the screen, or the one about to start; the lane may be at a later one."""
         if self._open:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_shown.wait(), BEGINS_WITHIN)
+                await asyncio.wait_for(self._is_shown.wait(), TURN_START_SECONDS)
         if self._now is None:
-            raise Refused("the turn has not started yet" if self._open else "no turn is active")
-        await cancel(self._session.client, self._now, CancelRequest(by="perdure chat"))
+            raise RejectedError("the turn has not started yet" if self._open else "no turn is active")
+        await request_cancel(self._session.client, self._now, CancelRequest(by="perdure chat"))
 
-    async def _said(self, text: str) -> None:
+    async def _handle_text(self, text: str) -> None:
         """Send text as the answer to the turn's question, or as the next request."""
         if self._asks is not None:
             run_id, question = self._asks
             try:
-                body = read_answer(question, text)
+                body = parse_answer(question, text)
             except ValidationError as error:
-                raise Refused(fault_line(error)) from None
-            await answer(self._session.client, run_id, self._page.says(body), self._session.settings.answer_keys)
+                raise RejectedError(format_validation_error(error)) from None
+            await submit_answer(
+                self._session.client, run_id, self._page.note_answer(body), self._session.settings.answer_keys
+            )
         else:
-            await self._ask(text, WhenBusy.queue)
+            await self._send_request(text, WhenBusy.queue)
 
-    async def _ask(self, text: str, when_busy: WhenBusy) -> None:
+    async def _send_request(self, text: str, when_busy: WhenBusy) -> None:
         async with self._speaking:
-            submitted, _ = await self._send(text, when_busy)
+            submitted, _ = await self._submit_message(text, when_busy)
             if submitted.position and self._open:
                 self._console.print(f"[dim]queued; {submitted.position} ahead[/]")
-            self._follow(submitted.run_id)
+            self._follow_turn(submitted.run_id)
 
     async def _has_joined(self, run_id: str, own: str) -> bool:
         """Return whether a message joined the active run, instead of starting the run `own`; wait until it is known."""
         while run_id != own:
-            if (view := await look(self._session.client, self._id)) is not None:
+            if (view := await query_lane(self._session.client, self._id)) is not None:
                 ends = {turn.run_id: turn.end for turn in view.recent}
                 if own in ends:
                     return ends[own] in (TurnEnd.steered, TurnEnd.answered)
@@ -268,10 +272,10 @@ class Talk:
                     return False
                 if view.active is None or view.active.run_id != run_id:
                     break  # the lane has dropped it from its recent turns
-            await asyncio.sleep(LOOKS_EVERY)
+            await asyncio.sleep(CHAT_POLL_SECONDS)
         return True
 
-    async def _send(self, text: str, when_busy: WhenBusy) -> tuple[Submitted, str]:
+    async def _submit_message(self, text: str, when_busy: WhenBusy) -> tuple[Submitted, str]:
         """Submit a message. Return the result, and the id of the run that it starts if it joins no other."""
         try:
             request = SubmitRequest(
@@ -282,85 +286,85 @@ class Talk:
                 request_client="perdure chat",
             )
         except ValidationError as error:
-            raise Refused(fault_line(error)) from None
-        submitted = await submit(self._session.client, self._session.settings.task_queue, self._id, request)
+            raise RejectedError(format_validation_error(error)) from None
+        submitted = await submit_with_retry(self._session.client, self._session.settings.task_queue, self._id, request)
         return submitted, ids.turn_run_id(self._id, request.request_id)
 
-    def _follow(self, run_id: str) -> None:
+    def _follow_turn(self, run_id: str) -> None:
         if run_id not in self._known:
             self._known.add(run_id)
             self._open += 1
             self._turns.put_nowait(run_id)
 
-    async def _show_all(self) -> None:
+    async def _show_turns(self) -> None:
         while True:
             run_id = await self._turns.get()
-            await self._show(run_id)
+            await self._show_turn(run_id)
             self._open -= 1
             self._turns.task_done()
-            self._ready()
+            self._print_prompt()
 
-    async def _show(self, run_id: str) -> int:
-        if not await self._begun(run_id):
+    async def _show_turn(self, run_id: str) -> int:
+        if not await self._wait_for_start(run_id):
             self._console.print("[dim]the message was dropped[/]")
             return 1
         self._now = run_id
         self._is_shown.set()
         try:
-            async for position, event in Watch(self._session.client, run_id).positioned():
-                self._page.show(event, position.time if position else None)
+            async for position, event in Watch(self._session.client, run_id).positioned_events():
+                self._page.show_event(event, position.time if position else None)
                 self._note_question(run_id, event)
         finally:
             self._now = self._asks = None
             self._is_shown.clear()
-        end = await ended(self._session.client, run_id)
-        self._page.end(end)
-        return exit_code(end)
+        end = await wait_for_run_end(self._session.client, run_id)
+        self._page.show_end(end)
+        return exit_code_of(end)
 
-    async def _begun(self, run_id: str) -> bool:
+    async def _wait_for_start(self, run_id: str) -> bool:
         """Wait for a turn to start; return False if it was dropped."""
         while True:
-            with suppress(NoSuchRun):
-                await find(self._session.client, run_id)
+            with suppress(RunNotFoundError):
+                await find_run(self._session.client, run_id)
                 return True
-            view = await look(self._session.client, self._id)
+            view = await query_lane(self._session.client, self._id)
             if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
                 return False
-            await asyncio.sleep(LOOKS_EVERY)
+            await asyncio.sleep(CHAT_POLL_SECONDS)
 
-    def _note_question(self, run_id: str, event: Happening) -> None:
-        if isinstance(event, Resumed):
+    def _note_question(self, run_id: str, event: RunEvent) -> None:
+        if isinstance(event, WaitEnded):
             self._asks = None
-        if isinstance(event, Waiting) and event.question is not None:
+        if isinstance(event, WaitStarted) and event.question is not None:
             self._asks = (run_id, event.question)
             if not _is_person():
-                ways = " or ".join(ways_to_answer(run_id, event.question))
+                ways = " or ".join(answer_commands(run_id, event.question))
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
-    async def _journal(self) -> None:
-        view = await look(self._session.client, self._id)
+    async def _print_journal(self) -> None:
+        view = await query_lane(self._session.client, self._id)
         latest = (view.active.run_id if view.active else view.recent[-1].run_id) if view and view.accepted else None
         if latest is None:
             self._console.print("[dim]no turns yet[/]")
             return
         run = self._session.client.get_workflow_handle(ids.run_workflow_id(latest))
         journal: Journal = await run.query("journal", result_type=Journal)
-        self._console.print(Text(render(journal)))
+        self._console.print(Text(render_journal(journal)))
 
 
 def _is_person() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _lines() -> asyncio.Queue[str | None]:
+def _read_lines() -> asyncio.Queue[str | None]:
     """Return a queue of input lines; None marks the end. A thread reads, as asyncio cannot wait for a file."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
     def read() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the loop, or standard input, is closed or gone
             try:
-                for line in own(sys.stdin).buffer if sys.stdin else ():
-                    text = line.decode(own(sys.stdin).encoding, errors="replace")
+                for line in unwrap_stream(sys.stdin).buffer if sys.stdin else ():
+                    text = line.decode(unwrap_stream(sys.stdin).encoding, errors="replace")
                     loop.call_soon_threadsafe(lines.put_nowait, text)
             finally:
                 loop.call_soon_threadsafe(lines.put_nowait, None)

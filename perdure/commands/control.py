@@ -7,23 +7,23 @@ import click
 from rich.markup import escape
 
 from perdure.session import Needs, open_session
-from perdure.terminal.command import as_json_option, async_command, console, examples
-from perdure.terminal.follow import stopping
-from settings import load
+from perdure.terminal.command import as_json_option, async_command, console, format_examples
+from perdure.terminal.follow import stop_event
+from settings import load_settings
 
 
-@click.command("worker", epilog=examples("worker"))
+@click.command("worker", epilog=format_examples("worker"))
 def worker_command() -> None:
     """Run a worker for the configured Temporal server.
 
     Same as `python worker.py`.
     """
-    from worker import main
+    from worker import run_worker_process
 
-    main()
+    run_worker_process()
 
 
-@click.command("dev", epilog=examples("dev", "dev --port 7233 --ui-port 8233"))
+@click.command("dev", epilog=format_examples("dev", "dev --port 7233 --ui-port 8233"))
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port of the Temporal server; by default 7233, or a free one."
 )
@@ -34,8 +34,8 @@ async def dev_command(port: int | None, ui_port: int | None) -> int:
 
     The server is embedded, unless one is configured.
     """
-    settings = load()
-    stop = stopping()  # before the start, which a signal can interrupt too
+    settings = load_settings()
+    stop = stop_event()  # before the start, which a signal can interrupt too
     console.print("starting …")
     async with open_session(settings, Needs.work, port=port, ui_port=ui_port) as session:
         console.print(f"Temporal   {session.client.service_client.config.target_host}")
@@ -49,7 +49,7 @@ async def dev_command(port: int | None, ui_port: int | None) -> int:
     return 0
 
 
-@click.command("doctor", epilog=examples("doctor"))
+@click.command("doctor", epilog=format_examples("doctor"))
 @as_json_option
 @async_command()
 async def doctor_command(as_json: bool) -> int:
@@ -57,10 +57,10 @@ async def doctor_command(as_json: bool) -> int:
 
     The exit code is 1 if a check fails.
     """
-    from perdure.doctor import examine
+    from perdure.doctor import run_checks
 
     is_well = True
-    async for check in examine():
+    async for check in run_checks():
         is_well = is_well and check.ok
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(check)))

@@ -14,20 +14,20 @@ from rich.markup import escape
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.followup.topic import NotAwaited
-from contracts.strict_json import read_json
+from activities.followup.topic import NotAwaitedError
+from contracts.strict_json import parse_strict_json
 from contracts.topic import MESSAGE_CREATED, Event
-from decisions.errors import fault_line
+from decisions.errors import format_validation_error
 from decisions.followup.topic import event_id
-from decisions.text.formatting import cut
-from perdure.client.publish import publish
+from decisions.text.formatting import truncate
+from perdure.client.publish import publish_external_event
 from perdure.session import Needs, open_session
-from perdure.terminal.command import as_json_option, async_command, console, examples
-from settings import ProjectError, load
+from perdure.terminal.command import as_json_option, async_command, console, format_examples
+from settings import ProjectError, load_settings
 
 
 @dataclass(frozen=True)
-class Told:
+class EventResult:
     """The result of one event: its topic, or why it was rejected. `line` is its first line in the input."""
 
     line: int
@@ -36,7 +36,7 @@ class Told:
     refused: str | None = None
 
 
-@click.command("event", epilog=examples("event reply.json", "event - < events.jsonl"))
+@click.command("event", epilog=format_examples("event reply.json", "event - < events.jsonl"))
 @click.argument("file", metavar="[FILE|-]", default="-", type=click.Path(dir_okay=False, allow_dash=True))
 @as_json_option
 @async_command()
@@ -47,18 +47,18 @@ async def event_command(file: str, as_json: bool) -> int:
     "evt.adapter.message.created", "data": {"platform", "channelId", "messageId", "userId", "text", "ts", "raw"}}. An
     event that is sent again counts once.
     """
-    settings = load()
-    data = _given(file)
+    settings = load_settings()
+    data = _read_input(file)
     is_accepted = True
     async with open_session(settings, Needs.nothing) as session:
-        for line, event in _events(data):
-            result = await _published(session.client, settings.task_queue, line, event)
+        for line, event in _split_events(data):
+            result = await _publish_event(session.client, settings.task_queue, line, event)
             is_accepted = is_accepted and result.refused is None
-            _print(result, as_json=as_json)
+            _print_result(result, as_json=as_json)
     return 0 if is_accepted else 1
 
 
-def _given(file: str) -> bytes:
+def _read_input(file: str) -> bytes:
     if file != "-":
         try:
             data = Path(file).read_bytes()
@@ -71,7 +71,7 @@ def _given(file: str) -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def _events(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _split_events(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield each event with its line number: the whole input if it is one JSON value, or each line."""
     if _is_json(data):
         yield 1, data
@@ -87,33 +87,33 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-async def _published(client: Client, task_queue: str, line: int, data: bytes) -> Told:
+async def _publish_event(client: Client, task_queue: str, line: int, data: bytes) -> EventResult:
     try:
-        event = _read(data)
-        return Told(line, event_id(event), await publish(client, task_queue, event))
-    except NotAwaited as error:
-        return Told(line, refused=str(error))
+        event = _parse_event(data)
+        return EventResult(line, event_id(event), await publish_external_event(client, task_queue, event))
+    except NotAwaitedError as error:
+        return EventResult(line, refused=str(error))
     except RPCError as error:
-        return Told(line, refused=f"Temporal rejected it: {cut(error.message, 200)}")
+        return EventResult(line, refused=f"Temporal rejected it: {truncate(error.message, 200)}")
 
 
-def _read(data: bytes) -> Event:
-    """Parse an event. Raises NotAwaited."""
+def _parse_event(data: bytes) -> Event:
+    """Parse an event. Raises NotAwaitedError."""
     try:
-        value = read_json(data)
+        value = parse_strict_json(data)
         from_json(data)  # rejects nesting that is too deep for a run
     except ValueError as error:
-        raise NotAwaited(f"not JSON: {error}") from None
+        raise NotAwaitedError(f"not JSON: {error}") from None
     if not isinstance(value, dict) or value.get("type") != MESSAGE_CREATED:
         kind = value.get("type") if isinstance(value, dict) else value
-        raise NotAwaited(f"only {MESSAGE_CREATED} is accepted, not {cut(str(kind), 100)}")
+        raise NotAwaitedError(f"only {MESSAGE_CREATED} is accepted, not {truncate(str(kind), 100)}")
     try:
         return Event.model_validate(value)
     except ValidationError as error:
-        raise NotAwaited(fault_line(error)) from None
+        raise NotAwaitedError(format_validation_error(error)) from None
 
 
-def _print(result: Told, *, as_json: bool) -> None:
+def _print_result(result: EventResult, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(result)))
     elif result.refused is not None:

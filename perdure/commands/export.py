@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from activities.security.private import open_private
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 from perdure.session import Needs, open_session
-from perdure.terminal.command import complain, console
-from settings import load
+from perdure.terminal.command import console, print_error
+from settings import load_settings
 
 STDOUT = "-"
 
@@ -22,12 +22,12 @@ async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
     """Write the record of a run to a file or to standard output; report missing parts."""
     from activities.storage.store import LocalStores
     from perdure.client.export import Exporter
-    from perdure.process.project import looked_at
+    from perdure.process.project import display_project
 
-    settings = load()
+    settings = load_settings()
     if target != STDOUT:
-        _must_be_a_place(Path(target))
-    async with open_session(settings, Needs.answers) as session, looked_at(settings) as project:
+        _check_path(Path(target))
+    async with open_session(settings, Needs.answers) as session, display_project(settings) as project:
         asks = session.ui is not None or await session.has_worker()
         exporter = Exporter(session.client, project.stores, LocalStores(settings.workspaces), asks)
         record = await exporter.export(run_id)
@@ -37,32 +37,32 @@ async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
             for subtask in fields["subtasks"]:
                 subtask["export"] = (await exporter.export(subtask["run_id"])).model_dump(mode="json")
     text = json.dumps(settings.secrets.redact_value(fields), indent=1, ensure_ascii=False) + "\n"
-    data = _encoded(text)
+    data = _encode_text(text)
     if target == STDOUT:
         click.echo(data, nl=False)
     else:
-        _write(Path(target), data)
+        _write_atomic(Path(target), data)
         console.print(f"written: {target}, {len(data):,} bytes", soft_wrap=True, markup=False)
     for line in record.missing:
-        complain(f"missing: {cut(line, 300)}")
+        print_error(f"missing: {truncate(line, 300)}")
     return 0
 
 
-def _must_be_a_place(path: Path) -> None:
+def _check_path(path: Path) -> None:
     """Check the path before a long history is read for it. Raises OSError."""
     error = errno.EISDIR if path.is_dir() else None if path.parent.is_dir() else errno.ENOENT
     if error is not None:
         raise OSError(f"{path}: {os.strerror(error)}")
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON can represent and UTF-8 cannot
         return (json.dumps(json.loads(text), indent=1) + "\n").encode()
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_atomic(path: Path, data: bytes) -> None:
     """Write the file atomically."""
     part = path.parent / f".{path.name}.part"
     try:

@@ -8,12 +8,12 @@ import click
 from rich.markup import escape
 
 from perdure.session import Needs, open_session
-from perdure.terminal.command import async_command, console, examples
-from perdure.terminal.follow import stopping
-from settings import ProjectError, load
+from perdure.terminal.command import async_command, console, format_examples
+from perdure.terminal.follow import stop_event
+from settings import ProjectError, load_settings
 
 
-@click.command("gateway", epilog=examples("gateway", "gateway --host 0.0.0.0 --behind-tls"))
+@click.command("gateway", epilog=format_examples("gateway", "gateway --host 0.0.0.0 --behind-tls"))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -33,25 +33,25 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
     If no Temporal server is configured, it starts an embedded one and a worker. Clients need a token (perdure token).
     """
     from gateway.auth import Gateway
-    from gateway.server import listen, serve
-    from gateway.signatures import webhooks_of
-    from gateway.tokens import Unreadable, tokens_of
+    from gateway.server import open_listener, serve_gateway
+    from gateway.signatures import read_webhooks
+    from gateway.tokens import TokenFileError, read_tokens
     from telemetry import log_to_file, log_to_stderr
 
-    settings = load()
-    tokens = tokens_of(settings.home, os.environ)
+    settings = load_settings()
+    tokens = read_tokens(settings.home, os.environ)
     try:
-        has_tokens = bool(tokens.all())
-    except Unreadable as error:
+        has_tokens = bool(tokens.read_all())
+    except TokenFileError as error:
         raise ProjectError(str(error)) from None
     if not _is_loopback(host) and not (has_tokens and behind_tls):
         raise ProjectError(
             f"{host} is reachable from other machines: create a token (perdure token create), put a TLS proxy in front "
             "of the gateway, and set --behind-tls; without TLS, tokens are sent in clear text"
         )
-    webhooks = webhooks_of(settings.file.gateway.webhooks, os.environ)
-    stop = stopping()
-    with listen(host, port) as listener:
+    webhooks = read_webhooks(settings.file.gateway.webhooks, os.environ)
+    stop = stop_event()
+    with open_listener(host, port) as listener:
         async with open_session(settings, Needs.work) as session:
             if log_file is not None:
                 log_to_file(log_file, settings.secrets)
@@ -63,12 +63,12 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
             console.print(f"task queue {settings.task_queue}")
             if session.ui:
                 console.print(f"Web UI     {session.ui}")
-            if session.rehearsal:
-                console.print(f"[yellow]{escape(session.rehearsal)}[/]", soft_wrap=True)
+            if session.rehearsal_message:
+                console.print(f"[yellow]{escape(session.rehearsal_message)}[/]", soft_wrap=True)
             if not has_tokens:
                 console.print("no tokens yet; create one: perdure token create NAME --scope runs:read", soft_wrap=True)
             console.print("Ctrl-C stops it; runs continue on other workers.")
-            await serve(served, listener)
+            await serve_gateway(served, listener)
     return 0
 
 

@@ -17,37 +17,37 @@ from rich.markup import escape
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.mailbox.client import tell
-from activities.mailbox.commands import Carrier
+from activities.mailbox.client import signal_mailbox
+from activities.mailbox.commands import OrderRunner
 from activities.mailbox.folder import DEAD, MailFolder
-from activities.mailbox.in_hand import in_hand
+from activities.mailbox.in_hand import query_open_work
 from activities.security.private import create_private, make_private
-from activities.security.redaction import Redaction
+from activities.security.redaction import RedactionInterceptor
 from contracts.mail.mailbox import Redeliver
 from decisions import ids
-from decisions.mailbox.poll_mode import Patience
-from decisions.text.formatting import cut
+from decisions.mailbox.poll_mode import PollPolicy
+from decisions.text.formatting import truncate
 from perdure.process.mailbox_bridge import Bridge
-from perdure.process.shutdown import leave
+from perdure.process.shutdown import exit_now
 from perdure.session import Needs, Session, open_session
-from perdure.terminal.command import DurationType, as_json_option, async_command, console, examples
-from perdure.terminal.completion import agent_names
-from perdure.terminal.follow import DETACHED, stopping
-from settings import Settings, load
-from settings.problems import resolved
+from perdure.terminal.command import DurationType, as_json_option, async_command, console, format_examples
+from perdure.terminal.completion import complete_agents
+from perdure.terminal.follow import DETACHED, stop_event
+from settings import Settings, load_settings
+from settings.problems import resolve_path
 from telemetry import log_to
 
-LEAVES_WITHIN = 2.0  # seconds for the current cycle to end
-LOOKS_EVERY = 0.5  # seconds between checks whether all work is done
-MOST_DEAD = 1000  # dead letters listed
-GRACE = timedelta(seconds=5)  # for tasks that are running when the bridge stops
-AT_ONCE = 4  # concurrent `carry` activities, each with several tasks
+CYCLE_END_SECONDS = 2.0  # seconds for the current cycle to end
+QUIET_POLL_SECONDS = 0.5  # seconds between checks whether all work is done
+MAX_DEAD_LETTERS_LISTED = 1000  # dead letters listed
+BRIDGE_GRACE = timedelta(seconds=5)  # for tasks that are running when the bridge stops
+MAX_BRIDGE_ACTIVITIES = 4  # concurrent `carry` activities, each with several tasks
 
 
-@click.command("mail", epilog=examples("mail ~/Scribe --agent scribe", "mail ~/Scribe --agent scribe --dead"))
+@click.command("mail", epilog=format_examples("mail ~/Scribe --agent scribe", "mail ~/Scribe --agent scribe --dead"))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--agent", required=True, shell_complete=agent_names, help="The agent in agents/*.md that owns the mailbox."
+    "--agent", required=True, shell_complete=complete_agents, help="The agent in agents/*.md that owns the mailbox."
 )
 @click.option(
     "--once",
@@ -88,16 +88,16 @@ async def mail_command(
     Tasks and replies arrive in FOLDER/inbox/PLAN/; results go to FOLDER/outbox/PLAN/. Several bridges can share a
     folder: each file is handled once. Ctrl-C exits; active runs continue.
     """
-    settings = load()
-    mail_folder = MailFolder(resolved(folder), agent, settings.agent(agent).mailbox)
-    mail_folder.open()
+    settings = load_settings()
+    mail_folder = MailFolder(resolve_path(folder), agent, settings.agent(agent).mailbox)
+    mail_folder.open_folder()
     if dead:
-        _show_dead(mail_folder, as_json=as_json)
+        _print_dead_letters(mail_folder, as_json=as_json)
         return 0
     if redeliver is not None and not once:
         async with open_session(settings, Needs.nothing) as session:
-            await _redeliver(session, redeliver, agent)
-        _say("requested: a bridge of this folder redelivers them", as_json=as_json, ordered=redeliver)
+            await _request_redelivery(session, redeliver, agent)
+        _print_line("requested: a bridge of this folder redelivers them", as_json=as_json, ordered=redeliver)
         return 0
     async with open_session(settings, Needs.work) as session:
         if session.ui is None:
@@ -105,83 +105,85 @@ async def mail_command(
             log = create_private(settings.home / "mail.log")
             log_to(logging.FileHandler(log, encoding="utf-8"), settings.secrets)
         if redeliver is not None:
-            await _redeliver(session, redeliver, agent)
-        policy = Patience(idle_after=idle_after, dormant_after=dormant_after)
-        return await _bridge(session, mail_folder, policy, once=once, as_json=as_json)
+            await _request_redelivery(session, redeliver, agent)
+        policy = PollPolicy(idle_after=idle_after, dormant_after=dormant_after)
+        return await _run_bridge(session, mail_folder, policy, once=once, as_json=as_json)
 
 
-async def _bridge(session: Session, folder: MailFolder, policy: Patience, *, once: bool, as_json: bool) -> int:
-    stop, code = stopping(), 0
+async def _run_bridge(session: Session, folder: MailFolder, policy: PollPolicy, *, once: bool, as_json: bool) -> int:
+    stop, code = stop_event(), 0
 
     def interrupted() -> None:
         nonlocal code
         if stop.is_set():
-            leave(DETACHED)
+            exit_now(DETACHED)
         code = DETACHED
         stop.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
     bridge = Bridge(session.client, session.settings.task_queue, folder, policy, keys=session.settings.answer_keys)
-    _say(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
-    async with carrying(session.client, session.settings, folder):
+    _print_line(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
+    async with run_bridge_worker(session.client, session.settings, folder):
         running = asyncio.create_task(bridge.run(stop))
-        telling = asyncio.create_task(_tell(bridge, as_json=as_json))
-        done = asyncio.create_task(_done(session.client, bridge) if once else stop.wait())
+        telling = asyncio.create_task(_report_mode(bridge, as_json=as_json))
+        done = asyncio.create_task(_wait_until_quiet(session.client, bridge) if once else stop.wait())
         await asyncio.wait({running, done}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
         telling.cancel()
         done.cancel()
-        await asyncio.wait({running}, timeout=LEAVES_WITHIN)
+        await asyncio.wait({running}, timeout=CYCLE_END_SECONDS)
         if running.done():
             running.result()
         running.cancel()  # the next bridge delivers again what is in delivery now
     if once and (bridge.unread or folder.refused):
         code = 1  # these files stay in place, and were reported
-    open_work = await in_hand(session.client, folder.agent)
-    _say(open_work.told() if open_work else "left", as_json=as_json, **(asdict(open_work) if open_work else {}))
+    open_work = await query_open_work(session.client, folder.agent)
+    _print_line(
+        open_work.summarize_open() if open_work else "left", as_json=as_json, **(asdict(open_work) if open_work else {})
+    )
     return code
 
 
 @asynccontextmanager
-async def carrying(client: Client, settings: Settings, folder: MailFolder) -> AsyncIterator[None]:
+async def run_bridge_worker(client: Client, settings: Settings, folder: MailFolder) -> AsyncIterator[None]:
     """Run a worker for the tasks of this folder while the block runs."""
-    carrier = Carrier(client, folder, settings.workspaces, settings.task_queue)
+    carrier = OrderRunner(client, folder, settings.workspaces, settings.task_queue)
     async with Worker(
         client,
         task_queue=ids.mail_queue(folder.id),
         activities=[carrier.carry],
-        interceptors=[Redaction(settings.secrets)],
-        max_concurrent_activities=AT_ONCE,
-        graceful_shutdown_timeout=GRACE,
+        interceptors=[RedactionInterceptor(settings.secrets)],
+        max_concurrent_activities=MAX_BRIDGE_ACTIVITIES,
+        graceful_shutdown_timeout=BRIDGE_GRACE,
     ):
         yield
 
 
-async def _tell(bridge: Bridge, *, as_json: bool) -> None:
+async def _report_mode(bridge: Bridge, *, as_json: bool) -> None:
     """Print the bridge's mode and its last error after each change."""
     known: tuple[str, str] = ("", "")
     while True:
         await bridge.cycled.wait()
         bridge.cycled.clear()
-        now = (bridge.pace.mode.value, bridge.hindrance)
+        now = (bridge.pace.mode.value, bridge.last_error)
         if now != known:
             known = now
             reason = f": {now[1]}" if now[1] else ""
-            _say(f"{now[0]}{reason}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
+            _print_line(f"{now[0]}{reason}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
 
 
-async def _done(client: Client, bridge: Bridge) -> bool:
+async def _wait_until_quiet(client: Client, bridge: Bridge) -> bool:
     """Wait until no file is undelivered and all open work waits for files, people or peers."""
     quiet_since: int | None = None  # the first cycle without work
     while quiet_since is None or bridge.cycle < quiet_since + 2:
-        await asyncio.sleep(LOOKS_EVERY)
-        open_work = await in_hand(client, bridge.folder.agent) if bridge.is_quiet else None
+        await asyncio.sleep(QUIET_POLL_SECONDS)
+        open_work = await query_open_work(client, bridge.folder.agent) if bridge.is_quiet else None
         is_quiet = open_work is not None and open_work.is_idle
         quiet_since = None if not is_quiet else bridge.cycle if quiet_since is None else quiet_since
     return True
 
 
-async def _redeliver(session: Session, which: str, agent: str) -> None:
+async def _request_redelivery(session: Session, which: str, agent: str) -> None:
     """Request redelivery of a file, a message or all. A file name starts with the mark of its claim."""
     is_file = re.match(r"\d{8}T\d{6}Z-[0-9a-f]{6}~", which) is not None
     selection = {} if which == "all" else {"file": which} if is_file else {"message_id": which}
@@ -189,26 +191,26 @@ async def _redeliver(session: Session, which: str, agent: str) -> None:
         body = Redeliver.model_validate({**selection, "by": "perdure mail"})
     except ValidationError:
         raise click.UsageError(
-            f"--redeliver takes the id of a message, a file of .deadletter/, or all, not {cut(which, 80)!r}"
+            f"--redeliver takes the id of a message, a file of .deadletter/, or all, not {truncate(which, 80)!r}"
         ) from None
-    await tell(session.client, session.settings.task_queue, agent, "redeliver", body)
+    await signal_mailbox(session.client, session.settings.task_queue, agent, "redeliver", body)
 
 
-def _show_dead(folder: MailFolder, *, as_json: bool) -> None:
+def _print_dead_letters(folder: MailFolder, *, as_json: bool) -> None:
     shown = 0
-    for plan in folder.plans():
+    for plan in folder.list_plans():
         for file in folder.below.names(folder.incoming, plan, DEAD):
-            if file.endswith((".reason.json", ".envelope.json")) or shown == MOST_DEAD:
+            if file.endswith((".reason.json", ".envelope.json")) or shown == MAX_DEAD_LETTERS_LISTED:
                 continue
             shown += 1
-            reason = folder.reason(plan, file)
+            reason = folder.dead_letter_reason(plan, file)
             if as_json:
                 click.echo(json.dumps({"plan": plan, "file": file, "why": reason}))
             else:
                 console.print(f"{escape(plan)}  [bold]{escape(file)}[/]  {escape(reason)}", soft_wrap=True)
 
 
-def _say(line: str, *, as_json: bool, **fields: object) -> None:
+def _print_line(line: str, *, as_json: bool, **fields: object) -> None:
     if as_json:
         click.echo(json.dumps(fields))
     else:

@@ -10,12 +10,12 @@ from string import Template
 import click
 from rich.markup import escape
 
-from perdure.process.shutdown import leave
-from perdure.terminal.command import complain, console, examples
-from settings.problems import ProjectError, resolved
+from perdure.process.shutdown import exit_now
+from perdure.terminal.command import console, format_examples, print_error
+from settings.problems import ProjectError, resolve_path
 
 # The target of each file of `project/`.
-LAYOUT = {
+PROJECT_LAYOUT = {
     "perdure.toml": "perdure.toml",
     "agent.md": "agents/$agent.md",
     "orders.txt": "orders.py",
@@ -24,10 +24,10 @@ LAYOUT = {
     "pytest.ini": "pytest.ini",
     "gitignore.txt": ".gitignore",
 }
-MOST_NAME = 64
+MAX_GENERATED_NAME = 64
 
 
-@click.command("new", epilog=examples("new orders"))
+@click.command("new", epilog=format_examples("new orders"))
 @click.argument("folder", type=click.Path(path_type=Path))
 def new_command(folder: Path) -> None:
     """Create a project in FOLDER: an agent, two tools and a test.
@@ -36,15 +36,15 @@ def new_command(folder: Path) -> None:
     name.
     """
     try:
-        title = resolved(folder).name
-        agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MOST_NAME] or "assistant"
+        title = resolve_path(folder).name
+        agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MAX_GENERATED_NAME] or "assistant"
         written = write_project(folder, {"title": title, "agent": agent, "module": agent.replace("-", "_")})
     except ProjectError as error:
-        complain(str(error))
-        leave(1)
+        print_error(str(error))
+        exit_now(1)
     except OSError as error:
-        complain(f"{folder}: {error.strerror or error}")
-        leave(1)
+        print_error(f"{folder}: {error.strerror or error}")
+        exit_now(1)
     console.print(f"created a project in {escape(str(folder))}:")
     for path in written:
         console.print(f"  {escape(path)}", soft_wrap=True)
@@ -62,7 +62,7 @@ def write_project(folder: Path, names: Mapping[str, str]) -> list[str]:
             f"{'it is not empty' if folder.is_dir() else 'it is a file'}; choose an empty or new folder"
         )
     written = []
-    for source, target in LAYOUT.items():
+    for source, target in PROJECT_LAYOUT.items():
         path = folder / Template(target).substitute(names)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = files("perdure.commands").joinpath("project", source).read_text(encoding="utf-8")

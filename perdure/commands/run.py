@@ -12,49 +12,47 @@ from temporalio.client import WorkflowHandle
 from activities.storage.workspace import Workspace, folder_name
 from contracts.run.events import ResumePayload, StartEvent
 from decisions import ids
-from perdure.client.errors import Refused
-from perdure.client.run_list import find, listing
-from perdure.client.runs import fork as fork_run
-from perdure.client.runs import resume as resume_run
-from perdure.client.runs import run_id_of, start
+from perdure.client.errors import RejectedError
+from perdure.client.run_list import find_run, iterate_runs
+from perdure.client.runs import fork_run, resume_run, run_id_for_start, start_or_get_run
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.command import (
     as_json_option,
     async_command,
-    complain,
     console,
-    examples,
-    go,
+    format_examples,
+    print_error,
+    require_utf8,
     run_argument,
-    utf8,
-    wrong_usage,
+    run_async,
+    to_usage_error,
 )
-from perdure.terminal.completion import agent_names
-from perdure.terminal.follow import follow, follow_json
-from perdure.terminal.free_text import FreeText
+from perdure.terminal.completion import complete_agents
+from perdure.terminal.follow import follow_json, follow_to_end
+from perdure.terminal.free_text import FreeTextCommand
 from perdure.terminal.goal_input import start_with_file
-from settings import load
+from settings import load_settings
 
-MOST_GOAL = 100_000  # characters; a longer goal is stored in a file
+MAX_GOAL_LENGTH = 100_000  # characters; a longer goal is stored in a file
 
 
 @click.command(
     "run",
-    cls=FreeText,
-    epilog=examples(
+    cls=FreeTextCommand,
+    epilog=format_examples(
         'run "fetch https://example.com and say in two lines what it is"',
         'run --agent clerk -c order=A-1001 "where is it?"',
         "run --detach - < goal.md",
     ),
 )
 @click.argument("goal")
-@click.option("--agent", shell_complete=agent_names, help="The agent to run, from agents/*.md.")
+@click.option("--agent", shell_complete=complete_agents, help="The agent to run, from agents/*.md.")
 @click.option(
     "--context",
     "-c",
     multiple=True,
     metavar="KEY=VALUE",
-    callback=utf8,
+    callback=require_utf8,
     help="A fact for the agent; repeatable.",
 )
 @click.option("--max-steps", type=click.IntRange(min=1), help="Maximum number of tool steps.")
@@ -76,35 +74,35 @@ def run_command(
 
     GOAL is the task, in words; "-" reads it from standard input. A GOAL that begins with "-" goes after "--".
     """
-    whole = _given() if goal == "-" else goal
-    event = start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)
+    whole = _read_stdin() if goal == "-" else goal
+    event = start_event(whole[:MAX_GOAL_LENGTH], agent, context, max_steps, dedupe_key)
 
     async def main() -> int:
-        settings = load()
+        settings = load_settings()
         settings.check_agent(event.payload.agent)
         async with open_session(settings, Needs.nothing if detach else Needs.work) as session:
-            if len(whole) > MOST_GOAL:
-                handle = await _start_with_file(session, event, whole, run_id or run_id_of(event))
+            if len(whole) > MAX_GOAL_LENGTH:
+                handle = await _start_with_file(session, event, whole, run_id or run_id_for_start(event))
             else:
-                handle = await start(session.client, settings.task_queue, event, run_id)
+                handle = await start_or_get_run(session.client, settings.task_queue, event, run_id)
             if run_id is not None and dedupe_key is None and handle.first_execution_run_id is None:
-                raise Refused(f"run {run_id} already exists; to follow it: perdure watch {run_id}")
+                raise RejectedError(f"run {run_id} already exists; to follow it: perdure watch {run_id}")
             started = handle.id.removeprefix("run:")
             if detach:
-                return await _detached(session, started, as_json=as_json)
+                return await _print_detached(session, started, as_json=as_json)
             if as_json:
                 return await follow_json(session, started, every=False)
-            if session.rehearsal:
-                console.print(f"[yellow]{escape(session.rehearsal)}[/]", soft_wrap=True)
-            others = [run.run_id async for run in listing(session.client) if run.is_open and run.run_id != started]
+            if session.rehearsal_message:
+                console.print(f"[yellow]{escape(session.rehearsal_message)}[/]", soft_wrap=True)
+            others = [run.run_id async for run in iterate_runs(session.client) if run.is_open and run.run_id != started]
             if others:
                 console.print(f"[dim]other open runs continue too: {escape(', '.join(others[:5]))} (perdure list)[/]")
-            return await follow(session, started, console)
+            return await follow_to_end(session, started, console)
 
-    go(main)
+    run_async(main)
 
 
-@click.command("watch", epilog=examples("watch RUN", "watch RUN --json | jq .type"))
+@click.command("watch", epilog=format_examples("watch RUN", "watch RUN --json | jq .type"))
 @run_argument
 @as_json_option
 @async_command()
@@ -113,9 +111,9 @@ async def watch_command(run_id: str, as_json: bool) -> int:
 
     The run's questions can be answered in place. Ctrl-C detaches; the run continues on any worker.
     """
-    async with open_session(load(), Needs.work) as session:
-        await find(session.client, run_id)
-        return await (follow_json(session, run_id, every=True) if as_json else follow(session, run_id, console))
+    async with open_session(load_settings(), Needs.work) as session:
+        await find_run(session.client, run_id)
+        return await (follow_json(session, run_id, every=True) if as_json else follow_to_end(session, run_id, console))
 
 
 detach_option = click.option(
@@ -123,7 +121,7 @@ detach_option = click.option(
 )
 
 
-@click.command("resume", epilog=examples("resume RUN"))
+@click.command("resume", epilog=format_examples("resume RUN"))
 @run_argument
 @detach_option
 @as_json_option
@@ -134,10 +132,10 @@ async def resume_command(run_id: str, detach: bool, as_json: bool) -> int:
     The new run keeps the conversation, journal and files. No effect is repeated: a call with a result keeps it, and a
     call that was in flight is looked up in the ledger, or a person is asked.
     """
-    return await _going_on(run_id, None, None, detach=detach, as_json=as_json)
+    return await _start_from_run(run_id, None, None, detach=detach, as_json=as_json)
 
 
-@click.command("fork", epilog=examples('fork RUN --step 3 --say "use the other supplier"'))
+@click.command("fork", epilog=format_examples('fork RUN --step 3 --say "use the other supplier"'))
 @run_argument
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The last step to keep; 0 keeps none.")
 @click.option("--say", help="A message to the agent at the start of the new run.")
@@ -152,11 +150,11 @@ async def fork_command(run_id: str, step: int, say: str | None, detach: bool, as
     try:
         ResumePayload(run_id=run_id, step=step, say=say)
     except ValidationError as error:
-        raise wrong_usage(error) from None
-    return await _going_on(run_id, step, say, detach=detach, as_json=as_json)
+        raise to_usage_error(error) from None
+    return await _start_from_run(run_id, step, say, detach=detach, as_json=as_json)
 
 
-def _given() -> str:
+def _read_stdin() -> str:
     """Read standard input. Raises click.UsageError."""
     if sys.stdin is None:
         raise click.UsageError("standard input is closed")
@@ -168,8 +166,8 @@ def _given() -> str:
         ) from None
 
 
-async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: bool, as_json: bool) -> int:
-    settings = load()
+async def _start_from_run(run_id: str, step: int | None, say: str | None, *, detach: bool, as_json: bool) -> int:
+    settings = load_settings()
     async with open_session(settings, Needs.nothing if detach else Needs.work) as session:
         if step is None:
             handle = await resume_run(session.client, settings.task_queue, run_id)
@@ -177,26 +175,28 @@ async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: b
             handle = await fork_run(session.client, settings.task_queue, run_id, step, say)
         started = handle.id.removeprefix("run:")
         if detach:
-            return await _detached(session, started, as_json=as_json)
-        return await (follow_json(session, started, every=False) if as_json else follow(session, started, console))
+            return await _print_detached(session, started, as_json=as_json)
+        return await (
+            follow_json(session, started, every=False) if as_json else follow_to_end(session, started, console)
+        )
 
 
 async def _start_with_file(session: Session, event: StartEvent, goal: str, run_id: str) -> WorkflowHandle[Any, Any]:
     if session.ui is None:
-        raise Refused(
-            f"the goal has {len(goal):,} characters; the maximum is {MOST_GOAL:,}: put the rest where a tool of the "
-            "agent can read it"
+        raise RejectedError(
+            f"the goal has {len(goal):,} characters; the maximum is {MAX_GOAL_LENGTH:,}: put the rest where a tool of "
+            "the agent can read it"
         )
     workspace = Workspace(session.settings.workspaces / folder_name(run_id))
     return await start_with_file(session.client, session.settings.task_queue, workspace, event, goal, run_id)
 
 
-async def _detached(session: Session, run_id: str, *, as_json: bool) -> int:
+async def _print_detached(session: Session, run_id: str, *, as_json: bool) -> int:
     """Print the run's id, and on standard error whether a model or a worker is missing."""
     click.echo(json.dumps({"run_id": run_id}) if as_json else run_id)
     if not as_json:
-        for line in filter(None, (session.rehearsal, await session.no_worker(run_id))):
-            complain(line)
+        for line in filter(None, (session.rehearsal_message, await session.missing_worker_message(run_id))):
+            print_error(line)
     return 0
 
 
@@ -223,4 +223,4 @@ def start_event(
     try:
         return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": start_key})
     except ValidationError as error:
-        raise wrong_usage(error) from None
+        raise to_usage_error(error) from None

@@ -13,28 +13,30 @@ from rich.table import Table
 from temporalio.client import Client
 
 from perdure.client import schedules
-from perdure.client.schedules import Scheduled, Wanted
+from perdure.client.schedules import NewSchedule, ScheduleInfo
 from perdure.commands.run import start_event
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.command import (
     DurationType,
     as_json_option,
     async_command,
+    check_server_id,
     console,
-    examples,
-    name_on_server,
-    utf8,
+    format_examples,
+    require_utf8,
 )
-from perdure.terminal.completion import agent_names
-from settings import load
+from perdure.terminal.completion import complete_agents
+from settings import load_settings
 
-ONLY_WHILE = "Runs start only while the embedded server is up, that is, while `perdure dev` or another command runs."
-name_argument = click.argument("name", metavar="NAME", callback=name_on_server)
+EMBEDDED_SERVER_NOTE = (
+    "Runs start only while the embedded server is up, that is, while `perdure dev` or another command runs."
+)
+name_argument = click.argument("name", metavar="NAME", callback=check_server_id)
 
 
 @click.group(
     "schedule",
-    epilog=examples(
+    epilog=format_examples(
         'schedule add daily --cron "0 9 * * 1-5" --goal "look for new orders"', "schedule list", "schedule pause daily"
     ),
 )
@@ -49,16 +51,16 @@ def schedule_command() -> None:
 
 @schedule_command.command(
     "add",
-    epilog=examples(
+    epilog=format_examples(
         'schedule add daily --cron "0 9 * * 1-5" --time-zone Europe/Berlin --goal "look for new orders"',
         'schedule add often --every 30m --goal "look for new orders"',
     ),
 )
 @name_argument
-@click.option("--cron", callback=utf8, help='Minute, hour, day, month and weekday, as in "0 9 * * 1-5".')
+@click.option("--cron", callback=require_utf8, help='Minute, hour, day, month and weekday, as in "0 9 * * 1-5".')
 @click.option("--every", type=DurationType(), metavar="DURATION", help="An interval, such as 30m, 1h or 7d.")
 @click.option("--goal", required=True, help="The task of each run, in words.")
-@click.option("--agent", shell_complete=agent_names, help="The agent to run, from agents/*.md.")
+@click.option("--agent", shell_complete=complete_agents, help="The agent to run, from agents/*.md.")
 @click.option(
     "--overlap",
     type=click.Choice(list(schedules.OVERLAPS)),
@@ -66,7 +68,9 @@ def schedule_command() -> None:
     show_default=True,
     help="Action if the previous run is still active: skip this one, queue one, queue all, or run both.",
 )
-@click.option("--time-zone", callback=utf8, help="Time zone of the cron line, such as Europe/Berlin; UTC by default.")
+@click.option(
+    "--time-zone", callback=require_utf8, help="Time zone of the cron line, such as Europe/Berlin; UTC by default."
+)
 @click.option("--jitter", type=DurationType(), metavar="DURATION", help="Maximum random delay of each start.")
 @click.option("--paused", is_flag=True, help="Create it paused; `perdure schedule resume` starts it.")
 @as_json_option
@@ -90,60 +94,60 @@ async def add_schedule_command(
         raise click.UsageError('--cron is empty; it takes five fields, like "0 9 * * 1-5"')
     if time_zone is not None and cron is None:
         raise click.UsageError("--time-zone is for --cron")
-    spec = Wanted(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)
-    settings = load()
+    spec = NewSchedule(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)
+    settings = load_settings()
     settings.check_agent(agent)
     async with open_session(settings, Needs.nothing) as session:
-        created = await schedules.add(session.client, settings.task_queue, spec)
+        created = await schedules.add_schedule(session.client, settings.task_queue, spec)
     if as_json:
-        click.echo(_json(created))
+        click.echo(_schedule_to_json(created))
         return 0
-    state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_moment(created)}"
+    state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_format_next_start(created)}"
     console.print(f"[bold]{escape(name)}[/]  {escape(created.words)}, {escape(state)}, overlap {created.overlap}")
-    _say_when_it_works(session)
+    _print_embedded_note(session)
     return 0
 
 
-@schedule_command.command("list", epilog=examples("schedule list"))
+@schedule_command.command("list", epilog=format_examples("schedule list"))
 @as_json_option
 @async_command()
 async def list_schedules_command(as_json: bool) -> int:
     """List the project's schedules, with next start and latest run."""
-    settings = load()
+    settings = load_settings()
     async with open_session(settings, Needs.nothing) as session:
-        rows = [row async for row in schedules.every(session.client, settings.task_queue)]
+        rows = [row async for row in schedules.list_schedules(session.client, settings.task_queue)]
     rows.sort(key=lambda row: row.name)
     if as_json:
         for row in rows:
-            click.echo(_json(row))
+            click.echo(_schedule_to_json(row))
     elif not rows:
         console.print('no schedules yet; create one: perdure schedule add NAME --every 1h --goal "…"')
     else:
-        console.print(_table(rows))
-        _say_when_it_works(session)
+        console.print(_build_table(rows))
+        _print_embedded_note(session)
     return 0
 
 
-def _command(name: str, summary: str, done: str, act: Callable[[Client, str, str], Awaitable[object]]) -> None:
+def _add_command(name: str, summary: str, done: str, act: Callable[[Client, str, str], Awaitable[object]]) -> None:
     """Add a command that calls `act` on one schedule."""
 
-    @schedule_command.command(name, help=summary, epilog=examples(f"schedule {name} daily"))
+    @schedule_command.command(name, help=summary, epilog=format_examples(f"schedule {name} daily"))
     @name_argument
     @async_command()
     async def command(name: str) -> int:
-        settings = load()
+        settings = load_settings()
         async with open_session(settings, Needs.nothing) as session:
             await act(session.client, settings.task_queue, name)
         console.print(done)
         return 0
 
 
-_command("remove", "Remove a schedule.\n\nActive runs continue.", "removed", schedules.remove)
-_command("pause", "Start no more runs until `perdure schedule resume`.", "paused", schedules.pause)
-_command("resume", "Resume a paused schedule.", "resumed", schedules.resume)
+_add_command("remove", "Remove a schedule.\n\nActive runs continue.", "removed", schedules.remove_schedule)
+_add_command("pause", "Start no more runs until `perdure schedule resume`.", "paused", schedules.pause_schedule)
+_add_command("resume", "Resume a paused schedule.", "resumed", schedules.resume_schedule)
 
 
-@schedule_command.command("trigger", epilog=examples("schedule trigger daily"))
+@schedule_command.command("trigger", epilog=format_examples("schedule trigger daily"))
 @name_argument
 @as_json_option
 @async_command()
@@ -152,9 +156,9 @@ async def trigger_schedule_command(name: str, as_json: bool) -> int:
 
     This also works while the schedule is paused.
     """
-    settings = load()
+    settings = load_settings()
     async with open_session(settings, Needs.nothing) as session:
-        run_id = await schedules.trigger(session.client, settings.task_queue, name)
+        run_id = await schedules.trigger_schedule(session.client, settings.task_queue, name)
     if as_json:
         click.echo(json.dumps({"run_id": run_id}))
     elif run_id is None:
@@ -164,17 +168,17 @@ async def trigger_schedule_command(name: str, as_json: bool) -> int:
     return 0
 
 
-def _say_when_it_works(session: Session) -> None:
+def _print_embedded_note(session: Session) -> None:
     if session.ui is not None:
-        console.print(f"[yellow]{ONLY_WHILE}[/]", soft_wrap=True)
+        console.print(f"[yellow]{EMBEDDED_SERVER_NOTE}[/]", soft_wrap=True)
 
 
-def _json(row: Scheduled) -> str:
+def _schedule_to_json(row: ScheduleInfo) -> str:
     fields: dict[str, Any] = dataclasses.asdict(row)
     return json.dumps({**fields, "next": row.next.isoformat() if row.next else None})
 
 
-def _table(rows: list[Scheduled]) -> Table:
+def _build_table(rows: list[ScheduleInfo]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("schedule", no_wrap=True)
     for heading in ("when", "next", "overlap"):
@@ -182,14 +186,14 @@ def _table(rows: list[Scheduled]) -> Table:
     table.add_column("latest run", no_wrap=True)
     table.add_column("goal", overflow="ellipsis", no_wrap=True)
     for row in rows:
-        moment = "[yellow]paused[/]" if row.is_paused else _moment(row)
+        moment = "[yellow]paused[/]" if row.is_paused else _format_next_start(row)
         overlap = f"{row.overlap}{f', {row.skipped} skipped' if row.skipped else ''}"
         latest = f"{row.latest or ''}{' …' if row.latest in row.at_work else ''}"
         table.add_row(escape(row.name), escape(row.words), moment, overlap, escape(latest), escape(row.goal[:200]))
     return table
 
 
-def _moment(schedule: Scheduled) -> str:
+def _format_next_start(schedule: ScheduleInfo) -> str:
     """Format the next start in the schedule's time zone."""
     if schedule.next is None:
         return "never"

@@ -8,23 +8,31 @@ import click
 from activities.storage.workspace import folder_name
 from contracts.run.state import RunStatus
 from decisions import ids
-from decisions.run.outcome import handoff_sections
-from perdure.client.run_events import Over, happening_json
-from perdure.client.run_list import Found, below, find, find_any, grown_at, listing
-from perdure.client.runs import ended, follow_up_state, state
-from perdure.client.starter import starter_of
+from decisions.run.outcome import parse_handoff
+from perdure.client.run_events import RunEnded, event_to_json
+from perdure.client.run_list import RunInfo, find_run, find_workflow, iterate_runs, last_event_time, list_subtree
+from perdure.client.runs import follow_up_state, query_run_state, wait_for_run_end
+from perdure.client.starter import find_starter
 from perdure.client.watch import Watch
 from perdure.commands.export import STDOUT, export_run
-from perdure.commands.mcp.servers import tell_servers, tell_unseen
+from perdure.commands.mcp.servers import print_servers, print_unseen_servers
 from perdure.session import Needs, open_session
-from perdure.terminal.command import as_json_option, async_command, console, examples, run_argument
-from perdure.terminal.report import print_follow_up, print_run, print_tree, run_row, subtask_row, tool_row, tool_table
-from perdure.terminal.run_view import Screen
+from perdure.terminal.command import as_json_option, async_command, console, format_examples, run_argument
+from perdure.terminal.report import (
+    build_tool_table,
+    print_follow_up,
+    print_run,
+    print_tree,
+    run_row,
+    subtask_row,
+    tool_row,
+)
+from perdure.terminal.run_view import RunScreen
 from perdure.terminal.table import print_list
-from settings import Settings, load
+from settings import Settings, load_settings
 
 
-@click.command("list", epilog=examples("list", "list --waiting", "list --json | jq -r .run_id"))
+@click.command("list", epilog=format_examples("list", "list --waiting", "list --json | jq -r .run_id"))
 @click.option("--waiting", is_flag=True, help="List only, and all, runs and follow-ups that wait for a person.")
 @click.option("--follow-ups", is_flag=True, help="List follow-ups instead: work that resumes after an external result.")
 @click.option(
@@ -40,11 +48,11 @@ async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, 
     """
     limit = limit if limit or waiting else 30
     is_overview = not (waiting or follow_ups or as_json)
-    async with open_session(load(), Needs.nothing) as session:
-        runs = [run async for run in listing(session.client, waiting=waiting, follow_ups=follow_ups, limit=limit)]
-        asking = [run async for run in listing(session.client, waiting=True, limit=limit)] if is_overview else []
+    async with open_session(load_settings(), Needs.nothing) as session:
+        runs = [run async for run in iterate_runs(session.client, waiting=waiting, follow_ups=follow_ups, limit=limit)]
+        asking = [run async for run in iterate_runs(session.client, waiting=True, limit=limit)] if is_overview else []
         is_any_open = any(run.is_open for run in (*runs, *asking))
-        warning = await session.no_worker() if is_any_open and not as_json else None
+        warning = await session.missing_worker_message() if is_any_open and not as_json else None
     if as_json:
         for run in runs:
             click.echo(json.dumps(run_row(run)))
@@ -52,7 +60,7 @@ async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, 
         nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
         console.print("no run waits for a person" if waiting else nothing)
     else:
-        first = {run.run_id: run for run in (*asking, *filter(is_asking, runs))}
+        first = {run.run_id: run for run in (*asking, *filter(is_waiting_on_human, runs))}
         print_list(console, list(first.values()), [run for run in runs if run.run_id not in first])
         if is_overview and len(asking) == limit:
             console.print("[dim]more may wait for a person: perdure list --waiting[/]")
@@ -61,11 +69,11 @@ async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, 
     return 0
 
 
-def is_asking(run: Found) -> bool:
+def is_waiting_on_human(run: RunInfo) -> bool:
     return run.is_open and run.status == RunStatus.waiting_on_human
 
 
-@click.command("show", epilog=examples("show RUN", "show wf:FOLLOW-UP", "show RUN --json | jq .question"))
+@click.command("show", epilog=format_examples("show RUN", "show wf:FOLLOW-UP", "show RUN --json | jq .question"))
 @run_argument
 @as_json_option
 @async_command()
@@ -74,22 +82,22 @@ async def show_command(run_id: str, as_json: bool) -> int:
 
     RUN can also be a follow-up, as wf:ID.
     """
-    settings = load()
-    if run_id.startswith(ids.FOLLOW_UP):
+    settings = load_settings()
+    if run_id.startswith(ids.FOLLOW_UP_PREFIX):
         return await _show_follow_up(settings, run_id, as_json=as_json)
     async with open_session(settings, Needs.answers) as session:
-        run = await find(session.client, run_id)
-        view = await state(session.client, run_id)
-        end = None if run.is_open else await ended(session.client, run_id)
-        as_of = None if view else await grown_at(session.client, run)
-        tree = await below(session.client, run)
-        starter = await starter_of(session.client, run)
+        run = await find_run(session.client, run_id)
+        view = await query_run_state(session.client, run_id)
+        end = None if run.is_open else await wait_for_run_end(session.client, run_id)
+        as_of = None if view else await last_event_time(session.client, run)
+        tree = await list_subtree(session.client, run)
+        starter = await find_starter(session.client, run)
     if as_json:
         fields = view.model_dump(mode="json") if view else run_row(run)
         fields |= {"as_of": as_of.isoformat()} if as_of else {}
         fields |= {
             "end": dataclasses.asdict(end) if end else None,
-            "handoff": handoff_sections(end.handoff) or None if end else None,
+            "handoff": parse_handoff(end.handoff) or None if end else None,
             "subtasks": [subtask_row(depth, run) for depth, run in tree],
             "started_by": starter.model_dump(mode="json") if starter else None,
         }
@@ -104,7 +112,7 @@ async def show_command(run_id: str, as_json: bool) -> int:
 
 async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> int:
     async with open_session(settings, Needs.answers) as session:
-        run, state = await find_any(session.client, run_id), await follow_up_state(session.client, run_id)
+        run, state = await find_workflow(session.client, run_id), await follow_up_state(session.client, run_id)
     if as_json:
         click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(run)))
     else:
@@ -112,7 +120,7 @@ async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> 
     return 0
 
 
-@click.command("trace", epilog=examples("trace RUN", "trace RUN --export run.json --with-subtasks"))
+@click.command("trace", epilog=format_examples("trace RUN", "trace RUN --export run.json --with-subtasks"))
 @run_argument
 @click.option(
     "--export",
@@ -131,19 +139,19 @@ async def trace_command(run_id: str, target: str | None, with_subtasks: bool, as
         raise click.UsageError("--with-subtasks requires --export")
     if target is not None:
         return await export_run(run_id, target, with_subtasks=with_subtasks)
-    screen = Screen(console)
-    async with open_session(load(), Needs.nothing) as session:
-        async for position, event in Watch(session.client, run_id, follow=False).positioned():
+    screen = RunScreen(console)
+    async with open_session(load_settings(), Needs.nothing) as session:
+        async for position, event in Watch(session.client, run_id, follow=False).positioned_events():
             if as_json:
-                click.echo(happening_json(event))
+                click.echo(event_to_json(event))
             else:
-                screen.show(event, position.time if position else None)
-                if isinstance(event, Over):
-                    screen.end(await ended(session.client, run_id))
+                screen.show_event(event, position.time if position else None)
+                if isinstance(event, RunEnded):
+                    screen.show_end(await wait_for_run_end(session.client, run_id))
     return 0
 
 
-@click.command("tools", epilog=examples("tools", "tools --check", "tools --accept"))
+@click.command("tools", epilog=format_examples("tools", "tools --check", "tools --accept"))
 @click.option("--check", is_flag=True, help="Compare the MCP servers' current tools with the accepted ones.")
 @click.option(
     "--accept",
@@ -156,17 +164,17 @@ async def trace_command(run_id: str, target: str | None, with_subtasks: bool, as
 @async_command()
 async def tools_command(check: bool, accept: str | None, as_json: bool) -> int:
     """List the project's tools: effects, approvals and timeouts."""
-    settings = load()
+    settings = load_settings()
     if check or accept is not None:
-        return await tell_servers(settings, accept, as_json=as_json)
+        return await print_servers(settings, accept, as_json=as_json)
 
-    from perdure.process.project import looked_at
+    from perdure.process.project import display_project
 
-    async with looked_at(settings) as project:
+    async with display_project(settings) as project:
         rows = [tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
     if as_json:
         click.echo(json.dumps(rows))
     else:
-        console.print(tool_table(rows))
-        tell_unseen(settings)
+        console.print(build_tool_table(rows))
+        print_unseen_servers(settings)
     return 0

@@ -12,21 +12,30 @@ from rich.markup import escape
 from rich.table import Table
 
 from contracts.duration import Duration
-from gateway.tokens import VARIABLE, Scope, Token, Tokens, Unreadable, entry_of, new_token, tokens_of
-from perdure.terminal.command import as_json_option, async_command, console, examples
-from settings import ProjectError, load
+from gateway.tokens import (
+    TOKENS_VARIABLE,
+    Scope,
+    Token,
+    TokenFileError,
+    Tokens,
+    format_token_entry,
+    new_token,
+    read_tokens,
+)
+from perdure.terminal.command import as_json_option, async_command, console, format_examples
+from settings import ProjectError, load_settings
 
 SCOPES = [scope.value for scope in Scope]
 
 
 @click.group(
-    "token", epilog=examples("token create ci --scope runs:read --expires 30d", "token list", "token revoke ci")
+    "token", epilog=format_examples("token create ci --scope runs:read --expires 30d", "token list", "token revoke ci")
 )
 def token_command() -> None:
     """Create, list and revoke bearer tokens for the gateway."""
 
 
-@token_command.command("create", epilog=examples("token create ci --scope runs:read --expires 30d"))
+@token_command.command("create", epilog=format_examples("token create ci --scope runs:read --expires 30d"))
 @click.argument("name")
 @click.option(
     "--scope", "scopes", multiple=True, required=True, type=click.Choice(SCOPES), help="A permission; repeatable."
@@ -35,7 +44,9 @@ def token_command() -> None:
 @click.option(
     "--platform", "platforms", multiple=True, help="A platform whose events it may publish, such as slack; repeatable."
 )
-@click.option("--env", "for_environment", is_flag=True, help=f"Store nothing; also print the entry for {VARIABLE}.")
+@click.option(
+    "--env", "for_environment", is_flag=True, help=f"Store nothing; also print the entry for {TOKENS_VARIABLE}."
+)
 @as_json_option
 @async_command()
 async def create_token_command(
@@ -52,34 +63,34 @@ async def create_token_command(
     Only its SHA-256 hash is stored.
     """
     if for_environment and expires:
-        raise click.UsageError(f"a token in {VARIABLE} does not expire: omit --expires")
+        raise click.UsageError(f"a token in {TOKENS_VARIABLE} does not expire: omit --expires")
     if (Scope.publish in scopes) != bool(platforms):
         raise click.UsageError(
             f"--scope {Scope.publish} and --platform require each other: name the platforms whose events it may publish"
         )
-    lifetime = _lifetime(expires)
+    lifetime = _parse_lifetime(expires)
     secret, token = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
     if not for_environment:
-        _change(lambda tokens: tokens.add(token))
+        _change_tokens(lambda tokens: tokens.add(token))
     if as_json:
-        entry = {"entry": entry_of(token)} if for_environment else {}
-        click.echo(json.dumps({"token": secret, **_row(token, "environment" if entry else "file"), **entry}))
+        entry = {"entry": format_token_entry(token)} if for_environment else {}
+        click.echo(json.dumps({"token": secret, **_token_row(token, "environment" if entry else "file"), **entry}))
         return 0
     click.echo(secret)
     if for_environment:
-        click.echo(f"{VARIABLE}={entry_of(token)}")
+        click.echo(f"{TOKENS_VARIABLE}={format_token_entry(token)}")
     return 0
 
 
-@token_command.command("list", epilog=examples("token list"))
+@token_command.command("list", epilog=format_examples("token list"))
 @as_json_option
 @async_command()
 async def list_tokens_command(as_json: bool) -> int:
     """List the tokens, without their secrets."""
-    tokens = _tokens()
+    tokens = _load_tokens()
     try:
-        rows = [_row(token, "environment" if token in tokens.fixed else "file") for token in tokens.all()]
-    except Unreadable as error:
+        rows = [_token_row(token, "environment" if token in tokens.fixed else "file") for token in tokens.read_all()]
+    except TokenFileError as error:
         raise ProjectError(str(error)) from None
     if as_json:
         for row in rows:
@@ -97,7 +108,7 @@ async def list_tokens_command(as_json: bool) -> int:
     return 0
 
 
-@token_command.command("revoke", epilog=examples("token revoke ci"))
+@token_command.command("revoke", epilog=format_examples("token revoke ci"))
 @click.argument("name")
 @async_command()
 async def revoke_token_command(name: str) -> int:
@@ -105,23 +116,23 @@ async def revoke_token_command(name: str) -> int:
 
     A running gateway rejects it from the next request on.
     """
-    _change(lambda tokens: tokens.revoke(name))
+    _change_tokens(lambda tokens: tokens.revoke(name))
     console.print("revoked")
     return 0
 
 
-def _tokens() -> Tokens:
-    return tokens_of(load().home, os.environ)
+def _load_tokens() -> Tokens:
+    return read_tokens(load_settings().home, os.environ)
 
 
-def _change(change: Callable[[Tokens], None]) -> None:
+def _change_tokens(change: Callable[[Tokens], None]) -> None:
     try:
-        change(_tokens())
-    except Unreadable as error:
+        change(_load_tokens())
+    except TokenFileError as error:
         raise ProjectError(str(error)) from None
 
 
-def _row(token: Token, source: str) -> dict[str, Any]:
+def _token_row(token: Token, source: str) -> dict[str, Any]:
     return {
         "name": token.name,
         "scopes": list(token.scopes),
@@ -133,7 +144,7 @@ def _row(token: Token, source: str) -> dict[str, Any]:
     }
 
 
-def _lifetime(expires: str | None) -> timedelta | None:
+def _parse_lifetime(expires: str | None) -> timedelta | None:
     if expires is None:
         return None
     try:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
-CONCEALED = re.compile(r"TEMPORAL_.*|PERDURE_(CODEC_KEYS|ANSWER_KEY|TOKENS)")
+CONCEALED_VARIABLES = re.compile(r"TEMPORAL_.*|PERDURE_(CODEC_KEYS|ANSWER_KEY|TOKENS)")
 
 
 @contextmanager
-def concealed(environment: MutableMapping[str, str]) -> Iterator[None]:
+def conceal_secrets(environment: MutableMapping[str, str]) -> Iterator[None]:
     """Hide the Temporal settings and the keys of answers, payloads and the gateway inside the block."""
-    hidden = {name: environment.pop(name) for name in list(environment) if CONCEALED.fullmatch(name)}
+    hidden = {name: environment.pop(name) for name in list(environment) if CONCEALED_VARIABLES.fullmatch(name)}
     try:
         yield
     finally:

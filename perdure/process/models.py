@@ -11,45 +11,45 @@ from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVerte
 
 from activities.demo.model import RehearsalTransport
 from activities.model.anthropic import MessagesModel
-from activities.model.fallback import Models, Provider
+from activities.model.fallback import FallbackModel, Provider
 from activities.model.plain_answer import bound_body
-from activities.model.rate_limit import Pace
+from activities.model.rate_limit import RateLimiter
 from decisions.model_names import DEFAULT
 from settings import ProjectError, ProviderSettings, Settings
 
-NEEDED = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
+REQUIRED_PACKAGES = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
 
-Client = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
+ModelClient = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
 
 
 @asynccontextmanager
-async def model_of(settings: Settings) -> AsyncIterator[Models]:
+async def open_models(settings: Settings) -> AsyncIterator[FallbackModel]:
     """Yield the clients of all providers. Raises ProjectError before it opens one."""
     described = settings.file.model.providers
     async with AsyncExitStack() as stack:
         providers: dict[str, Provider] = {}
-        for name, client in clients_of(settings).items():
+        for name, client in create_clients(settings).items():
             await stack.enter_async_context(client)
             provider = described.get(name, ProviderSettings())
-            providers[name] = Provider(MessagesModel(client), Pace(name, provider.requests_per_minute))
-        yield Models(providers)
+            providers[name] = Provider(MessagesModel(client), RateLimiter(name, provider.requests_per_minute))
+        yield FallbackModel(providers)
 
 
-def clients_of(settings: Settings) -> dict[str, Client]:
+def create_clients(settings: Settings) -> dict[str, ModelClient]:
     """Return a client for each provider, not yet connected. Raises ProjectError.
 
     The rehearsal model replaces the transport of the default provider's client.
     """
     settings.check_models()
-    clients: dict[str, Client] = {DEFAULT: _default(settings)}
+    clients: dict[str, ModelClient] = {DEFAULT: _default_client(settings)}
     for name, described in settings.file.model.providers.items():
         if name != DEFAULT:
-            clients[name] = _client(name, described, settings.keys.get(name))
+            clients[name] = _create_client(name, described, settings.keys.get(name))
     return clients
 
 
-def _default(settings: Settings) -> AsyncAnthropic:
-    if settings.rehearses:
+def _default_client(settings: Settings) -> AsyncAnthropic:
+    if settings.is_rehearsal:
         transport = httpx2.AsyncClient(transport=RehearsalTransport())
         return AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport)
     return _messages_client(settings.api_key, settings.base_url)
@@ -66,7 +66,7 @@ def _http_client() -> httpx2.AsyncClient:
     return DefaultAsyncHttpxClient(headers={"accept-encoding": "identity"}, event_hooks=hooks)
 
 
-def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
+def _create_client(name: str, described: ProviderSettings, key: str | None) -> ModelClient:
     if described.api_key_env and key is None:
         raise ProjectError(f"model.providers.{name}: api_key_env names {described.api_key_env}, and that is not set")
     url = described.base_url
@@ -74,13 +74,13 @@ def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
         case "messages":
             return _messages_client(key, url)
         case "bedrock":
-            _needs(name, described.kind)
+            _require_package(name, described.kind)
             return AsyncAnthropicBedrock(
                 api_key=key, aws_region=described.region, base_url=url, max_retries=0, http_client=_http_client()
             )
         case "vertex":
             if key is None:  # with a token the client fetches none
-                _needs(name, described.kind)
+                _require_package(name, described.kind)
             region, project = described.region or "", described.project or ""
             return AsyncAnthropicVertex(
                 region=region,
@@ -92,11 +92,13 @@ def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
             )
 
 
-def _needs(name: str, kind: str) -> None:
+def _require_package(name: str, kind: str) -> None:
     try:
-        spec = find_spec(NEEDED[kind])
+        spec = find_spec(REQUIRED_PACKAGES[kind])
     except ModuleNotFoundError:  # its parent package
         spec = None
     if spec is None:
         command = f'pip install "anthropic[{kind}]"'
-        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {NEEDED[kind]}: {command}')
+        raise ProjectError(
+            f'model.providers.{name}: kind = "{kind}" needs the package {REQUIRED_PACKAGES[kind]}: {command}'
+        )

@@ -17,16 +17,16 @@ from activities.tools.fetch import FetchTool
 from activities.tools.files import ListFiles, ReadFile, WriteFile
 from activities.tools.http import NO_HEADERS, HttpTool
 from activities.tools.interface import Tool
-from activities.tools.json_schema import schema_fault
-from activities.tools.python import BadTarget, PythonTool
+from activities.tools.json_schema import find_schema_error
+from activities.tools.python import BadTargetError, PythonTool
 from activities.tools.queue import QueueTool
 from activities.tools.signal import SignalTool
 from contracts.agent import ToolSchema
 from contracts.tool import Approval, QueueRoute, ToolKind, ToolRoute
-from decisions.api_tool import api_fault
+from decisions.api_tool import api_rejection
 from decisions.builtin_tools import gated_routes
 from decisions.model_names import DEFAULT
-from perdure.process.mcp_tools import Offer, offer_of
+from perdure.process.mcp_tools import ToolOffer, offer_accepted_tools
 from settings import (
     REHEARSAL,
     BuiltinToolSettings,
@@ -42,20 +42,20 @@ from settings.environment import on_object_store
 
 
 @asynccontextmanager
-async def looked_at(settings: Settings) -> AsyncIterator[Project]:
+async def display_project(settings: Settings) -> AsyncIterator[Project]:
     """Yield the project for display, without MCP servers. Raises ProjectError."""
     async with httpx.AsyncClient(trust_env=False) as client:
-        yield project_of(settings, client)
+        yield build_project(settings, client)
 
 
-def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
+def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer | None = None) -> Project:
     """Build the project; without `mcp` it is for display only. Raises ProjectError."""
-    mcp = mcp or offer_of(settings)
+    mcp = mcp or offer_accepted_tools(settings)
     tools = _native_tools(settings)
     for name, described in settings.file.tools.items():
         if not isinstance(described, McpToolSettings | BuiltinToolSettings):
-            tools[name] = _tool(name, described, settings, client)
-            _must_be_taken(tools[name], settings)
+            tools[name] = _create_tool(name, described, settings, client)
+            _check_tool(tools[name], settings)
     tools.update(mcp.tools)
     return Project(
         agents=mcp.agents,
@@ -67,21 +67,21 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         limits=settings.file.limits,
         ceiling=settings.file.limits.ceiling,
         workspaces=settings.workspaces,
-        instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
+        instructions="\n".join(_read_prompt(name) for name in ("loop", "plan", "reflect")),
         claude_priced=_claude_priced(settings),
         prices={
             REHEARSAL: FREE,
             **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
         },
-        remote=on_object_store("PERDURE_STORE", settings.store, _remote) if settings.store else None,
+        remote=on_object_store("PERDURE_STORE", settings.store, _open_remote) if settings.store else None,
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
-        outbox=_outbox(settings, client),
+        outbox=_create_outbox(settings, client),
         answer_keys=settings.answer_keys.public,
-        on_delegation=_prompt("delegate"),
-        on_journal=_prompt("journal"),
-        builtins=gated_routes(_gates(settings)),
+        on_delegation=_read_prompt("delegate"),
+        on_journal=_read_prompt("journal"),
+        builtins=gated_routes(_approval_timeouts(settings)),
     )
 
 
@@ -100,17 +100,17 @@ def _is_anthropic(url: str | None) -> bool:
     return host is not None and (host == "anthropic.com" or host.endswith(".anthropic.com"))
 
 
-def _must_be_taken(tool: Tool, settings: Settings) -> None:
+def _check_tool(tool: Tool, settings: Settings) -> None:
     """Raises ProjectError if model APIs reject the tool: each request with it would fail."""
     name, schema = tool.route.name, tool.schema
-    error = api_fault(name, schema.description, schema.input_schema)
-    if reason := error[1] if error else schema_fault(schema.input_schema):
+    error = api_rejection(name, schema.description, schema.input_schema)
+    if reason := error[1] if error else find_schema_error(schema.input_schema):
         raise ProjectError(f"{settings.at('tools', name)}: models do not accept this tool: {reason}")
 
 
 def _native_tools(settings: Settings) -> dict[str, Tool]:
     """Return the built-in tools, with the project's approvals."""
-    hosts, gates = settings.file.fetch, _gates(settings)
+    hosts, gates = settings.file.fetch, _approval_timeouts(settings)
     only = None if hosts.only_hosts is None else frozenset(hosts.only_hosts)
     tools = FetchTool(frozenset(hosts.allow_hosts), only_hosts=only), ReadFile(), WriteFile(), ListFiles()
     for tool in tools:
@@ -120,7 +120,7 @@ def _native_tools(settings: Settings) -> dict[str, Tool]:
     return {tool.route.name: tool for tool in tools}
 
 
-def _gates(settings: Settings) -> dict[str, timedelta | None]:
+def _approval_timeouts(settings: Settings) -> dict[str, timedelta | None]:
     """Return the built-in tools that need approval, with their timeouts."""
     builtins = ((name, tool) for name, tool in settings.file.tools.items() if isinstance(tool, BuiltinToolSettings))
     return {name: tool.approval_timeout for name, tool in builtins if tool.approval is Approval.always}
@@ -140,7 +140,7 @@ def unpriced_budgets(project: Project) -> list[str]:
     return lines
 
 
-def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
+def _create_outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
     out = settings.file.outbox
     outbox: Outbox = LogOutbox(settings.home)
     if out.url:
@@ -149,17 +149,17 @@ def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
     return outbox if out.channels is None else ListedOutbox(outbox, out.channels)
 
 
-def _prompt(name: str) -> str:
+def _read_prompt(name: str) -> str:
     return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
 
 
-def _remote(url: str) -> Stores:
+def _open_remote(url: str) -> Stores:
     from activities.storage.object_store import RemoteStores
 
     return RemoteStores.at(url)
 
 
-def _tool(
+def _create_tool(
     name: str,
     described: PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings,
     settings: Settings,
@@ -182,22 +182,22 @@ def _tool(
                 sys.path.append(folder)  # last, so that a user's module never shadows one of Perdure's
             try:
                 return PythonTool(route, described.target, described.description)
-            except BadTarget as error:
+            except BadTargetError as error:
                 raise ProjectError(f"{settings.at('tools', name, 'target')}: {error}") from None
         case HttpToolSettings():
-            return HttpTool(route, _schema(name, described), described.url, client, headers)
+            return HttpTool(route, _tool_schema(name, described), described.url, client, headers)
         case QueueToolSettings():
             if described.task_queue == settings.task_queue:
                 reason = f"{described.task_queue!r} is the task queue of this project's own worker: use another one"
                 raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {reason}")
             queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
-            return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
+            return QueueTool(route.model_copy(update={"queue": queue}), _tool_schema(name, described))
         case SignalToolSettings():
             posted = route.model_copy(update={"is_posted": described.url is not None})
-            return SignalTool(posted, _schema(name, described), described.url, client, headers)
+            return SignalTool(posted, _tool_schema(name, described), described.url, client, headers)
 
 
-def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
+def _tool_schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
     if not isinstance(described.input_schema, dict):
         raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
     return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)

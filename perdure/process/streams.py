@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Any, TextIO, cast
 
 from activities.tools.printing import is_in_tool
-from perdure.process.shutdown import leave, own
+from perdure.process.shutdown import exit_now, unwrap_stream
 
 MIN_OWN = 10  # the command's own descriptors begin here
 MAX_LINE = 4000  # bytes of a line that a tool prints
-LEAVES_WITHIN = 40.0  # seconds for active calls after the reader of the output has closed it
-LOOKS_EVERY = 0.1
+EXIT_TIMEOUT = 40.0  # seconds for active calls after the reader of the output has closed it
+BUSY_POLL_INTERVAL = 0.1
 NAMES = ("stdin", "stdout", "stderr")
 
 _log = logging.getLogger("perdure.tools")
@@ -36,22 +36,22 @@ class GuardedStream:
         self.tools = cast("TextIO", os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
 
     @property
-    def now(self) -> TextIO:
+    def current(self) -> TextIO:
         is_command = threading.current_thread() is threading.main_thread() and not is_in_tool()
         return self.own if is_command else self.tools
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.now, name)
+        return getattr(self.current, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.now)
+        return iter(self.current)
 
     def write(self, text: str) -> int:
         try:
-            return self.now.write(text)
+            return self.current.write(text)
         except BrokenPipeError:
             if self is sys.stdout:
-                end_unread()
+                exit_unread()
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -60,16 +60,16 @@ class GuardedStream:
 
     def flush(self) -> None:
         try:
-            self.now.flush()
+            self.current.flush()
         except BrokenPipeError:
             if self is sys.stdout:
-                end_unread()
+                exit_unread()
 
 
-_is_busy: list[Callable[[], bool]] = []  # set by this process's worker
+_busy_checks: list[Callable[[], bool]] = []  # set by this process's worker
 
 
-def open_closed() -> None:
+def open_null_streams() -> None:
     """Open the null device for standard streams that the caller closed: another file would get their number."""
     for number, name in enumerate(NAMES):
         try:
@@ -93,12 +93,12 @@ def guard_streams() -> None:
 
 def detach_tools() -> None:
     """Move the command's streams away from the descriptors that programs inherit, once in a process."""
-    if not isinstance(sys.stdout, GuardedStream) or own(sys.stdout).fileno() >= MIN_OWN:
+    if not isinstance(sys.stdout, GuardedStream) or unwrap_stream(sys.stdout).fileno() >= MIN_OWN:
         return
     read, write = os.pipe()
     null = os.open(os.devnull, os.O_RDONLY)
     for number, name in enumerate(NAMES):
-        _move(number, getattr(sys, name))
+        _move_stream(number, getattr(sys, name))
         os.dup2(null if name == "stdin" else write, number)
     os.close(null)
     os.close(write)
@@ -108,7 +108,7 @@ def detach_tools() -> None:
     threading.Thread(target=_log_lines, args=(read,), daemon=True).start()
 
 
-def _move(number: int, stream: GuardedStream | None) -> None:
+def _move_stream(number: int, stream: GuardedStream | None) -> None:
     if stream is None:
         return
     old, mode = stream.own, "r" if number == 0 else "w"
@@ -125,7 +125,7 @@ def _measure_terminal() -> None:
     """Let Rich measure the terminal on the moved descriptors instead of 0 to 2."""
     if rich := sys.modules.get("rich.console"):
         streams = (sys.stdin, sys.stdout, sys.stderr)
-        vars(rich)["_STD_STREAMS"] = tuple(own(stream).fileno() for stream in streams if stream is not None)
+        vars(rich)["_STD_STREAMS"] = tuple(unwrap_stream(stream).fileno() for stream in streams if stream is not None)
 
 
 def _log_lines(read: int) -> None:
@@ -136,41 +136,41 @@ def _log_lines(read: int) -> None:
                 _log.info("%s", text)
 
 
-def count_as_busy(is_busy: Callable[[], bool]) -> None:
+def set_busy_check(is_busy: Callable[[], bool]) -> None:
     """Set the check for active calls, which the process completes before it exits."""
-    _is_busy[:] = [is_busy]
+    _busy_checks[:] = [is_busy]
 
 
 def watch_reader() -> None:
     """Exit when the reader of the output closes it, even if there is no output."""
     with suppress(OSError, ValueError, AttributeError):
-        place = fcntl.fcntl(own(sys.stdout).fileno(), fcntl.F_DUPFD_CLOEXEC, MIN_OWN)  # the stream may move
+        place = fcntl.fcntl(unwrap_stream(sys.stdout).fileno(), fcntl.F_DUPFD_CLOEXEC, MIN_OWN)  # the stream may move
         kind = os.fstat(place).st_mode
         if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
-            threading.Thread(target=_await_end, args=(place,), daemon=True).start()
+            threading.Thread(target=_wait_for_hangup, args=(place,), daemon=True).start()
 
 
-def _await_end(place: int) -> None:
+def _wait_for_hangup(place: int) -> None:
     poll = select.poll()
     poll.register(place, 0)  # errors are always reported
     while not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll()):
         pass
-    _leave_when_idle()
+    _exit_when_idle()
 
 
-def end_unread() -> None:
+def exit_unread() -> None:
     """Exit because the output has no reader: at once, or after the active calls.
 
     Raises BrokenPipeError, so that no new call starts.
     """
-    if not any(is_busy() for is_busy in _is_busy):
-        leave(0)
-    threading.Thread(target=_leave_when_idle, daemon=True).start()
+    if not any(is_busy() for is_busy in _busy_checks):
+        exit_now(0)
+    threading.Thread(target=_exit_when_idle, daemon=True).start()
     raise BrokenPipeError
 
 
-def _leave_when_idle() -> None:
-    deadline = time.monotonic() + LEAVES_WITHIN
-    while any(is_busy() for is_busy in _is_busy) and time.monotonic() < deadline:
-        time.sleep(LOOKS_EVERY)
-    leave(0)
+def _exit_when_idle() -> None:
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    while any(is_busy() for is_busy in _busy_checks) and time.monotonic() < deadline:
+        time.sleep(BUSY_POLL_INTERVAL)
+    exit_now(0)

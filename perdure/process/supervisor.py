@@ -38,10 +38,10 @@ class Supervisor:
     def run(self) -> None:
         """Run the server until it has no users, is stopped, or crashes at its start; restart it after other crashes."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: _in_background(self.end))
-        _in_background(self.end_without_users)
+            signal.signal(number, lambda *_: _in_background(self.stop_server))
+        _in_background(self.stop_without_users)
         code, lived = -1, CRASH_LOOP
-        while code != 0 and lived >= CRASH_LOOP and (server := self.started()):
+        while code != 0 and lived >= CRASH_LOOP and (server := self.start_server()):
             since = time.monotonic()
             code = server.wait()
             lived = time.monotonic() - since
@@ -49,7 +49,7 @@ class Supervisor:
         for port in self.reserved:  # before the locks, so that the next server finds its ports free
             os.close(port)
 
-    def started(self) -> subprocess.Popen[bytes] | None:
+    def start_server(self) -> subprocess.Popen[bytes] | None:
         with self.turn:
             if self.ending:
                 return None
@@ -63,12 +63,12 @@ class Supervisor:
         write_json(Path("server.json"), about)
         return self.server
 
-    def end_without_users(self) -> None:
+    def stop_without_users(self) -> None:
         users = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(users, fcntl.LOCK_EX)  # held until this process exits, which a new user waits for
-        self.end()
+        self.stop_server()
 
-    def end(self) -> None:
+    def stop_server(self) -> None:
         with self.turn:
             self.ending = True
         if self.server is None:

@@ -7,7 +7,7 @@ SIZES = ("COLUMNS", "LINES")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\]")
 
 
-def normalize(env: MutableMapping[str, str]) -> None:
+def normalize_environment(env: MutableMapping[str, str]) -> None:
     """Remove brackets, as in [::1], from NO_PROXY, and drop terminal sizes that are not numbers."""
     for name in ("NO_PROXY", "no_proxy"):
         if name in env:

@@ -20,15 +20,15 @@ from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from workflows.agent_run.agent_run import AgentRun
 from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
-from workflows.encryption import Confidential
+from workflows.encryption import ConfidentialInterceptor
 from workflows.followup.followup import FollowUp
 from workflows.followup.topic import EventTopic
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
-from workflows.unknown import Unknown
+from workflows.unknown import UnknownWorkflow
 
-RECOVERY = timedelta(seconds=1)  # another worker takes over a killed worker's runs after this
+STICKY_TIMEOUT = timedelta(seconds=1)  # another worker takes over a killed worker's runs after this
 
 WORKFLOWS: tuple[type, ...] = (
     AgentRun,
@@ -38,12 +38,12 @@ WORKFLOWS: tuple[type, ...] = (
     EventTopic,
     Mailbox,
     Reconcile,
-    Unknown,
+    UnknownWorkflow,
 )
 
 
 @asynccontextmanager
-async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
+async def run_query_worker(client: Client, task_queue: str) -> AsyncIterator[None]:
     """Run a worker inside the block that handles queries and updates, but calls no model or tool."""
     async with Worker(
         client,
@@ -52,8 +52,8 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         workflow_runner=workflow_runner(client.data_converter),
         activities=[_elsewhere],
         no_remote_activities=True,
-        interceptors=of_runs(client),
-        sticky_queue_schedule_to_start_timeout=RECOVERY,
+        interceptors=workflow_interceptors(client),
+        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         build_id=build_id(),
     ):
         yield
@@ -67,16 +67,16 @@ def build_id() -> str:
     """
     code = blake2b(digest_size=4)
     for package in ("contracts", "decisions", "workflows"):
-        for module in _modules(files(package)):
+        for module in _iterate_modules(files(package)):
             code.update(module.read_bytes())
     return code.hexdigest()
 
 
-def _modules(package: Traversable) -> Iterator[Traversable]:
+def _iterate_modules(package: Traversable) -> Iterator[Traversable]:
     """Yield the modules of a package and its subpackages, sorted by name."""
     for entry in sorted(package.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
-            yield from _modules(entry)
+            yield from _iterate_modules(entry)
         elif entry.name.endswith(".py"):
             yield entry
 
@@ -87,9 +87,9 @@ async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
     raise ApplicationError("this process only answers; a worker does it", category=ApplicationErrorCategory.BENIGN)
 
 
-def of_runs(client: Client) -> list[Interceptor]:
-    """Return the workflow interceptors: `Confidential` if payloads are encrypted."""
-    return [Confidential()] if client.data_converter.payload_codec else []
+def workflow_interceptors(client: Client) -> list[Interceptor]:
+    """Return the workflow interceptors: `ConfidentialInterceptor` if payloads are encrypted."""
+    return [ConfidentialInterceptor()] if client.data_converter.payload_codec else []
 
 
 def workflow_runner(converter: DataConverter) -> Sandbox:

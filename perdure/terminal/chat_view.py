@@ -10,60 +10,68 @@ from rich.text import Text
 
 from activities.run.outcome import RunEnd
 from contracts.run.signals import HumanInput
-from decisions.run.calls import text_of
+from decisions.run.calls import join_text_blocks
 from decisions.text.visible_text import render_visible
-from perdure.client.run_events import Failed, Happening, Held, Live, Retrying, Started, Thought
+from perdure.client.run_events import (
+    ActivityFailed,
+    ActivityRetrying,
+    ModelReplied,
+    PartialText,
+    RateLimitWait,
+    RunEvent,
+    RunStarted,
+)
 from perdure.terminal.report import status_colour
-from perdure.terminal.run_view import Screen
+from perdure.terminal.run_view import RunScreen
 
 
-class Page:
+class ChatView:
     """A printer of turns. It redraws nothing, so that the text a person is typing stays intact."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._screen = Screen(console)
+        self._screen = RunScreen(console)
         self._written = ""  # the printed part of the answer in progress
-        self._lines = Wrapping(console.width)
+        self._lines = WordWrapper(console.width)
         self._said = ""  # the last complete answer
 
-    def show(self, event: Happening, time: datetime | None) -> None:
+    def show_event(self, event: RunEvent, time: datetime | None) -> None:
         match event:
-            case Started():
-                self._screen.hears(event, time)
-            case Live(text) if not isinstance(event, Held):
+            case RunStarted():
+                self._screen.apply_event(event, time)
+            case PartialText(text) if not isinstance(event, RateLimitWait):
                 if self._screen.is_live and self._screen.progress.is_thinking:  # other outputs take whole lines
-                    self._write(_rest(self._written, text))
-            case Thought(reply=reply):
-                self._screen.hears(event, time)
-                self._said = text_of(reply.content)
+                    self._write_text(_new_text(self._written, text))
+            case ModelReplied(reply=reply):
+                self._screen.apply_event(event, time)
+                self._said = join_text_blocks(reply.content)
                 is_known = self._said.startswith(self._written.rstrip())
-                self._write(self._said[len(self._written) :] if is_known else f"\n{self._said}")
-                self._close()
-                self._screen.tell_fallbacks(reply)
-            case Retrying() | Failed():
-                self._close()
-                self._screen.show(event, time)
+                self._write_text(self._said[len(self._written) :] if is_known else f"\n{self._said}")
+                self._end_line()
+                self._screen.print_fallbacks(reply)
+            case ActivityRetrying() | ActivityFailed():
+                self._end_line()
+                self._screen.show_event(event, time)
             case _:
-                self._screen.show(event, time)
+                self._screen.show_event(event, time)
 
-    def says(self, answer: HumanInput) -> HumanInput:
+    def note_answer(self, answer: HumanInput) -> HumanInput:
         """Note an answer that was typed at this terminal."""
-        return self._screen.says(answer)
+        return self._screen.note_answer(answer)
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         self._written += text
         text = render_visible(text)
-        self._console.print(Text(self._lines.add(text) if self._screen.is_live else text), end="", soft_wrap=True)
+        self._console.print(Text(self._lines.add_text(text) if self._screen.is_live else text), end="", soft_wrap=True)
 
-    def _close(self) -> None:
+    def _end_line(self) -> None:
         """End the line in progress, if any."""
         if self._written:
-            self._console.print(Text(self._lines.end()), soft_wrap=True)
-        self._written, self._lines = "", Wrapping(self._console.width)
+            self._console.print(Text(self._lines.take_rest()), soft_wrap=True)
+        self._written, self._lines = "", WordWrapper(self._console.width)
 
-    def end(self, end: RunEnd) -> None:
-        self._close()
+    def show_end(self, end: RunEnd) -> None:
+        self._end_line()
         if end.event and end.event["type"] == "agent.completed":
             outcome = end.event["payload"]["outcome"]
             if outcome != self._said:
@@ -75,10 +83,10 @@ class Page:
             reason = f": {payload['reason']}: {render_visible(payload['detail'])}" if payload["detail"] else ""
             colour = status_colour(end.status)
             self._console.print(f"[{colour}]■ {end.status}[/]{escape(reason)}")
-        self._screen = Screen(self._console)  # each turn is a separate run
+        self._screen = RunScreen(self._console)  # each turn is a separate run
 
 
-def _rest(written: str, text: str) -> str:
+def _new_text(written: str, text: str) -> str:
     """Return the new part of a text. A long text arrives without its beginning."""
     if text.startswith(written):
         return text[len(written) :]
@@ -90,7 +98,7 @@ def _rest(written: str, text: str) -> str:
 _TOKENS = re.compile(r"\s+|[⺀-￿]|[^\s⺀-￿]+")  # a word; each East Asian character is one
 
 
-class Wrapping:
+class WordWrapper:
     """Word wrap for streamed text. A word is held back until it is complete; the terminal wraps a word that is longer
     than a line.
     """
@@ -100,20 +108,20 @@ class Wrapping:
         self._column = 0
         self._held = ""
 
-    def add(self, text: str) -> str:
+    def add_text(self, text: str) -> str:
         """Add text, and return the part that can be printed."""
         tokens = _TOKENS.findall(self._held + text)
         self._held = tokens.pop() if tokens else ""
-        return "".join(self._placed(token) for token in tokens)
+        return "".join(self._place_word(token) for token in tokens)
 
-    def end(self) -> str:
+    def take_rest(self) -> str:
         """Return the text that is held back."""
         held, self._held = self._held, ""
-        return self._placed(held)
+        return self._place_word(held)
 
-    def _placed(self, token: str) -> str:
+    def _place_word(self, token: str) -> str:
         if token.isspace():
-            return self._gap(token)
+            return self._place_space(token)
         cells = cell_len(token)
         if self._column == 0 or self._column + cells <= self._width:
             self._column = (self._column + cells) % self._width if cells > self._width else self._column + cells
@@ -121,7 +129,7 @@ class Wrapping:
         self._column = cells % self._width if cells > self._width else cells
         return f"\n{token}"
 
-    def _gap(self, space: str) -> str:
+    def _place_space(self, space: str) -> str:
         """Return white space without the spaces at the end of a line."""
         lines, _, last = space.expandtabs(4).rpartition("\n")
         broken = "\n" * (lines.count("\n") + 1) if "\n" in space else ""

@@ -14,30 +14,30 @@ import click
 from pydantic import TypeAdapter, ValidationError
 from temporalio.service import RPCError
 
-from activities.security.secrets import secrets_of
+from activities.security.secrets import collect_secrets
 from contracts.duration import Duration
 from contracts.models import is_utf8
 from contracts.sender import CLI
-from decisions.errors import fault_line
-from decisions.text.formatting import cut
-from devserver import ServerDidNotStart
-from perdure.client.door import speak_as
-from perdure.client.errors import NoSuchRun, NotReachable, Refused
-from perdure.codec import UnknownKey
-from perdure.process.shutdown import leave
-from perdure.terminal.completion import run_ids
+from decisions.errors import format_validation_error
+from decisions.text.formatting import truncate
+from devserver import ServerStartError
+from perdure.client.door import set_sender
+from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.codec import UnknownKeyError
+from perdure.process.shutdown import exit_now
+from perdure.terminal.completion import complete_runs
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.follow import DETACHED
-from settings import ProjectError, current_folder, load
-from telemetry import NoMetrics, quiet_core
+from settings import ProjectError, current_folder, load_settings
+from telemetry import MetricsUnavailableError, quiet_core
 
 _P = ParamSpec("_P")
 _G = TypeVar("_G", bound=str | tuple[str, ...] | None)
-MOST_NAME_BYTES = 1000  # the server's limit for a workflow id
+MAX_RUN_ARGUMENT_BYTES = 1000  # the server's limit for a workflow id
 console = SafeConsole(highlight=False, emoji=False)
 
 
-def utf8(ctx: click.Context, param: click.Parameter, value: _G) -> _G:  # noqa: ARG001 - click's signature
+def require_utf8(ctx: click.Context, param: click.Parameter, value: _G) -> _G:  # noqa: ARG001 - click's signature
     """Reject values that cannot be sent to the server: a shell passes on any bytes."""
     texts = value if isinstance(value, tuple) else (value,)
     if not all(is_utf8(text) for text in texts if text is not None):
@@ -45,24 +45,24 @@ def utf8(ctx: click.Context, param: click.Parameter, value: _G) -> _G:  # noqa: 
     return value
 
 
-def name_on_server(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def check_server_id(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Check an id that the server may have made: it can be longer than one that a person may choose."""
-    value = utf8(ctx, param, value)
-    if not value.strip() or len(value.encode()) > MOST_NAME_BYTES:
-        raise click.BadParameter(f"the length must be 1 to {MOST_NAME_BYTES:,} bytes")
+    value = require_utf8(ctx, param, value)
+    if not value.strip() or len(value.encode()) > MAX_RUN_ARGUMENT_BYTES:
+        raise click.BadParameter(f"the length must be 1 to {MAX_RUN_ARGUMENT_BYTES:,} bytes")
     return value
 
 
-run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids, callback=name_on_server)
+run_argument = click.argument("run_id", metavar="RUN", shell_complete=complete_runs, callback=check_server_id)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def examples(*commands: str) -> str:
+def format_examples(*commands: str) -> str:
     """Return the last paragraph of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  perdure {command}" for command in commands)
 
 
-def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
+def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
     """Run a command, print an expected error as one line, and exit.
 
     A command that stays serves metrics.
@@ -71,25 +71,33 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
         console.width = 120  # the width of a pipe is unknown; do not wrap at 80
     logging.getLogger().addHandler(logging.NullHandler())  # commands that run workers log to their own file
     try:
-        if project := _project_above(current_folder()):
-            complain(f"no perdure.toml in this folder, but one in {project}: run the command there")
-        quiet_core(load().metrics if stays else None)
-        speak_as(CLI)
+        if project := _find_parent_project(current_folder()):
+            print_error(f"no perdure.toml in this folder, but one in {project}: run the command there")
+        quiet_core(load_settings().metrics if stays else None)
+        set_sender(CLI)
         code = asyncio.run(command())
-    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey, NoMetrics) as error:
-        complain(str(error))
+    except (
+        RunNotFoundError,
+        RejectedError,
+        TemporalUnavailableError,
+        ProjectError,
+        ServerStartError,
+        UnknownKeyError,
+        MetricsUnavailableError,
+    ) as error:
+        print_error(str(error))
         code = 1
     except RPCError as error:
-        complain(f"Temporal rejected the request: {cut(error.message, 300)}")
+        print_error(f"Temporal rejected the request: {truncate(error.message, 300)}")
         code = 1
     except BrokenPipeError:  # the reader closed the pipe
         code = 0
     except OSError as error:
-        complain(str(error))
+        print_error(str(error))
         code = 1
     except KeyboardInterrupt:
         code = DETACHED
-    leave(code)
+    exit_now(code)
 
 
 def async_command(*, stays: bool = False) -> Callable[[Callable[_P, Coroutine[Any, Any, int]]], Callable[_P, NoReturn]]:
@@ -98,28 +106,28 @@ def async_command(*, stays: bool = False) -> Callable[[Callable[_P, Coroutine[An
     def decorate(command: Callable[_P, Coroutine[Any, Any, int]]) -> Callable[_P, NoReturn]:
         @wraps(command)
         def callback(*args: _P.args, **kwargs: _P.kwargs) -> NoReturn:
-            go(lambda: command(*args, **kwargs), stays=stays)
+            run_async(lambda: command(*args, **kwargs), stays=stays)
 
         return callback
 
     return decorate
 
 
-def _project_above(folder: Path) -> Path | None:
+def _find_parent_project(folder: Path) -> Path | None:
     """Return the nearest parent folder with a project, if `folder` has none and none is configured."""
     if os.environ.get("PERDURE_CONFIG") or os.environ.get("PERDURE_HOME") or (folder / "perdure.toml").exists():
         return None
     return next((parent for parent in folder.parents if (parent / "perdure.toml").is_file()), None)
 
 
-def wrong_usage(error: ValidationError) -> click.UsageError:
+def to_usage_error(error: ValidationError) -> click.UsageError:
     """Convert a contract's validation error, with the name of the field."""
-    return click.UsageError(fault_line(error, without="payload"))
+    return click.UsageError(format_validation_error(error, without="payload"))
 
 
-def complain(line: str) -> None:
+def print_error(line: str) -> None:
     """Print an error, with the secrets of the environment redacted: people paste errors into tickets."""
-    print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
+    print(collect_secrets(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
 
 
 class DurationType(click.ParamType[timedelta]):

@@ -18,7 +18,7 @@ _SEPARATORS = dict.fromkeys((0x2028, 0x2029), 0x20)
 _LEFT_TO_RICH = re.compile(r"([\x07-\x0d]+)")
 
 
-def harmless(text: str) -> str:
+def neutralize_controls(text: str) -> str:
     """Replace each character that a terminal acts upon, so that the text keeps its length and its styles.
 
     A second line of defence after `render_visible`, which writes code points.
@@ -31,22 +31,22 @@ class SafeConsole(Console):
     """A console that prints only `harmless` text, from any renderable."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(harmless(text), **options)
+        return super().render_str(neutralize_controls(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        if isinstance(renderable, Text) and (plain := harmless(renderable.plain)) != renderable.plain:
+        if isinstance(renderable, Text) and (plain := neutralize_controls(renderable.plain)) != renderable.plain:
             renderable = renderable.copy()
             renderable.plain = plain
         return super().render(renderable, options)
 
 
-def is_plain(console: Console) -> bool:
+def is_plain_output(console: Console) -> bool:
     """Return whether output is not an interactive terminal: long lines stay whole, and nothing is redrawn."""
     return not console.is_terminal or console.is_dumb_terminal or not console.file.isatty()
 
 
-def fitted(text: str, cells: int) -> str:
+def fit_line(text: str, cells: int) -> str:
     """Return the text as one line of at most `cells` columns; wide characters take two."""
-    line = Text(harmless(" ".join(text.split())))
+    line = Text(neutralize_controls(" ".join(text.split())))
     line.truncate(max(cells, 1), overflow="ellipsis")
     return line.plain

@@ -18,43 +18,43 @@ from contracts.run.loop_detection import Rung
 from contracts.run.turn import ModelTurn
 from contracts.sender import SentBy
 from contracts.tool import ToolOutcome
-from decisions.run.calls import text_of
+from decisions.run.calls import join_text_blocks
 from decisions.sender import format_sent_by
-from decisions.text.formatting import call_line, cut
+from decisions.text.formatting import call_line, truncate
 from perdure.client.run_events import (
-    Answered,
-    Called,
-    Calling,
-    Crowded,
-    Delegated,
-    Delegating,
-    Failed,
-    Happening,
-    Held,
-    Live,
-    Noticed,
-    Over,
-    Resumed,
-    Retrying,
-    Rotated,
-    Shortened,
-    Signalled,
-    Started,
-    Thinking,
-    Thought,
-    Waiting,
+    ActivityFailed,
+    ActivityRetrying,
+    AnswerReceived,
+    ContextCompacted,
+    ContextFilled,
+    ContinuedAsNew,
+    DelegationFinished,
+    DelegationStarted,
+    ModelCallStarted,
+    ModelReplied,
+    NoticeAdded,
+    PartialText,
+    RateLimitWait,
+    RunEnded,
+    RunEvent,
+    RunStarted,
+    SignalReceived,
+    ToolCallFinished,
+    ToolCallStarted,
+    WaitEnded,
+    WaitStarted,
 )
-from perdure.terminal.console import fitted
-from perdure.terminal.progress import cost_told, counted, joined, seconds_told, tokens_told
+from perdure.terminal.console import fit_line
+from perdure.terminal.progress import format_cost, format_count, format_seconds, format_tokens, join_facts
 from perdure.terminal.report import status_colour
 
-RUNGS = {
+RUNG_TEXTS = {
     Rung.nudge: "the model is asked to try something else",
     Rung.directive: "the model must do something else, with a forced tool",
     Rung.ask: "a person is asked",
 }
-TRIED = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
-WITHOUT_A_SCREEN = 200  # characters of a preview
+RETRIED_NAMES = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
+PLAIN_PREVIEW_LENGTH = 200  # characters of a preview
 
 
 @dataclass(frozen=True)
@@ -75,55 +75,58 @@ class Block:
     style: str = ""
 
 
-Told = Iterator[Line | Block]
+EventLines = Iterator[Line | Block]
 
 
-def told(event: Happening, width: int | None) -> Told:
+def format_event(event: RunEvent, width: int | None) -> EventLines:
     match event:
-        case Started(goal) if goal:
-            yield Line("[bold]goal[/]  ", cut(goal, 1000))
-        case Thought():
-            yield from _thought(event, width)
-        case Answered(answer):
+        case RunStarted(goal) if goal:
+            yield Line("[bold]goal[/]  ", truncate(goal, 1000))
+        case ModelReplied():
+            yield from _format_reply(event, width)
+        case AnswerReceived(answer):
             text = ": ".join(filter(None, (answer.decision, answer.text)))
             sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
-            yield Line(f"  [yellow]←[/] {escape(cut(sender, 60))}  ", cut(text, 300))
-        case Crowded(full):
+            yield Line(f"  [yellow]←[/] {escape(truncate(sender, 60))}  ", truncate(text, 300))
+        case ContextFilled(full):
             yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
-        case Shortened(summary):
-            yield Line(f"  [yellow]![/] {_shortened(summary)}")
-        case Noticed(notice):
-            if line := _noticed(notice):
+        case ContextCompacted(summary):
+            yield Line(f"  [yellow]![/] {_format_compaction(summary)}")
+        case NoticeAdded(notice):
+            if line := _format_notice(notice):
                 yield Line(f"  {line}")
-        case Signalled(signal):
-            yield Line(f"  [dim]signal {escape(cut(signal, 100))}[/]")
-        case Rotated():
+        case SignalReceived(signal):
+            yield Line(f"  [dim]signal {escape(truncate(signal, 100))}[/]")
+        case ContinuedAsNew():
             yield Line("  [dim]the history was long: continued as new[/]")
-        case Called():
-            yield from _called(event, width)
-        case Delegating(request):
-            yield from _delegating(request)
-        case Delegated(state):
-            yield from _delegated(state, width)
-        case Failed(activity, reason):
-            yield Line(f"  [red]✗[/] {escape(cut(activity, 100))}  ", cut(reason, 300))
-        case Retrying(activity, attempt, reason):
-            yield Line(f"  [yellow]↻[/] {escape(TRIED.get(activity, activity))}, attempt {attempt}: ", cut(reason, 300))
-        case Waiting(waiting_for=about):
-            yield Line("  [yellow]…[/] waiting for ", cut(about, 300))
-        case Held(reason):
-            yield Line("  [yellow]‖[/] ", cut(reason, 300))
-        case Started() | Thinking() | Calling() | Live() | Resumed() | Over():
+        case ToolCallFinished():
+            yield from _format_call(event, width)
+        case DelegationStarted(request):
+            yield from _format_subtasks(request)
+        case DelegationFinished(state):
+            yield from _format_delegation(state, width)
+        case ActivityFailed(activity, reason):
+            yield Line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
+        case ActivityRetrying(activity, attempt, reason):
+            yield Line(
+                f"  [yellow]↻[/] {escape(RETRIED_NAMES.get(activity, activity))}, attempt {attempt}: ",
+                truncate(reason, 300),
+            )
+        case WaitStarted(waiting_for=about):
+            yield Line("  [yellow]…[/] waiting for ", truncate(about, 300))
+        case RateLimitWait(reason):
+            yield Line("  [yellow]‖[/] ", truncate(reason, 300))
+        case RunStarted() | ModelCallStarted() | ToolCallStarted() | PartialText() | WaitEnded() | RunEnded():
             return  # the live area shows it
 
 
-def fallbacks(reply: ModelTurn) -> Told:
+def format_fallbacks(reply: ModelTurn) -> EventLines:
     """Yield a line for each model that was skipped, with the reason."""
     for skipped in reply.passed_over:
-        yield Line(f"  [yellow]↪[/] in place of {escape(cut(skipped.model, 60))}: ", cut(skipped.why, 300))
+        yield Line(f"  [yellow]↪[/] in place of {escape(truncate(skipped.model, 60))}: ", truncate(skipped.why, 300))
 
 
-def ended(end: RunEnd, facts: str, shown: str, width: int | None) -> Told:
+def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventLines:
     """Yield how a run ended, with its figures. `shown` is the model's last text, which is on the screen already."""
     colour = status_colour(end.status)
     yield Line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
@@ -140,67 +143,66 @@ def ended(end: RunEnd, facts: str, shown: str, width: int | None) -> Told:
         yield Block(end.handoff, style="dim")
 
 
-def _thought(thought: Thought, width: int | None) -> Told:
-    reply, text = thought.reply, text_of(thought.reply.content)
-    facts = joined(
+def _format_reply(thought: ModelReplied, width: int | None) -> EventLines:
+    reply, text = thought.reply, join_text_blocks(thought.reply.content)
+    facts = join_facts(
         f"turn {thought.turn}",
-        tokens_told(reply.usage),
-        cost_told(reply.cost_usd or 0.0),
-        seconds_told(reply.duration_ms / 1000),
-        cut(reply.model, 60),
+        format_tokens(reply.usage),
+        format_cost(reply.cost_usd or 0.0),
+        format_seconds(reply.duration_ms / 1000),
+        truncate(reply.model, 60),
     )
     in_line = f": {' '.join(text.split())}" if width is None and text else ""
     yield Line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
-    yield from fallbacks(reply)
+    yield from format_fallbacks(reply)
     if text and width is not None:
         yield Block(text)
 
 
-def _called(called: Called, width: int | None) -> Told:
+def _format_call(called: ToolCallFinished, width: int | None) -> EventLines:
     call, outcome = called.call, called.outcome
     again = f" · attempt {call.attempt}" if call.attempt > 1 else ""
     lost = " · after its worker was lost" if outcome.interrupted else ""
-    facts = f"step {call.step} · {seconds_told(outcome.duration_ms / 1000)}{again}{lost}"
-    mark, line = _mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
+    facts = f"step {call.step} · {format_seconds(outcome.duration_ms / 1000)}{again}{lost}"
+    mark, line = _result_mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
     if width is None:
-        yield Line(f"  {mark} {escape(line)}  {facts}: ", _brought(outcome, WITHOUT_A_SCREEN))
+        yield Line(f"  {mark} {escape(line)}  {facts}: ", _format_outcome(outcome, PLAIN_PREVIEW_LENGTH))
         return
-    yield Line(f"  {mark} {escape(fitted(line, max(width - len(facts) - 7, 20)))}  [dim]{facts}[/]")
-    if preview := _brought(outcome, width - 5):
+    yield Line(f"  {mark} {escape(fit_line(line, max(width - len(facts) - 7, 20)))}  [dim]{facts}[/]")
+    if preview := _format_outcome(outcome, width - 5):
         yield Block(preview, 4, "dim")
 
 
-def _delegating(request: DelegationRequest) -> Told:
-    yield Line(f"  [cyan]⇉[/] delegates {counted(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]")
+def _format_subtasks(request: DelegationRequest) -> EventLines:
+    yield Line(f"  [cyan]⇉[/] delegates {format_count(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]")
     for subtask in request.subtasks:
         after = f", after {', '.join(subtask.depends_on)}" if subtask.depends_on else ""
         yield Line("    ", f"{subtask.id} · {subtask.agent}{after}", "dim")
 
 
-def _delegated(state: DelegationState, width: int | None) -> Told:
-    yield Line(f"  {_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
-    room = WITHOUT_A_SCREEN if width is None else width - 5
+def _format_delegation(state: DelegationState, width: int | None) -> EventLines:
+    yield Line(f"  {_result_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
+    room = PLAIN_PREVIEW_LENGTH if width is None else width - 5
     for subtask in state.subtasks:
-        yield Line("    ", fitted(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
+        yield Line("    ", fit_line(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
 
 
-def _mark(*, is_good: bool) -> str:
+def _result_mark(*, is_good: bool) -> str:
     return "[green]✓[/]" if is_good else "[red]✗[/]"
 
 
-def _noticed(notice: dict[str, Any]) -> str:
+def _format_notice(notice: dict[str, Any]) -> str:
     """Format a notice. A full context has none: the compaction has its own line."""
     if notice["event"] == "refused":
         step = f"  [dim]step {notice['step']}[/]" if notice["step"] else ""
-        return (
-            f"[red]✗[/] {escape(cut(notice['call'], 100))}{step}  {notice['kind']}: {escape(cut(notice['error'], 300))}"
-        )
+        error = escape(truncate(notice["error"], 300))
+        return f"[red]✗[/] {escape(truncate(notice['call'], 100))}{step}  {notice['kind']}: {error}"
     if notice.get("ladder") == "thrash":
-        return f"[yellow]![/] loop detected: {RUNGS[notice['stage']]}"
+        return f"[yellow]![/] loop detected: {RUNG_TEXTS[notice['stage']]}"
     return "" if "ladder" in notice else "[yellow]![/] the time limit is reached: one last turn"
 
 
-def _shortened(summary: Summary) -> str:
+def _format_compaction(summary: Summary) -> str:
     if not summary.tail:
         return "there was nothing to summarise"
     messages = f"{summary.before_messages} → {summary.after_messages} messages"
@@ -209,15 +211,15 @@ def _shortened(summary: Summary) -> str:
     return escape(f"{messages}, {tokens}: {method}")
 
 
-def _brought(outcome: ToolOutcome, width: int) -> str:
+def _format_outcome(outcome: ToolOutcome, width: int) -> str:
     """Format a call's result as a line of `width` columns; an error may be longer."""
     if outcome.error:
-        return f"{outcome.error.kind}: {cut(outcome.error.message, 300)}"
+        return f"{outcome.error.kind}: {truncate(outcome.error.message, 300)}"
     if isinstance(outcome.result, dict) and "artifact_path" in outcome.result:
-        return fitted(f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}", width)
+        return fit_line(f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}", width)
     text = outcome.result if isinstance(outcome.result, str) else json.dumps(outcome.result, ensure_ascii=False)
-    line = fitted(text, width)
+    line = fit_line(text, width)
     if not line.endswith("…"):
         return line
     size = f"  ({len(text):,} characters)"
-    return fitted(text, max(width - len(size), 10)) + size
+    return fit_line(text, max(width - len(size), 10)) + size

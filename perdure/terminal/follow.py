@@ -19,64 +19,64 @@ from contracts.run.journal import Journal
 from contracts.run.state import QuestionView, RunStatus
 from decisions import ids
 from decisions.run.resume import RESUMABLE
-from perdure.client.errors import NoSuchRun, Refused
-from perdure.client.run_events import Over, Resumed, Waiting, happening_json
-from perdure.client.runs import answer, ended, state
+from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.run_events import RunEnded, WaitEnded, WaitStarted, event_to_json
+from perdure.client.runs import query_run_state, submit_answer, wait_for_run_end
 from perdure.client.watch import Watch
-from perdure.process.shutdown import leave
+from perdure.process.shutdown import exit_now
 from perdure.process.streams import watch_reader
 from perdure.session import Session
-from perdure.terminal.report import near, ways_to_answer
-from perdure.terminal.run_view import Screen
+from perdure.terminal.report import answer_commands, format_path
+from perdure.terminal.run_view import RunScreen
 
 _EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
-NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable, NO_RUN)
+NOT_STARTED = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable, NO_RUN)
 DETACHED = 130
-LEARNS_EVERY = 1.0  # seconds
+STATE_POLL_SECONDS = 1.0  # seconds
 
 
-async def follow(session: Session, run_id: str, console: Console) -> int:
+async def follow_to_end(session: Session, run_id: str, console: Console) -> int:
     """Show a run to its end, and return the exit code for its end."""
-    screen = Screen(console)
+    screen = RunScreen(console)
     console.print(f"[bold]run[/]   {escape(run_id)}")
-    if page := session.page_of(run_id):
+    if page := session.web_ui_page(run_id):
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
-    if lack := await session.no_worker():
+    if lack := await session.missing_worker_message():
         console.print(f"[yellow]{lack}[/]")
-    if await _left(session, _show(session, run_id, screen), run_id):
+    if await _run_until_left(session, _show_run(session, run_id, screen), run_id):
         return DETACHED
-    end = await ended(session.client, run_id)
-    screen.end(end)
-    if end.status in RESUMABLE and end.kind not in NEVER_BEGUN:
+    end = await wait_for_run_end(session.client, run_id)
+    screen.show_end(end)
+    if end.status in RESUMABLE and end.kind not in NOT_STARTED:
         console.print(f"  to continue after the cause is fixed: perdure resume {escape(run_id)}")
     folder = session.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
-        console.print(f"  → {near(folder / path)}", soft_wrap=True)
-    return exit_code(end)
+        console.print(f"  → {format_path(folder / path)}", soft_wrap=True)
+    return exit_code_of(end)
 
 
 async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
     """Print the end of a run as a line of JSON; with `every`, each event before it too."""
 
     async def print_all() -> None:
-        async for event in Watch(session.client, run_id).happenings():
+        async for event in Watch(session.client, run_id).events():
             if every:
-                print(happening_json(event), flush=True)
+                print(event_to_json(event), flush=True)
 
-    if await _left(session, print_all(), run_id):
+    if await _run_until_left(session, print_all(), run_id):
         return DETACHED
-    end = await ended(session.client, run_id)
+    end = await wait_for_run_end(session.client, run_id)
     print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}), flush=True)
-    return exit_code(end)
+    return exit_code_of(end)
 
 
-def exit_code(end: RunEnd) -> int:
+def exit_code_of(end: RunEnd) -> int:
     return _EXIT_CODES.get(end.status, 1)
 
 
-async def _left(session: Session, following: Any, run_id: str) -> bool:
+async def _run_until_left(session: Session, following: Any, run_id: str) -> bool:
     """Return whether the person left before the end."""
-    stop = stopping()
+    stop = stop_event()
     showing, stopped = asyncio.create_task(following), asyncio.create_task(stop.wait())
     await asyncio.wait({showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if showing.done():
@@ -92,51 +92,51 @@ async def _left(session: Session, following: Any, run_id: str) -> bool:
     return True
 
 
-async def _show(session: Session, run_id: str, screen: Screen) -> None:
+async def _show_run(session: Session, run_id: str, screen: RunScreen) -> None:
     asking: asyncio.Task[None] | None = None
-    learning = asyncio.create_task(_learn(session, run_id, screen))
+    learning = asyncio.create_task(_query_state(session, run_id, screen))
     try:
-        async with screen.following():
-            async for position, event in Watch(session.client, run_id).positioned():
-                if asking is not None and isinstance(event, Resumed | Waiting | Over):
-                    await _given_up(asking)  # it has an answer, here or elsewhere
+        async with screen.live_display():
+            async for position, event in Watch(session.client, run_id).positioned_events():
+                if asking is not None and isinstance(event, WaitEnded | WaitStarted | RunEnded):
+                    await _cancel_tasks(asking)  # it has an answer, here or elsewhere
                     asking = None
-                screen.show(event, position.time if position else None)
-                if isinstance(event, Waiting) and event.question is not None:
-                    asking = asyncio.create_task(_ask(session, run_id, screen, event.question))
+                screen.show_event(event, position.time if position else None)
+                if isinstance(event, WaitStarted) and event.question is not None:
+                    asking = asyncio.create_task(_ask_question(session, run_id, screen, event.question))
     finally:
-        await _given_up(learning, *([asking] if asking else []))
+        await _cancel_tasks(learning, *([asking] if asking else []))
 
 
-async def _given_up(*tasks: asyncio.Task[None]) -> None:
+async def _cancel_tasks(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _learn(session: Session, run_id: str, screen: Screen) -> None:
+async def _query_state(session: Session, run_id: str, screen: RunScreen) -> None:
     """Query the run for its step limit and plan. Retries until a worker answers."""
     while screen.is_live:
-        with suppress(NoSuchRun, RPCError):
-            if view := await state(session.client, run_id):
+        with suppress(RunNotFoundError, RPCError):
+            if view := await query_run_state(session.client, run_id):
                 run = session.client.get_workflow_handle(ids.run_workflow_id(run_id))
-                screen.knows(view, await run.query("journal", result_type=Journal) if view.origin else None)
+                screen.apply_state(view, await run.query("journal", result_type=Journal) if view.origin else None)
                 return
-        await asyncio.sleep(LEARNS_EVERY)
+        await asyncio.sleep(STATE_POLL_SECONDS)
 
 
-async def _ask(session: Session, run_id: str, screen: Screen, question: QuestionView) -> None:
-    while body := await screen.ask(question):
+async def _ask_question(session: Session, run_id: str, screen: RunScreen, question: QuestionView) -> None:
+    while body := await screen.ask_person(question):
         try:
-            await answer(session.client, run_id, body, session.settings.answer_keys)
+            await submit_answer(session.client, run_id, body, session.settings.answer_keys)
             return
-        except (Refused, NoSuchRun) as error:
+        except (RejectedError, RunNotFoundError) as error:
             screen.console.print(f"  [red]{escape(str(error))}[/]")
-    ways = " or ".join(ways_to_answer(run_id, question))
+    ways = " or ".join(answer_commands(run_id, question))
     screen.console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
 
-def stopping(*, is_read: bool = True) -> asyncio.Event:
+def stop_event(*, is_read: bool = True) -> asyncio.Event:
     """Return an event that the first SIGINT or SIGTERM sets; the second ends the process.
 
     If the output `is_read`, the command also ends when its reader closes it.
@@ -145,5 +145,5 @@ def stopping(*, is_read: bool = True) -> asyncio.Event:
         watch_reader()
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: leave(DETACHED) if stop.is_set() else stop.set())
+        loop.add_signal_handler(number, lambda: exit_now(DETACHED) if stop.is_set() else stop.set())
     return stop

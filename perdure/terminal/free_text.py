@@ -7,7 +7,7 @@ import click
 _NUMBER = re.compile(r"-[\d.]")
 
 
-class FreeText(click.Command):
+class FreeTextCommand(click.Command):
     """A command that takes an argument as text if it begins with "-" and contains a space or is a number."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -12,38 +12,38 @@ from contracts.run.state import RunView
 from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import ToolCall
 from decisions.builtin_tools import APPEND_JOURNAL, UPDATE_JOURNAL
-from decisions.run.calls import text_of
-from decisions.run.journal import framing, kept
+from decisions.run.calls import join_text_blocks
+from decisions.run.journal import parse_framing, run_journal_tool
 from decisions.text.formatting import call_line
-from decisions.text.plan import done, items
+from decisions.text.plan import plan_items, ticked_items
 from perdure.client.run_events import (
-    Answered,
-    Called,
-    Calling,
-    Crowded,
-    Delegated,
-    Delegating,
-    Failed,
-    Happening,
-    Held,
-    Live,
-    Noticed,
-    Over,
-    Resumed,
-    Retrying,
-    Rotated,
-    Shortened,
-    Signalled,
-    Started,
-    Thinking,
-    Thought,
-    Waiting,
+    ActivityFailed,
+    ActivityRetrying,
+    AnswerReceived,
+    ContextCompacted,
+    ContextFilled,
+    ContinuedAsNew,
+    DelegationFinished,
+    DelegationStarted,
+    ModelCallStarted,
+    ModelReplied,
+    NoticeAdded,
+    PartialText,
+    RateLimitWait,
+    RunEnded,
+    RunEvent,
+    RunStarted,
+    SignalReceived,
+    ToolCallFinished,
+    ToolCallStarted,
+    WaitEnded,
+    WaitStarted,
 )
-from perdure.terminal.console import fitted, harmless
+from perdure.terminal.console import fit_line, neutralize_controls
 
-MOST_TEXT = 6  # lines of the answer in progress
-RULED = 10  # minimum height with room for a rule
-MOST_AT_ONCE = 3  # lines for concurrent activities
+MAX_TEXT_LINES = 6  # lines of the answer in progress
+MIN_RULED_HEIGHT = 10  # minimum height with room for a rule
+MAX_ACTIVITY_LINES = 3  # lines for concurrent activities
 # Joiners and variants: terminals disagree about the width of the combined character, so they are removed.
 _JOINERS = re.compile("[\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]")
 _SPINS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -65,85 +65,85 @@ class Progress:
     doing: dict[str, Doing] = field(default_factory=dict)
     text: str = ""  # the answer in progress
 
-    def at(self, time: datetime | None) -> datetime:
+    def note_time(self, time: datetime | None) -> datetime:
         """Record the time of an event; an event that is not in the history happens now."""
         if time is not None:
             self.began, self.latest = self.began or time, time
-        return time or now()
+        return time or utc_now()
 
-    def knows(self, view: RunView, journal: Journal | None) -> None:
+    def apply_state(self, view: RunView, journal: Journal | None) -> None:
         """Take over state that only the run has; the plan of a resumed run is in another run's history."""
         self.max_steps = view.max_steps
         if view.origin and not self.plan:
-            self.plan, self.journal = items(view.plan), journal or self.journal
+            self.plan, self.journal = plan_items(view.plan), journal or self.journal
 
-    def takes(self, event: Happening, time: datetime | None) -> None:
+    def apply_event(self, event: RunEvent, time: datetime | None) -> None:
         """Apply an event; `time` is its time in the history, if it has one."""
-        at = self.at(time)
+        at = self.note_time(time)
         match event:
-            case Thinking(phase, turn):
+            case ModelCallStarted(phase, turn):
                 self.doing["model"] = (f"{phase} · turn {turn}", at)
-            case Thought(turn=turn, reply=reply):
-                self._thought(turn, reply)
-            case Crowded():
+            case ModelReplied(turn=turn, reply=reply):
+                self._end_model_call(turn, reply)
+            case ContextFilled():
                 self.doing["model"] = ("making room", at)
-            case Shortened(summary):
-                self._spends(summary.usage, summary.cost_usd)
+            case ContextCompacted(summary):
+                self._add_usage(summary.usage, summary.cost_usd)
                 self.doing.clear()
-            case Calling(call):
-                self._calls(call, at)
-            case Called(call):
+            case ToolCallStarted(call):
+                self._start_call(call, at)
+            case ToolCallFinished(call):
                 self.doing.pop(f"step {call.step}", None)
                 self.steps = max(self.steps, call.step)
-            case Delegating(request):
+            case DelegationStarted(request):
                 self.steps = max(self.steps, request.step)
-                subtasks = counted(len(request.subtasks), "subtask")
+                subtasks = format_count(len(request.subtasks), "subtask")
                 self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
-            case Failed(activity):
-                self._fails(activity)
-            case Waiting(waiting_for=about):
+            case ActivityFailed(activity):
+                self._end_activity(activity)
+            case WaitStarted(waiting_for=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
-            case Held(reason):
+            case RateLimitWait(reason):
                 self.doing["held"] = (reason, at)
-            case Live(text):
-                self._writes(text)
-            case Resumed():
+            case PartialText(text):
+                self._show_partial_text(text)
+            case WaitEnded():
                 self.doing.pop("waiting", None)
-            case Delegated() | Started() | Over():
+            case DelegationFinished() | RunStarted() | RunEnded():
                 self.doing.clear()
-            case Noticed() | Signalled() | Answered() | Rotated() | Retrying():
+            case NoticeAdded() | SignalReceived() | AnswerReceived() | ContinuedAsNew() | ActivityRetrying():
                 pass  # it has only a permanent line
 
-    def _thought(self, turn: int, reply: ModelTurn) -> None:
+    def _end_model_call(self, turn: int, reply: ModelTurn) -> None:
         self.turns, self.text = turn, ""
-        self._spends(reply.usage, reply.cost_usd)
-        text = text_of(reply.content)
+        self._add_usage(reply.usage, reply.cost_usd)
+        text = join_text_blocks(reply.content)
         if turn == 1 and text:
-            self.plan = items(framing(text).plan)
+            self.plan = plan_items(parse_framing(text).plan)
         for use in (block for block in reply.content if block.get("type") == "tool_use"):
             if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL) and isinstance(use.get("input"), dict):
-                self.journal, _ = kept(self.journal, use["name"], use["input"])
+                self.journal, _ = run_journal_tool(self.journal, use["name"], use["input"])
         self.doing.clear()
 
     @property
     def is_thinking(self) -> bool:
         return "model" in self.doing
 
-    def _writes(self, text: str) -> None:
+    def _show_partial_text(self, text: str) -> None:
         """Show the answer in progress. It is polled, so it can arrive after the history has the whole answer."""
         self.doing.pop("held", None)
         self.text = text if self.is_thinking else ""
 
-    def _spends(self, usage: Usage, cost_usd: float | None) -> None:
+    def _add_usage(self, usage: Usage, cost_usd: float | None) -> None:
         self.usage += usage
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
-    def _calls(self, call: ToolCall, since: datetime) -> None:
+    def _start_call(self, call: ToolCall, since: datetime) -> None:
         self.doing.pop("model", None)
         self.steps = max(self.steps, call.step)
         self.doing[f"step {call.step}"] = (f"{call_line(call.tool, call.arguments or {})} · step {call.step}", since)
 
-    def _fails(self, activity: str) -> None:
+    def _end_activity(self, activity: str) -> None:
         """End an activity, or the call `<tool> · step <n>`; concurrent calls stay."""
         _, _, step = activity.rpartition(" · ")
         for key in ("model", "held") if step not in self.doing else (step,):
@@ -156,31 +156,31 @@ class Progress:
     @property
     def facts(self) -> str:
         """The figures: `2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
-        counts = (counted(self.steps, "step"), counted(self.turns, "turn"))
-        return joined(*counts, tokens_told(self.usage), cost_told(self.cost_usd), seconds_told(self.seconds))
+        counts = (format_count(self.steps, "step"), format_count(self.turns, "turn"))
+        return join_facts(*counts, format_tokens(self.usage), format_cost(self.cost_usd), format_seconds(self.seconds))
 
-    def lines(self, console: Console, width: int, height: int) -> list[Text]:
+    def render_lines(self, console: Console, width: int, height: int) -> list[Text]:
         """Return the lines of the live area: the answer in progress, the plan, current activities, and the figures."""
-        running = self._running(width)[: max(min(MOST_AT_ONCE, height - 1), 0)]
-        rule = [Text("─" * width, style="dim")] if height >= RULED else []
+        running = self._activity_lines(width)[: max(min(MAX_ACTIVITY_LINES, height - 1), 0)]
+        rule = [Text("─" * width, style="dim")] if height >= MIN_RULED_HEIGHT else []
         room = height - 1 - len(running) - len(rule)
-        text = self._written(console, width, min(MOST_TEXT, room))
-        plan = self._plan(width, room - min(len(text), room // 2 + room % 2))
+        text = self._text_lines(console, width, min(MAX_TEXT_LINES, room))
+        plan = self._plan_lines(width, room - min(len(text), room // 2 + room % 2))
         text = text[max(len(text) - (room - len(plan)), 0) :]
-        return [*rule, *text, *plan, *running, self._figures(width)]
+        return [*rule, *text, *plan, *running, self._figures_line(width)]
 
-    def _written(self, console: Console, width: int, limit: int) -> list[Text]:
+    def _text_lines(self, console: Console, width: int, limit: int) -> list[Text]:
         if not self.text.strip() or limit < 1:
             return []
-        text = Text(harmless(_JOINERS.sub("", self.text.strip())))
+        text = Text(neutralize_controls(_JOINERS.sub("", self.text.strip())))
         lines = text.wrap(console, max(width - 2, 1))
         return [Text.assemble(("│ ", "dim"), line) for line in lines[-limit:]]
 
-    def _plan(self, width: int, limit: int) -> list[Text]:
+    def _plan_lines(self, width: int, limit: int) -> list[Text]:
         """Return as much of the plan as fits, from the item before the first open one."""
         if len(self.plan) < 2 or limit < 2:
             return []
-        ticked = done(self.plan, self.journal)
+        ticked = ticked_items(self.plan, self.journal)
         first = next((number for number in range(1, len(self.plan) + 1) if number not in ticked), len(self.plan))
         start = max(min(first - 2, len(self.plan) - (limit - 1)), 0)
         shown = list(enumerate(self.plan, 1))[start : start + limit - 1]
@@ -189,33 +189,35 @@ class Progress:
         lines = [Text(f"{head}{f', {hidden} not shown' if hidden else ''}", style="dim")]
         for number, item in shown:
             mark, style = ("✓", "green") if number in ticked else ("·", "dim")
-            lines.append(Text.assemble((f"  {mark} ", style), fitted(f"{number} {_JOINERS.sub('', item)}", width - 4)))
+            lines.append(
+                Text.assemble((f"  {mark} ", style), fit_line(f"{number} {_JOINERS.sub('', item)}", width - 4))
+            )
         return lines
 
-    def _running(self, width: int) -> list[Text]:
-        spin = _SPINS[int(now().timestamp() * 8) % len(_SPINS)]
+    def _activity_lines(self, width: int) -> list[Text]:
+        spin = _SPINS[int(utc_now().timestamp() * 8) % len(_SPINS)]
         lines = []
-        for activity, since in list(self.doing.values())[-MOST_AT_ONCE:]:
-            elapsed = seconds_told((now() - since).total_seconds())
-            line = fitted(_JOINERS.sub("", activity), width - len(elapsed) - 5)
+        for activity, since in list(self.doing.values())[-MAX_ACTIVITY_LINES:]:
+            elapsed = format_seconds((utc_now() - since).total_seconds())
+            line = fit_line(_JOINERS.sub("", activity), width - len(elapsed) - 5)
             lines.append(Text.assemble((f"{spin} ", "cyan"), line, (f" · {elapsed}", "dim")))
         return lines
 
-    def _figures(self, width: int) -> Text:
+    def _figures_line(self, width: int) -> Text:
         """Return all figures, or the most important ones that fit."""
         step = f"step {self.steps} of {self.max_steps}" if self.max_steps else f"step {self.steps}"
-        turn, tokens, cost = f"turn {self.turns}", tokens_told(self.usage), cost_told(self.cost_usd)
-        since = seconds_told((now() - self.began).total_seconds()) if self.began else "0.0 s"
+        turn, tokens, cost = f"turn {self.turns}", format_tokens(self.usage), format_cost(self.cost_usd)
+        since = format_seconds((utc_now() - self.began).total_seconds()) if self.began else "0.0 s"
         choices = ((step, turn, tokens, cost, since), (step, tokens, cost, since), (step, cost, since), (step, since))
-        lines = [joined(*facts) for facts in choices]
-        return Text(next((line for line in lines if len(line) <= width), fitted(lines[-1], width)), style="dim")
+        lines = [join_facts(*facts) for facts in choices]
+        return Text(next((line for line in lines if len(line) <= width), fit_line(lines[-1], width)), style="dim")
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def tokens_told(usage: Usage) -> str:
+def format_tokens(usage: Usage) -> str:
     """Format token counts: `12,345 (67% cached) → 1,234 tokens`."""
     read = usage.total - usage.output
     cached = f" ({usage.cache_read * 100 // read}% cached)" if usage.cache_read else ""
@@ -223,12 +225,12 @@ def tokens_told(usage: Usage) -> str:
     return f"{about}{read:,}{cached} → {usage.output:,} tokens"
 
 
-def cost_told(cost_usd: float | None) -> str:
+def format_cost(cost_usd: float | None) -> str:
     """Format a cost; the text is empty if it is zero."""
     return "USD unknown" if cost_usd is None else f"USD {cost_usd:.4f}" if cost_usd else ""
 
 
-def seconds_told(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a duration: `0.3 s`, `42 s`, `3:05 min`, `2:03 h`."""
     whole = int(max(seconds, 0))
     if whole < 10:
@@ -239,9 +241,9 @@ def seconds_told(seconds: float) -> str:
     return f"{large}:{small:02} {unit}"
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def joined(*facts: str) -> str:
+def join_facts(*facts: str) -> str:
     return " · ".join(fact for fact in facts if fact)

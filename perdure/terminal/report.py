@@ -17,14 +17,14 @@ from contracts.followup import FollowUpState
 from contracts.run.question import QuestionKind
 from contracts.run.state import QuestionView, RunStatus, RunView
 from contracts.sender import SentBy
-from decisions.followup.state import questions
-from decisions.reconcile import MEND
-from decisions.run.outcome import handoff_sections, said_in
+from decisions.followup.state import open_prompts
+from decisions.reconcile import MEND_ADVICE
+from decisions.run.outcome import event_text, parse_handoff
 from decisions.run.question import DIRECTED, TEXTUAL, TITLES
 from decisions.sender import format_sent_by
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 from decisions.text.visible_text import render_visible
-from perdure.client.run_list import Found
+from perdure.client.run_list import RunInfo
 
 if TYPE_CHECKING:
     from activities.tools.interface import Tool
@@ -45,7 +45,7 @@ def status_colour(status: str) -> str:
     return COLOURS.get(RunStatus(status), "white")
 
 
-def run_row(run: Found) -> dict[str, Any]:
+def run_row(run: RunInfo) -> dict[str, Any]:
     """Return the JSON row of a run, from the server's record."""
     closed = run.execution.close_time
     return {
@@ -59,12 +59,12 @@ def run_row(run: Found) -> dict[str, Any]:
     }
 
 
-def subtask_row(depth: int, run: Found) -> dict[str, Any]:
+def subtask_row(depth: int, run: RunInfo) -> dict[str, Any]:
     """Return the JSON row of a subtask."""
     return {**run_row(run), "depth": depth, "parent": run.parent, "steps": run.steps, "cost_usd": run.cost_usd}
 
 
-def print_tree(console: Console, subtree: list[tuple[int, Found]]) -> None:
+def print_tree(console: Console, subtree: list[tuple[int, RunInfo]]) -> None:
     """Print the subtasks of a run, with their status, steps and cost."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for _ in range(5):
@@ -87,7 +87,7 @@ def print_tree(console: Console, subtree: list[tuple[int, Found]]) -> None:
 
 def print_run(
     console: Console,
-    run: Found,
+    run: RunInfo,
     view: RunView | None,
     end: RunEnd | None,
     files: Path,
@@ -95,41 +95,41 @@ def print_run(
     as_of: datetime | None = None,
     starter: SentBy | None = None,
 ) -> None:
-    colour, started = status_colour(run.status), age(run.execution.start_time)
+    colour, started = status_colour(run.status), format_age(run.execution.start_time)
     console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.status}[/]  started {started} ago")
     if starter is not None:
-        console.print(f"  by       {escape(cut(format_sent_by(starter), 200))}", soft_wrap=True)
+        console.print(f"  by       {escape(truncate(format_sent_by(starter), 200))}", soft_wrap=True)
     if view is None and run.is_open:
         silent = "a wedged run does not answer" if run.is_wedged else "no worker answers now"
-        old = f", {age(as_of)} old" if as_of else ""
+        old = f", {format_age(as_of)} old" if as_of else ""
         console.print(f"  [yellow]{silent}; this is what the server knows{old}[/]")
         console.print(f"  agent    {escape(run.agent)}")
         if run.waiting_for:
             console.print(f"  waits    {escape(run.waiting_for)}")
     if run.is_wedged:
-        console.print(f"  [red]wedged[/]   {escape(run.wedged_by)}: {MEND}", soft_wrap=True)
+        console.print(f"  [red]wedged[/]   {escape(run.wedged_by)}: {MEND_ADVICE}", soft_wrap=True)
     if view is not None:
         _print_view(console, view)
     if end is not None:
         _print_end(console, end, files)
     if files.is_dir():
-        console.print(f"  files    {near(files)}", soft_wrap=True)
+        console.print(f"  files    {format_path(files)}", soft_wrap=True)
 
 
-def print_follow_up(console: Console, run: Found, state: FollowUpState | None) -> None:
-    colour, started = status_colour(run.status), age(run.execution.start_time)
+def print_follow_up(console: Console, run: RunInfo, state: FollowUpState | None) -> None:
+    colour, started = status_colour(run.status), format_age(run.execution.start_time)
     about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
     console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.status}[/]{about}  started {started} ago")
     if state is None:
         return
     target = state.definition.resume_target
-    console.print(f"  summary  {escape(cut(state.definition.summary, 500))}")
+    console.print(f"  summary  {escape(truncate(state.definition.summary, 500))}")
     console.print(f"  resumes  in {escape(target.session_id)}, after {state.definition.completion} of its tasks")
     for task in state.tasks:
-        by = f" by {escape(cut(task.resolved_by, 80))}" if task.resolved_by else ""
-        described = escape(cut(task.description, 200))
+        by = f" by {escape(truncate(task.resolved_by, 80))}" if task.resolved_by else ""
+        described = escape(truncate(task.description, 200))
         console.print(f"  task     {escape(task.task_id)} {described} ({task.kind}): {task.state}{by}", soft_wrap=True)
-    for question in questions(state):
+    for question in open_prompts(state):
         line = f'           perdure answer {run.run_id} --question {escape(question.task_id)} "…"'
         console.print(line, soft_wrap=True)
     for late in state.late[-3:]:
@@ -143,7 +143,7 @@ def _print_view(console: Console, view: RunView) -> None:
     cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
     turns = f"{view.turns} {'turn' if view.turns == 1 else 'turns'}"
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
-    console.print(f"  goal     {escape(cut(view.goal, 500))}")
+    console.print(f"  goal     {escape(truncate(view.goal, 500))}")
     if view.parent:
         console.print(f"  for      {escape(view.parent)}")
     if view.origin:
@@ -160,7 +160,7 @@ def _print_view(console: Console, view: RunView) -> None:
     if view.answer_keys:
         console.print(f"  answers  must be signed with key {escape(' or '.join(view.answer_keys))}")
     for pending in view.pending:
-        console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
+        console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {format_age(pending.since)}")
     if view.question:
         _print_question(console, view.run_id, view.question)
     for notice in view.ignored[-3:]:
@@ -176,11 +176,11 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
     if question.kind in TEXTUAL and question.options:
         label = "one of" if question.kind == QuestionKind.choice else "suggestions"
         console.print(f"           {label}: {escape(', '.join(question.options))}", soft_wrap=True)
-    for line in ways_to_answer(run_id, question):
+    for line in answer_commands(run_id, question):
         console.print(f"           {escape(line)}", soft_wrap=True)
 
 
-def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
+def answer_commands(run_id: str, question: QuestionView) -> tuple[str, ...]:
     """Return the commands that answer a question."""
     if question.kind in TEXTUAL:
         return (f'perdure answer {run_id} --question {question.id} "…"',)
@@ -195,17 +195,17 @@ def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
 def _print_end(console: Console, end: RunEnd, files: Path) -> None:
     payload = end.event["payload"] if end.event else {}
     if end.event:
-        console.print(f"  ended    {escape(said_in(end.event))}")
+        console.print(f"  ended    {escape(event_text(end.event))}")
     elif end.message:
         console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
     if end.handoff:
         rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for name, text in handoff_sections(end.handoff).items():
+        for name, text in parse_handoff(end.handoff).items():
             rows.add_row(f"[dim]{escape(name)}[/]", Text(render_visible(text)))
         console.print("  handoff")
         console.print(Padding(rows, (0, 0, 0, 4), expand=False))
     for path in payload.get("artifacts", ()):
-        console.print(f"  file     {near(files / path)}", soft_wrap=True)
+        console.print(f"  file     {format_path(files / path)}", soft_wrap=True)
 
 
 def tool_row(tool: "Tool", agents: list[Agent]) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def tool_row(tool: "Tool", agents: list[Agent]) -> dict[str, Any]:
     }
 
 
-def tool_table(rows: list[dict[str, Any]]) -> Table:
+def build_tool_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("tool", "kind", "effect", "approval", "timeout", "agents"):
         table.add_column(heading)
@@ -235,7 +235,7 @@ def tool_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def age(since: datetime) -> str:
+def format_age(since: datetime) -> str:
     """Format the time since `since`: "12 s", "3 min", "5 h", "2 d"."""
     seconds = (datetime.now(UTC) - since).total_seconds()
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -244,11 +244,11 @@ def age(since: datetime) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def near(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Format a path; below the current folder, relative to it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def on_one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Return foreign text on one line, with hidden characters written out."""
     return " ".join(render_visible(text).split())

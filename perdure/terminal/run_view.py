@@ -17,30 +17,37 @@ from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunView
 from contracts.run.turn import ModelTurn
-from decisions.run.calls import text_of
+from decisions.run.calls import join_text_blocks
 from decisions.text.visible_text import render_visible
-from perdure.client.run_events import Answered, Happening, Held, Thinking, Thought, Waiting
+from perdure.client.run_events import (
+    AnswerReceived,
+    ModelCallStarted,
+    ModelReplied,
+    RateLimitWait,
+    RunEvent,
+    WaitStarted,
+)
 from perdure.terminal import event_lines
-from perdure.terminal.console import is_plain
-from perdure.terminal.event_lines import Block, Line, Told
-from perdure.terminal.live_area import Area
+from perdure.terminal.console import is_plain_output
+from perdure.terminal.event_lines import Block, EventLines, Line
+from perdure.terminal.live_area import LiveArea
 from perdure.terminal.progress import Progress
-from perdure.terminal.prompt import can_ask, print_question, read_answer, read_line, what_is_possible
+from perdure.terminal.prompt import can_ask, format_input_hint, parse_answer, print_question, read_line
 
-LOOKS_EVERY = 0.1  # seconds between updates of the live area
+REDRAW_SECONDS = 0.1  # seconds between updates of the live area
 
 
-class Screen:
+class RunScreen:
     """A printer of run events. Events that arrive during a prompt are printed after it."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.progress = Progress()
-        self._plain = is_plain(console)
-        self._area = Area(console, partial(self.progress.lines, console))
+        self._plain = is_plain_output(console)
+        self._area = LiveArea(console, partial(self.progress.render_lines, console))
         self._follows = False
         self._asks = False
-        self._later: list[tuple[Happening, datetime | None]] = []
+        self._later: list[tuple[RunEvent, datetime | None]] = []
         self._held = False
         self._said = ""
         self._own: HumanInput | None = None  # the answer typed at this terminal: it is on the screen already
@@ -53,22 +60,22 @@ class Screen:
     def _width(self) -> int | None:
         return None if self._plain else self.console.width
 
-    def knows(self, view: RunView, journal: Journal | None) -> None:
-        self.progress.knows(view, journal)
+    def apply_state(self, view: RunView, journal: Journal | None) -> None:
+        self.progress.apply_state(view, journal)
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[None]:
+    async def live_display(self) -> AsyncIterator[None]:
         if self._plain:
             yield
             return
 
         async def keep_up() -> None:
             while True:
-                await asyncio.sleep(LOOKS_EVERY)
+                await asyncio.sleep(REDRAW_SECONDS)
                 self._area.draw()
 
         drawing, loop = asyncio.create_task(keep_up()), asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        loop.add_signal_handler(signal.SIGTSTP, self._suspend_process)
         try:
             self._follows = True
             self._area.open()
@@ -79,7 +86,7 @@ class Screen:
             drawing.cancel()
             self._area.close()
 
-    def _suspend(self) -> None:
+    def _suspend_process(self) -> None:
         """Restore the terminal and stop the process (Ctrl-Z); `fg` continues here."""
         is_shown = not self._asks
         self._area.close()
@@ -87,35 +94,37 @@ class Screen:
         if is_shown:
             self._area.open()
 
-    def show(self, event: Happening, time: datetime | None = None) -> None:
+    def show_event(self, event: RunEvent, time: datetime | None = None) -> None:
         """Print an event; `time` is its time in the history, if it has one."""
         if self._asks:
             self._later.append((event, time))
             return
-        self.hears(event, time)
+        self.apply_event(event, time)
         match event:
-            case Waiting(question=QuestionView() as question):
+            case WaitStarted(question=QuestionView() as question):
                 print_question(self.console, question)
-            case Answered(answer):
+            case AnswerReceived(answer):
                 own, self._own = self._own, None
                 if own is None or (answer.decision, answer.text) != (own.decision, own.text):
-                    self._print(event_lines.told(event, self._width))
-            case Held() if self._held:
+                    self._print_lines(event_lines.format_event(event, self._width))
+            case RateLimitWait() if self._held:
                 pass  # only the first in a turn has a permanent line; the live area shows the waiting time
             case _:
-                self._held = isinstance(event, Held) or (self._held and not isinstance(event, Thinking))
-                self._print(event_lines.told(event, self._width))
+                self._held = isinstance(event, RateLimitWait) or (
+                    self._held and not isinstance(event, ModelCallStarted)
+                )
+                self._print_lines(event_lines.format_event(event, self._width))
 
-    def hears(self, event: Happening, time: datetime | None) -> None:
+    def apply_event(self, event: RunEvent, time: datetime | None) -> None:
         """Apply an event to the progress without printing it."""
-        self.progress.takes(event, time)
-        if isinstance(event, Thought):
-            self._said = text_of(event.reply.content)
+        self.progress.apply_event(event, time)
+        if isinstance(event, ModelReplied):
+            self._said = join_text_blocks(event.reply.content)
 
-    def tell_fallbacks(self, reply: ModelTurn) -> None:
-        self._print(event_lines.fallbacks(reply))
+    def print_fallbacks(self, reply: ModelTurn) -> None:
+        self._print_lines(event_lines.format_fallbacks(reply))
 
-    def _print(self, told: Told) -> None:
+    def _print_lines(self, told: EventLines) -> None:
         """Print lines: wrapped on a screen, whole in other outputs."""
         for item in told:
             match item:
@@ -127,15 +136,15 @@ class Screen:
                     block = body if self._plain else Padding(body, (0, 0, 0, indent), expand=False)
                     self.console.print(block, soft_wrap=self._plain)
 
-    def says(self, answer: HumanInput) -> HumanInput:
+    def note_answer(self, answer: HumanInput) -> HumanInput:
         """Note an answer that was typed at this terminal."""
         self._own = answer
         return answer
 
-    def end(self, end: RunEnd) -> None:
-        self._print(event_lines.ended(end, self.progress.facts, self._said, self._width))
+    def show_end(self, end: RunEnd) -> None:
+        self._print_lines(event_lines.format_end(end, self.progress.facts, self._said, self._width))
 
-    async def ask(self, question: QuestionView) -> HumanInput | None:
+    async def ask_person(self, question: QuestionView) -> HumanInput | None:
         """Ask the person for an answer to the printed question; None without a terminal, or if they leave it open."""
         if not can_ask(self.console):
             return None
@@ -143,13 +152,13 @@ class Screen:
         self._area.close()
         try:
             while not text.strip():
-                self._print(iter([Line(f"  [dim]{what_is_possible(question)}[/]")]))
+                self._print_lines(iter([Line(f"  [dim]{format_input_hint(question)}[/]")]))
                 line = await read_line()
                 if line is None:
                     self.console.print()
                     return None
                 text = line
-            return self.says(read_answer(question, text))
+            return self.note_answer(parse_answer(question, text))
         except asyncio.CancelledError:
             self.console.print()  # end the line of the abandoned prompt
             raise
@@ -157,6 +166,6 @@ class Screen:
             self._asks = False
             later, self._later = self._later, []
             for event, time in later:
-                self.show(event, time)
+                self.show_event(event, time)
             if self._follows:
                 self._area.open()

@@ -18,7 +18,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from activities.demo.sse import TYPE_OF_STATUS, Json, encode_event, encode_stream, error_body, estimate_tokens, refusal
+from activities.demo.sse import (
+    TYPE_OF_STATUS,
+    Json,
+    encode_event,
+    encode_stream,
+    error_body,
+    estimate_tokens,
+    request_error,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Fault:
+class ErrorReply:
     """An HTTP error. With `then`, that follows after `times` requests for the same conversation."""
 
     status: int
@@ -42,11 +50,11 @@ class Fault:
     message: str
     retry_after: float | None = None  # seconds
     times: int = 1
-    then: "Answer | None" = None
+    then: "ScriptedAnswer | None" = None
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutReply:
     """A stream that ends after `message_start`: silently, or with an `error` event of type `error`."""
 
     reply: Reply
@@ -54,15 +62,15 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Slow:
+class SlowReply:
     """A reply whose events are spread over `seconds`."""
 
     reply: Reply
     seconds: float
 
 
-Answer = Reply | Fault | Cut | Slow
-Script = Sequence[Answer] | Callable[[Json], Answer]
+ScriptedAnswer = Reply | ErrorReply | CutReply | SlowReply
+Script = Sequence[ScriptedAnswer] | Callable[[Json], ScriptedAnswer]
 
 
 def says(text: str, *, stop_reason: str | None = None) -> Reply:
@@ -87,21 +95,21 @@ def fails(
     message: str = "a fault of the script",
     retry_after: float | None = None,
     times: int = 1,
-    then: Answer | None = None,
-) -> Fault:
+    then: ScriptedAnswer | None = None,
+) -> ErrorReply:
     """Return an HTTP error; with `then`, only for the first `times` requests of the same conversation."""
     error_type = type or TYPE_OF_STATUS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return Fault(status=status, type=error_type, message=message, retry_after=retry_after, times=times, then=then)
+    return ErrorReply(status=status, type=error_type, message=message, retry_after=retry_after, times=times, then=then)
 
 
-def cut(reply: Reply, *, error: str | None = None) -> Cut:
+def cut(reply: Reply, *, error: str | None = None) -> CutReply:
     """Return a stream that ends after `message_start`, with an `error` event if given ("overloaded_error")."""
-    return Cut(reply, error)
+    return CutReply(reply, error)
 
 
-def slow(reply: Reply, seconds: float) -> Slow:
+def slow(reply: Reply, seconds: float) -> SlowReply:
     """Return a reply that is streamed over `seconds`."""
-    return Slow(reply, seconds)
+    return SlowReply(reply, seconds)
 
 
 class ScriptedModel:
@@ -129,7 +137,7 @@ class ScriptedModel:
     def __enter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", self._port))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app = Starlette(routes=[Route("/v1/messages", self._messages, methods=["POST"])])
+        app = Starlette(routes=[Route("/v1/messages", self._handle_messages, methods=["POST"])])
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -159,65 +167,67 @@ class ScriptedModel:
         self._thread.join()
         self._listener.close()
 
-    async def _messages(self, request: Request) -> Response:
+    async def _handle_messages(self, request: Request) -> Response:
         try:
             body = await request.json()
         except ValueError:
-            return _error(400, "invalid_request_error", "the body is not JSON")
+            return _error_response(400, "invalid_request_error", "the body is not JSON")
         except ClientDisconnect:  # the client was killed; this answer is not read
-            return _error(400, "invalid_request_error", "the body is not whole")
+            return _error_response(400, "invalid_request_error", "the body is not whole")
         if not isinstance(body, dict):
-            return _error(400, "invalid_request_error", "the body is not a JSON object")
-        earlier = self._record(body)
-        if reason := refusal(body):
-            return _error(400, "invalid_request_error", reason)
+            return _error_response(400, "invalid_request_error", "the body is not a JSON object")
+        earlier = self._record_request(body)
+        if reason := request_error(body):
+            return _error_response(400, "invalid_request_error", reason)
         turn = sum(message["role"] == "assistant" for message in body["messages"])
-        answer = self._answer(body, turn)
-        while isinstance(answer, Fault):
+        answer = self._pick_answer(body, turn)
+        while isinstance(answer, ErrorReply):
             if answer.then is None or earlier < answer.times:
-                return _error(answer.status, answer.type, answer.message, answer.retry_after)
+                return _error_response(answer.status, answer.type, answer.message, answer.retry_after)
             earlier -= answer.times
             answer = answer.then
-        return self._reply(answer, body, turn)
+        return self._to_response(answer, body, turn)
 
-    def _record(self, body: Json) -> int:
+    def _record_request(self, body: Json) -> int:
         """Record the body; return the number of earlier requests for this conversation."""
-        key = _digest(body.get("messages"))
+        key = _digest_of(body.get("messages"))
         with self._lock:
             self._requests.append(body)
             self._seen[key] += 1
             return self._seen[key] - 1
 
-    def _answer(self, body: Json, turn: int) -> Answer:
+    def _pick_answer(self, body: Json, turn: int) -> ScriptedAnswer:
         if callable(self._script):
             return self._script(body)
         if turn < len(self._script):
             return self._script[turn]
         message = f"the script has {len(self._script)} replies, and this is a request for turn {turn}"
-        return Fault(status=400, type="invalid_request_error", message=message)
+        return ErrorReply(status=400, type="invalid_request_error", message=message)
 
-    def _reply(self, answer: Reply | Cut | Slow, body: Json, turn: int) -> Response:
+    def _to_response(self, answer: Reply | CutReply | SlowReply, body: Json, turn: int) -> Response:
         reply = answer if isinstance(answer, Reply) else answer.reply
         message = _message(reply, body, turn)
         if not body.get("stream"):
             return JSONResponse(message)
-        return StreamingResponse(self._stream(answer, list(encode_stream(message))), media_type="text/event-stream")
+        return StreamingResponse(
+            self._stream_events(answer, list(encode_stream(message))), media_type="text/event-stream"
+        )
 
-    async def _stream(self, answer: Reply | Cut | Slow, events: list[bytes]) -> AsyncIterator[bytes]:
+    async def _stream_events(self, answer: Reply | CutReply | SlowReply, events: list[bytes]) -> AsyncIterator[bytes]:
         match answer:
             case Reply():
                 yield b"".join(events)
-            case Cut(error=error):
+            case CutReply(error=error):
                 yield events[0]
                 if error:
                     yield encode_event(error_body(error, "a fault of the script"))
-            case Slow(seconds=seconds):
+            case SlowReply(seconds=seconds):
                 start = time.monotonic()
                 for number, event in enumerate(events, 1):
                     yield event
-                    await self._until(start + seconds * number / len(events))
+                    await self._sleep_until(start + seconds * number / len(events))
 
-    async def _until(self, due: float) -> None:
+    async def _sleep_until(self, due: float) -> None:
         """Wait until `due` on the monotonic clock, or until the server stops."""
         while (remaining := due - time.monotonic()) > 0 and not self._closing.is_set():  # noqa: ASYNC110 - set by a thread
             await asyncio.sleep(min(remaining, 0.02))
@@ -230,7 +240,7 @@ def _message(reply: Reply, body: Json, turn: int) -> Json:
         for number, (name, arguments) in enumerate(reply.calls)
     ]
     return {
-        "id": f"msg_{_digest(body['messages'])}",
+        "id": f"msg_{_digest_of(body['messages'])}",
         "type": "message",
         "role": "assistant",
         "model": body["model"],
@@ -246,10 +256,10 @@ def _message(reply: Reply, body: Json, turn: int) -> Json:
     }
 
 
-def _digest(value: Any) -> str:
+def _digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _error(status: int, type_: str, message: str, retry_after: float | None = None) -> JSONResponse:
+def _error_response(status: int, type_: str, message: str, retry_after: float | None = None) -> JSONResponse:
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return JSONResponse(error_body(type_, message), status_code=status, headers=headers)

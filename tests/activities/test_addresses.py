@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.http.addresses import is_metadata, is_own, is_public, literal
+from activities.http.addresses import is_metadata, is_own, is_public, parse_literal
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_an_ipv4_address_is_judged_alike_inside_ipv6(address: object) -> None:
 
 def test_odd_spellings_are_addresses_and_names_are_not() -> None:
     for text in ("127.1", "2130706433", "0x7f000001", "0177.0.0.1"):
-        assert literal(text) == ip_address("127.0.0.1")
+        assert parse_literal(text) == ip_address("127.0.0.1")
     for text in ("example.com", "1.example.com", "a", "", "0x7f000001.com"):
-        assert literal(text) is None
+        assert parse_literal(text) is None
 
 
 def test_a_machine_knows_its_own_addresses() -> None:

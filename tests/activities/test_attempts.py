@@ -9,11 +9,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.effects import attempts
-from activities.effects.attempts import WORKER_SHUTDOWN, trying
-from activities.model.rate_limit import HeldBack
+from activities.effects.attempts import WORKER_SHUTDOWN, counting_attempts
+from activities.model.rate_limit import RateLimitedError
 
 MOST = 6
-HELD = HeldBack("held back", type="RateLimited", next_retry_delay=timedelta(seconds=9))
+HELD = RateLimitedError("held back", type="RateLimited", next_retry_delay=timedelta(seconds=9))
 
 
 async def tried(attempt: int, holds: int, error: Exception | None = None) -> tuple[Any, list[Any]]:
@@ -25,7 +25,7 @@ async def tried(attempt: int, holds: int, error: Exception | None = None) -> tup
     environment.info = replace(environment.info, attempt=attempt, heartbeat_details=details)
 
     async def block() -> Any:
-        async with trying(None, MOST) as this:  # type: ignore[arg-type]  # asked only of what the test stands in for
+        async with counting_attempts(None, MOST) as this:  # type: ignore[arg-type]  # asked only of what the test stands in for
             if error is not None:
                 raise error
             return this

@@ -12,16 +12,16 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.mailbox.commands import Carrier
+from activities.mailbox.commands import OrderRunner
 from activities.mailbox.folder import MailFolder
-from activities.mailbox.message import read
-from activities.mailbox.pages import Pages
+from activities.mailbox.message import parse_message
+from activities.mailbox.pages import TaskPages
 from activities.mailbox.result import NOT_KEPT
-from activities.mailbox.watch import Watcher
-from activities.mailbox.writer import REQUEST, Told
+from activities.mailbox.watch import FolderWatcher
+from activities.mailbox.writer import REQUEST, MailWriter
 from contracts.conversation import TurnEnd
-from contracts.mail.commands import CarryRequest, Done, Order, OrderKind
-from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState, Transition
+from contracts.mail.commands import BridgeBatch, BridgeResult, BridgeTask, BridgeTaskKind
+from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, TaskState, Transition
 from decisions.ids import task_key
 from decisions.mailbox.delivery import ending_of
 
@@ -41,7 +41,7 @@ class FakeDelegation:
         return self.text
 
 
-def of_plan(plan: str, **changes: Any) -> Letter:
+def of_plan(plan: str, **changes: Any) -> InboxMessage:
     """About the task `t1` of this plan."""
     return letter(1, plan, task=task_key(plan, "t1", None), **changes)
 
@@ -77,13 +77,13 @@ class Wedged:
 @pytest.fixture
 def folder(tmp_path: Path) -> MailFolder:
     found = MailFolder(tmp_path / "box", "writer")
-    found.open()
+    found.open_folder()
     return found
 
 
-def letter(number: int = 1, plan: str = "p", **changes: Any) -> Letter:
+def letter(number: int = 1, plan: str = "p", **changes: Any) -> InboxMessage:
     transitions = (Transition(state=TaskState.consumed, at=NOW),)
-    known = Letter(
+    known = InboxMessage(
         key=f"key{plan}{number}", task=f"task{number}", folder="f", plan=plan, file=f"{number}.md", sha256="a" * 64,
         message_id=f"m{number}", plan_id=plan, task_id=f"t{number}", sender="you", stage=Stage.admitted, heard_at=NOW,
         transitions=transitions,
@@ -91,21 +91,21 @@ def letter(number: int = 1, plan: str = "p", **changes: Any) -> Letter:
     return known.model_copy(update=changes)
 
 
-def pending(folder: MailFolder, which: Letter) -> Path:
+def pending(folder: MailFolder, which: InboxMessage) -> Path:
     path = folder.root / "inbox" / which.plan / ".pending" / which.file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("x")
     return path
 
 
-async def carried(folder: MailFolder, *orders: Order, client: Any = None) -> tuple[Done, ...]:
-    carrier = Carrier(client, folder, folder.root / "runs", "queue")
-    answer = await ActivityEnvironment().run(carrier.carry, CarryRequest(agent="writer", folder="f", orders=orders))
+async def carried(folder: MailFolder, *orders: BridgeTask, client: Any = None) -> tuple[BridgeResult, ...]:
+    carrier = OrderRunner(client, folder, folder.root / "runs", "queue")
+    answer = await ActivityEnvironment().run(carrier.carry, BridgeBatch(agent="writer", folder="f", orders=orders))
     return answer.done
 
 
-def order(kind: str, which: Letter, why: str = "") -> Order:
-    return Order(kind=OrderKind(kind), letter=which, why=why)
+def order(kind: str, which: InboxMessage, why: str = "") -> BridgeTask:
+    return BridgeTask(kind=BridgeTaskKind(kind), letter=which, why=why)
 
 
 async def test_a_plan_that_is_broken_is_put_off_and_the_others_go_on(folder: MailFolder) -> None:
@@ -132,7 +132,7 @@ async def test_an_ack_that_somebody_has_spoiled_is_left_and_another_is_written(f
     spoiled = folder.root / "outbox" / "p" / "ack_m1.json"
     spoiled.parent.mkdir()
     spoiled.write_text(junk)
-    which = letter(ending=LetterEnding(ack=Ack.failed, details="so"))
+    which = letter(ending=MessageResult(ack=Ack.failed, details="so"))
     pending(folder, which)
     assert not (await carried(folder, order("finish", which)))[0].later
     assert spoiled.read_text() == junk
@@ -143,16 +143,16 @@ async def test_a_subtask_for_a_peer_outside_is_written_as_its_delegation_tells_i
     outside = MailFolder(folder.root, "writer", outside=True, id=folder.id)
     text = '---\ntype: "task"\nmessage_id: "m"\nplan_id: "p"\ntask_id: "t1"\nfrom: "a"\n---\n\nWrite \a it.'
     which = letter(delegation="d", file="", subtask_id="s")
-    assert await carried(outside, order("dispatch", which), client=FakeDelegation(text)) == (Done(),)
+    assert await carried(outside, order("dispatch", which), client=FakeDelegation(text)) == (BridgeResult(),)
     told = (folder.root / "inbox" / "p" / "t1-s.md").read_bytes()
     assert told.decode() == text.replace("\a", "\ufffd")
-    assert read(told, "p")[1] == "\nWrite \ufffd it."
+    assert parse_message(told, "p")[1] == "\nWrite \ufffd it."
 
 
 async def test_a_page_that_cannot_be_written_holds_up_no_task(folder: MailFolder, tmp_path: Path) -> None:
     (folder.root / "tasks" / "t1").symlink_to(tmp_path)
-    pages = Pages(FakeDelegation(""), Told(folder, "writer"))  # type: ignore[arg-type]
-    await pages.begin(letter(), "the task")
+    pages = TaskPages(FakeDelegation(""), MailWriter(folder, "writer"))  # type: ignore[arg-type]
+    await pages.begin_page(letter(), "the task")
     assert not (tmp_path / "task.md").exists()
 
 
@@ -161,7 +161,7 @@ async def test_a_reply_finds_its_place_among_files_of_others(folder: MailFolder)
     out.mkdir()
     for name in ("t1-reply.md", "t1-reply.task1.md"):
         (out / name).write_text("of others")
-    await carried(folder, order("finish", letter(ending=LetterEnding(ack=Ack.failed, details="so"))))
+    await carried(folder, order("finish", letter(ending=MessageResult(ack=Ack.failed, details="so"))))
     assert (out / "t1-reply.md").read_text() == "of others"
     assert "so" in (out / "t1-reply.task1.md").read_text()
 
@@ -169,9 +169,9 @@ async def test_a_reply_finds_its_place_among_files_of_others(folder: MailFolder)
 async def test_a_lock_that_nobody_lets_go_holds_up_its_own_plan_alone(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.storage.safe_dir.LOCKED_WITHIN", 0.1)
+    monkeypatch.setattr("activities.storage.safe_dir.LOCK_TIMEOUT", 0.1)
     orders = (order("write_state", letter(1, "held")), order("write_state", letter(1)))
-    with folder.below.locked("outbox", "held"):
+    with folder.below.lock_folder("outbox", "held"):
         done = await carried(folder, *orders)
         assert [each.later for each in done] == [True, False]
         assert "another process holds the lock of this folder: outbox/held" in folder.undone
@@ -181,11 +181,11 @@ async def test_a_lock_that_nobody_lets_go_holds_up_its_own_plan_alone(
 async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def take(*_: Any) -> Done:
-        return Done(run_id="r", is_blocked=True, at=NOW)
+    async def take(*_: Any) -> BridgeResult:
+        return BridgeResult(run_id="r", is_blocked=True, at=NOW)
 
-    monkeypatch.setattr("activities.mailbox.intake.Takes.take", take)
-    watcher = Watcher(folder)
+    monkeypatch.setattr("activities.mailbox.intake.Intake.take_message", take)
+    watcher = FolderWatcher(folder)
     await carried(folder, order("take", letter()))
     assert watcher.woken.is_set()
 
@@ -195,46 +195,48 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     [of_plan("autumn"), of_plan("autumn", is_reply=True), of_plan("spring", key="reply", is_reply=True)],
     ids=["a task of another plan", "a reply there", "a reply in its own plan"],
 )
-async def test_what_a_task_asks_stays_until_its_own_end(folder: MailFolder, other: Letter) -> None:
+async def test_what_a_task_asks_stays_until_its_own_end(folder: MailFolder, other: InboxMessage) -> None:
     asks = of_plan("spring")
-    told = Told(folder, "writer")
-    told.ask(asks, "run-1", {"data": ("a", "b")})
-    request, ending = folder.root / "tasks/t1" / REQUEST, LetterEnding(ack=Ack.failed, details="so")
+    told = MailWriter(folder, "writer")
+    told.write_request(asks, "run-1", {"data": ("a", "b")})
+    request, ending = folder.root / "tasks/t1" / REQUEST, MessageResult(ack=Ack.failed, details="so")
     await carried(folder, order("finish", other.model_copy(update={"ending": ending})))
-    assert (request.exists(), told.asked()) == (True, ["t1"])
+    assert (request.exists(), told.list_open_requests()) == (True, ["t1"])
     await carried(folder, order("finish", asks.model_copy(update={"ending": ending})))
-    assert (request.exists(), told.asked()) == (False, [])
+    assert (request.exists(), told.list_open_requests()) == (False, [])
 
 
 async def test_tasks_of_two_plans_that_are_called_alike_ask_beside_each_other(folder: MailFolder) -> None:
-    told, plans = Told(folder, "writer"), {"run-1": of_plan("spring"), "run-2": of_plan("autumn")}
+    told, plans = MailWriter(folder, "writer"), {"run-1": of_plan("spring"), "run-2": of_plan("autumn")}
     for _ in range(2):  # what is asked again stays where it is
         for run_id, which in plans.items():
-            told.ask(which, run_id, {"data": ("a", "b")})
+            told.write_request(which, run_id, {"data": ("a", "b")})
     second = f"t1.{plans['run-2'].task[:8]}"
-    assert told.asked() == ["t1", second]
-    asked = {name: json.loads((folder.root / "tasks" / name / REQUEST).read_text()) for name in told.asked()}
+    assert told.list_open_requests() == ["t1", second]
+    asked = {
+        name: json.loads((folder.root / "tasks" / name / REQUEST).read_text()) for name in told.list_open_requests()
+    }
     assert {name: each["run_id"] for name, each in asked.items()} == {"t1": "run-1", second: "run-2"}
-    told.over(plans["run-2"])
-    assert told.asked() == ["t1"]
+    told.close_message_requests(plans["run-2"])
+    assert told.list_open_requests() == ["t1"]
 
 
 async def test_tasks_of_two_plans_that_are_called_alike_have_a_page_each(folder: MailFolder) -> None:
-    pages = Pages(FakeDelegation(""), Told(folder, "writer"))  # type: ignore[arg-type]
+    pages = TaskPages(FakeDelegation(""), MailWriter(folder, "writer"))  # type: ignore[arg-type]
     spring, autumn = of_plan("spring"), of_plan("autumn")
     for _ in range(2):
-        await pages.begin(spring, "of spring")
-        await pages.begin(autumn, "of autumn")
+        await pages.begin_page(spring, "of spring")
+        await pages.begin_page(autumn, "of autumn")
     names = {each.name: (each / "task.md").read_text() for each in (folder.root / "tasks").iterdir()}
     assert ["of spring" in names["t1"], "of autumn" in names[f"t1.{autumn.task[:8]}"]] == [True, True]
     assert len(names) == 2
 
 
 async def test_what_somebody_has_made_of_a_page_makes_no_other_folder(folder: MailFolder) -> None:
-    pages = Pages(FakeDelegation(""), Told(folder, "writer"))  # type: ignore[arg-type]
+    pages = TaskPages(FakeDelegation(""), MailWriter(folder, "writer"))  # type: ignore[arg-type]
     (folder.root / "tasks/t1").mkdir()
     (folder.root / "tasks/t1/task.md").write_text("my notes")
-    await pages.begin(of_plan("spring"), "of spring")
+    await pages.begin_page(of_plan("spring"), "of spring")
     assert [each.name for each in (folder.root / "tasks").iterdir()] == ["t1"]
     assert "of spring" in (folder.root / "tasks/t1/task.md").read_text()
 
@@ -253,7 +255,7 @@ async def test_the_end_of_a_run_that_the_server_has_forgotten_is_told_as_it_was_
     pending(folder, which)
     (done,) = await carried(folder, order("finish", which), client=Forgetful())
     assert done.ending == which.ending
-    head, body = read((folder.root / "outbox/p/t1-reply.md").read_bytes(), "p")
+    head, body = parse_message((folder.root / "outbox/p/t1-reply.md").read_bytes(), "p")
     assert (getattr(head, "status", None), body.strip()) == (status, said)
     page = (folder.root / "tasks/t1/task.md").read_text()
     assert f"status: {status}\n" in page
@@ -264,8 +266,8 @@ async def test_the_result_of_a_done_task_that_is_gone_is_sent_again_as_done(fold
     which = letter()
     pending(folder, which)
     again = order("resend", which).model_copy(update={"run_id": "r"})
-    assert await carried(folder, again, client=Forgetful()) == (Done(),)
-    head, body = read((folder.root / "outbox/p/t1-reply.md").read_bytes(), "p")
+    assert await carried(folder, again, client=Forgetful()) == (BridgeResult(),)
+    head, body = parse_message((folder.root / "outbox/p/t1-reply.md").read_bytes(), "p")
     assert (getattr(head, "status", None), body.strip()) == ("done", NOT_KEPT)
 
 
@@ -281,7 +283,7 @@ async def test_whoever_takes_no_message_holds_up_none_of_the_others(
     folder.below.write(data, "inbox", "p", ".pending", which.file)
     orders = (order("take", which), order("write_state", letter(2)))
     async with asyncio.timeout(20):
-        assert await carried(folder, *orders, client=Wedged()) == (Done(later=True), Done())
+        assert await carried(folder, *orders, client=Wedged()) == (BridgeResult(later=True), BridgeResult())
     assert "take of 1.md: no answer within 0.1 s; it will be retried" in folder.undone
 
 
@@ -304,4 +306,4 @@ async def test_an_input_that_is_written_anew_puts_its_task_off(folder: MailFolde
     which = letter(sha256=sha256(data).hexdigest())
     folder.below.write(data, "inbox", "p", ".pending", which.file)
     folder.below.write(b"1", "inputs", "a.csv")
-    assert await carried(folder, order("take", which)) == (Done(later=True),)
+    assert await carried(folder, order("take", which)) == (BridgeResult(later=True),)

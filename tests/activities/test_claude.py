@@ -8,42 +8,49 @@ import httpx
 import pytest
 from anthropic.types import Model
 
-from activities.model.claude import CHEAP, DEFAULT_WINDOW, MODELS, PRICES, summary_model_of, window_of
-from activities.model.price import Price, cost
+from activities.model.claude import (
+    CHEAP_MODEL,
+    CLAUDE_MODELS,
+    CLAUDE_PRICES,
+    DEFAULT_WINDOW,
+    claude_summary_model,
+    claude_window,
+)
+from activities.model.price import Price, call_cost
 from activities.project import Project
 from contracts.run.turn import Usage
-from perdure.process.project import project_of
-from settings import ProjectError, load
+from perdure.process.project import build_project
+from settings import ProjectError, load_settings
 
 MILLION = 1_000_000
-HAIKU = PRICES["claude-haiku-5-5"]
+HAIKU = CLAUDE_PRICES["claude-haiku-5-5"]
 
 
 def project(folder: Path, toml: str = "", model: str = "claude-sonnet-5-5") -> Project:
     (folder / "perdure.toml").write_text(toml, encoding="utf-8")
-    settings = load({"ANTHROPIC_API_KEY": "k", "PERDURE_MODEL": model}, folder)
-    return project_of(settings, SimpleNamespace(spec=httpx.AsyncClient))  # type: ignore[arg-type]
+    settings = load_settings({"ANTHROPIC_API_KEY": "k", "PERDURE_MODEL": model}, folder)
+    return build_project(settings, SimpleNamespace(spec=httpx.AsyncClient))  # type: ignore[arg-type]
 
 
 def test_every_claude_model_that_the_client_names_is_known_but_a_preview() -> None:
     named = set(get_args(get_args(Model)[0]))
-    assert named - set(MODELS) == {"claude-mythos-preview"}
+    assert named - set(CLAUDE_MODELS) == {"claude-mythos-preview"}
 
 
-@pytest.mark.parametrize("name", PRICES)
+@pytest.mark.parametrize("name", CLAUDE_PRICES)
 def test_what_is_read_from_the_cache_is_cheaper_than_what_is_not_and_what_is_written_costs_a_quarter_more(
     name: str,
 ) -> None:
-    for price in filter(None, (PRICES[name], PRICES[name].long)):
+    for price in filter(None, (CLAUDE_PRICES[name], CLAUDE_PRICES[name].long)):
         assert price.cache_read < price.input < price.output
         assert price.cache_write == pytest.approx(1.25 * price.input)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CLAUDE_MODELS)
 def test_a_model_of_a_date_is_the_same_as_its_alias(name: str) -> None:
     alias, _, date = name.rpartition("-")
     if len(date) == 8:
-        assert MODELS[name] == MODELS[alias]
+        assert CLAUDE_MODELS[name] == CLAUDE_MODELS[alias]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +65,11 @@ def test_a_model_of_a_date_is_the_same_as_its_alias(name: str) -> None:
     ],
 )
 def test_a_call_costs_each_of_its_tokens_by_its_kind(usage: Usage, usd: float) -> None:
-    assert cost(usage, PRICES["claude-sonnet-5-5"]) == pytest.approx(usd)
+    assert call_cost(usage, CLAUDE_PRICES["claude-sonnet-5-5"]) == pytest.approx(usd)
 
 
 def test_a_call_of_a_model_without_a_price_costs_nobody_knows_what() -> None:
-    assert cost(Usage(input=1), PRICES.get("somebody-else-1")) is None
+    assert call_cost(Usage(input=1), CLAUDE_PRICES.get("somebody-else-1")) is None
 
 
 @pytest.mark.parametrize(
@@ -75,11 +82,11 @@ def test_a_call_of_a_model_without_a_price_costs_nobody_knows_what() -> None:
     ],
 )
 def test_a_long_prompt_is_dearer_with_all_of_its_call_and_the_cache_counts_as_prompt(usage: Usage, usd: float) -> None:
-    assert cost(usage, HAIKU) == pytest.approx(usd)
+    assert call_cost(usage, HAIKU) == pytest.approx(usd)
 
 
 def test_a_long_answer_makes_no_long_prompt() -> None:
-    assert cost(Usage(input=1000, output=128_000), HAIKU) == pytest.approx(0.0641)
+    assert call_cost(Usage(input=1000, output=128_000), HAIKU) == pytest.approx(0.0641)
 
 
 def test_the_window_is_the_users_else_the_models_else_the_smallest(tmp_path: Path) -> None:
@@ -91,7 +98,7 @@ def test_the_window_is_the_users_else_the_models_else_the_smallest(tmp_path: Pat
         DEFAULT_WINDOW,
     ]
     assert project(tmp_path, "[model]\nwindow = 32_000\n").window_of("claude-sonnet-5-5") == 32_000
-    assert window_of("claude-fable-5-2") == 1_000_000
+    assert claude_window("claude-fable-5-2") == 1_000_000
 
 
 def test_summaries_are_written_by_whom_the_user_names_else_by_a_haiku_else_by_the_runs_own_model(
@@ -99,21 +106,21 @@ def test_summaries_are_written_by_whom_the_user_names_else_by_a_haiku_else_by_th
 ) -> None:
     plain = project(tmp_path)
     assert plain.summary_model is None
-    assert plain.summary_model_of("claude-opus-5-5") == CHEAP
+    assert plain.summary_model_of("claude-opus-5-5") == CHEAP_MODEL
     assert plain.summary_model_of("somebody-else-1") == "somebody-else-1"
     assert project(tmp_path, '[model]\nsummary = "small"\n').summary_model_of("claude-opus-5-5") == "small"
-    assert summary_model_of("rehearsal") == "rehearsal"
+    assert claude_summary_model("rehearsal") == "rehearsal"
 
 
 def test_the_cheap_model_is_the_cheapest_of_the_table() -> None:
-    assert min(PRICES, key=lambda name: PRICES[name].input) == CHEAP
+    assert min(CLAUDE_PRICES, key=lambda name: CLAUDE_PRICES[name].input) == CHEAP_MODEL
 
 
 def test_prices_of_the_project_come_before_those_of_the_table_and_beside_them(tmp_path: Path) -> None:
     its = project(tmp_path, "[prices.mine]\ninput = 1\noutput = 2\n[prices.claude-haiku-5-5]\ninput = 3\noutput = 4\n")
     assert its.price_of("mine") == Price(input=1, output=2, cache_read=0, cache_write=0)
     assert its.price_of("claude-haiku-5-5") == Price(input=3, output=4, cache_read=0, cache_write=0)
-    assert its.price_of("claude-sonnet-5-5") == PRICES["claude-sonnet-5-5"]
+    assert its.price_of("claude-sonnet-5-5") == CLAUDE_PRICES["claude-sonnet-5-5"]
 
 
 @pytest.mark.parametrize("line", ["window = 999", 'window = "1M"', 'summary = ""'])

@@ -3,16 +3,16 @@
 import pytest
 
 from activities.tools.call import cut_error
-from contracts.tool import MOST_ERROR
+from contracts.tool import MAX_ERROR
 
 
-@pytest.mark.parametrize("length", [MOST_ERROR + 1, 5_000_000])
+@pytest.mark.parametrize("length", [MAX_ERROR + 1, 5_000_000])
 def test_a_long_error_says_how_much_of_it_is_missing(length: int) -> None:
     told = cut_error("x" * length)
     shown = told.count("x", 0, told.index("\n"))
-    assert len(told) <= MOST_ERROR
+    assert len(told) <= MAX_ERROR
     assert told.endswith(f"… (cut: {length - shown:,} more characters)")
 
 
 def test_an_error_that_fits_is_whole() -> None:
-    assert cut_error("x" * MOST_ERROR) == "x" * MOST_ERROR
+    assert cut_error("x" * MAX_ERROR) == "x" * MAX_ERROR

@@ -2,8 +2,8 @@
 
 import pytest
 
-from activities.tools.interface import TransientFailure
-from activities.tools.python import _judged
+from activities.tools.interface import TransientToolError
+from activities.tools.python import _to_failure
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -11,11 +11,11 @@ def test_a_group_of_passing_errors_may_pass(depth: int) -> None:
     error: Exception = ConnectionError("refused")
     for _ in range(depth):
         error = ExceptionGroup("tasks", [error])
-    with pytest.raises(TransientFailure):
-        _judged(error)
+    with pytest.raises(TransientToolError):
+        _to_failure(error)
 
 
 def test_one_error_that_stays_makes_the_group_stay() -> None:
-    outcome = _judged(ExceptionGroup("tasks", [ConnectionError("refused"), ValueError("no such order")]))
+    outcome = _to_failure(ExceptionGroup("tasks", [ConnectionError("refused"), ValueError("no such order")]))
     assert outcome.error is not None
     assert outcome.error.kind == "tool_error"

@@ -15,7 +15,7 @@ import pytest
 
 from activities.storage.workspace import Workspace
 from activities.tools.fetch import FetchTool
-from activities.tools.interface import CallContext, Tool, TransientFailure
+from activities.tools.interface import CallContext, Tool, TransientToolError
 from contracts.tool import Effect, ToolKind, ToolOutcome
 
 Fetch = Callable[[str], Awaitable[ToolOutcome]]
@@ -259,7 +259,7 @@ async def test_what_will_not_pass_goes_to_the_model(
 
 @pytest.mark.parametrize("code", [408, 425, 429, 500, 502, 503, 504, 529])
 async def test_what_may_pass_is_raised(fetch: Fetch, code: int) -> None:
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await fetch(f"/status?code={code}")
     assert failure.value.kind == "http_error"
     assert failure.value.message.startswith(str(code))
@@ -267,11 +267,11 @@ async def test_what_may_pass_is_raised(fetch: Fetch, code: int) -> None:
 
 
 async def test_the_delay_a_server_asks_for_is_handed_on(fetch: Fetch) -> None:
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await fetch("/status?code=429&after=7")
     assert failure.value.retry_after == 7.0
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=50), usegmt=True).replace(" ", "%20")
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await fetch(f"/status?code=503&after={date}")
     assert failure.value.retry_after is not None
     assert 20 < failure.value.retry_after <= 50
@@ -279,7 +279,7 @@ async def test_the_delay_a_server_asks_for_is_handed_on(fetch: Fetch) -> None:
 
 @pytest.mark.parametrize("after", ["soon", "nan", "Mon,%2099%20Jan%2099999%2000:00:00%20GMT"])
 async def test_a_delay_that_is_none_is_ignored(fetch: Fetch, after: str) -> None:
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await fetch(f"/status?code=503&after={after}")
     assert failure.value.retry_after is None
 
@@ -306,14 +306,14 @@ async def test_an_encoding_we_did_not_ask_for_is_not_unpacked(fetch: Fetch, enco
 @pytest.mark.parametrize("path", ["/silent", "/trickle"])
 async def test_a_slow_server_cannot_outlast_the_wall_clock(server: Server, context: CallContext, path: str) -> None:
     tool = FetchTool(frozenset({server.address}), timeout=timedelta(seconds=0.3))
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await asyncio.wait_for(tool.run({"url": server.url + path}, context), 10)
     assert failure.value.kind == "timeout"
     assert "0.3 s" in failure.value.message
 
 
 async def test_a_broken_connection_may_pass(fetch: Fetch) -> None:
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await fetch("/cut")
     assert failure.value.kind == "unreachable"
 
@@ -321,7 +321,7 @@ async def test_a_broken_connection_may_pass(fetch: Fetch) -> None:
 async def test_a_refused_connection_may_pass(context: CallContext) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await FetchTool(frozenset({address})).run({"url": f"http://{address}/"}, context)
     assert failure.value.kind == "unreachable"
 
@@ -330,7 +330,7 @@ async def test_a_name_that_does_not_resolve_may_pass(context: CallContext) -> No
     async def unknown(host: str, port: int) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await FetchTool(frozenset(), resolver=unknown).run({"url": "http://no.such.name/"}, context)
     assert failure.value.kind == "unreachable"
     assert "no.such.name does not resolve (Name or service not known)" in failure.value.message
@@ -468,7 +468,7 @@ async def test_tls_asks_for_the_name_not_the_address(context: CallContext) -> No
     port = listener.sockets[0].getsockname()[1]
     tool = FetchTool(frozenset({"inside.test"}), resolver=resolving(inside_test=["127.0.0.1"]))
     async with listener:
-        with pytest.raises(TransientFailure):
+        with pytest.raises(TransientToolError):
             await tool.run({"url": f"https://inside.test:{port}/"}, context)
     assert b"inside.test" in await hello.get()
 
@@ -634,7 +634,7 @@ async def test_what_the_project_lists_is_fetched(context: CallContext, only: set
         raise OSError("no such name")
 
     tool = FetchTool(frozenset(), resolver=unknown, only_hosts=None if only is None else frozenset(only))
-    with pytest.raises(TransientFailure):
+    with pytest.raises(TransientToolError):
         await tool.run({"url": url}, context)
     assert len(asked) == 1
 

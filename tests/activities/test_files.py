@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from activities.storage.workspace import Workspace
-from activities.tools.files import MOST_CHARACTERS, MOST_FILES, ListFiles, ReadFile, WriteFile
-from activities.tools.interface import CallContext, Tool, TransientFailure
+from activities.tools.files import MAX_LISTED_FILES, MAX_READ_CHARACTERS, ListFiles, ReadFile, WriteFile
+from activities.tools.interface import CallContext, Tool, TransientToolError
 from contracts.tool import Effect, ToolKind, ToolOutcome
 
 
@@ -51,7 +51,7 @@ async def test_a_note_elsewhere_is_no_artifact_and_a_second_write_replaces_it(co
 
 
 async def test_a_large_file_is_read_in_stretches_that_lose_nothing(context: CallContext) -> None:
-    text = "".join(chr(0x100 + i % 5000) for i in range(3 * MOST_CHARACTERS + 7))
+    text = "".join(chr(0x100 + i % 5000) for i in range(3 * MAX_READ_CHARACTERS + 7))
     context.workspace.write("big.txt", text.encode())
     read, offset = "", 0
     while True:
@@ -118,7 +118,7 @@ async def test_a_failing_disk_may_pass_and_the_message_keeps_the_machines_paths_
         raise OSError(28, "No space left on device", str(context.workspace.root))
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await WriteFile().run({"path": "a", "content": "x"}, context)
     assert failure.value.message == "a: No space left on device"
 
@@ -133,8 +133,8 @@ async def test_the_list_has_a_line_a_file_and_says_when_it_is_cut(context: CallC
     context.workspace.write("artifacts/a.txt", b"")
     listed = (await ListFiles().run({}, context)).result
     assert [line.split() for line in listed.splitlines()] == [["0", "artifacts/a.txt"], ["2", "b.txt"]]
-    for number in range(MOST_FILES):
+    for number in range(MAX_LISTED_FILES):
         (context.workspace.root / f"many-{number:04}").touch()
     lines = (await ListFiles().run({}, context)).result.splitlines()
-    assert len(lines) == MOST_FILES + 1
+    assert len(lines) == MAX_LISTED_FILES + 1
     assert "more" in lines[-1]

@@ -14,8 +14,8 @@ import pytest
 from activities.storage.workspace import Workspace
 from activities.tools.interface import CallContext
 from contracts.followup import Outbound
-from perdure.process.project import project_of
-from settings import ProjectError, Settings, load
+from perdure.process.project import build_project
+from settings import ProjectError, Settings, load_settings
 
 TOKEN = "Bearer shop-canary-81723"
 TABLES = """
@@ -72,14 +72,14 @@ def site(redirects_to: str = "") -> Iterator[tuple[str, Seen]]:
 
 def settings_of(folder: Path, toml: str, **env: str) -> Settings:
     (folder / "perdure.toml").write_text(toml, encoding="utf-8")
-    return load(env, folder)
+    return load_settings(env, folder)
 
 
 async def post_all(settings: Settings, folder: Path) -> list[str]:
     """Make one POST of each kind; return what is recorded of them."""
     context = CallContext("r", 3, "key", datetime.now(UTC), Workspace(folder / "run"))
     async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
-        project = project_of(settings, client)
+        project = build_project(settings, client)
         assert project.outbox is not None
         outcomes = [await project.tools[name].run({}, context) for name in ("ask", "later")]
         outcomes.append(await project.outbox.send(Outbound(channel_id="c", text="hello"), "key"))

@@ -15,10 +15,18 @@ from obstore.store import LocalStore as ObstoreLocal
 from obstore.store import MemoryStore
 
 from activities.effects import ledger
-from activities.effects.ledger import Claim, Doubtful, Entry, Granted, LedgerUnavailable, Owner, Recorded
+from activities.effects.ledger import (
+    Claim,
+    ClaimGranted,
+    ClaimOwner,
+    InDoubt,
+    LedgerEntry,
+    LedgerUnavailableError,
+    RecordedOutcome,
+)
 from activities.storage.object_store import RemoteStores
 from activities.storage.store import LocalStores, Store, Stores
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions.ids import call_digest
 
 TIMEOUT = timedelta(seconds=30)
@@ -41,45 +49,49 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
 
 
 @pytest.fixture
-def page(stores: Stores) -> Entry:
-    return Entry(stores.of("r"), "agentic:run:r:step:3:request", 3)
+def page(stores: Stores) -> LedgerEntry:
+    return LedgerEntry(stores.of("r"), "agentic:run:r:step:3:request", 3)
 
 
-def test_one_of_many_that_claim_at_once_is_granted(page: Entry) -> None:
+def test_one_of_many_that_claim_at_once_is_granted(page: LedgerEntry) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: page.claim("charge", TIMEOUT), range(64)))
-    assert [type(answer) for answer in answers].count(Granted) == 1
-    assert all(isinstance(answer, Granted | Doubtful) for answer in answers)
+    assert [type(answer) for answer in answers].count(ClaimGranted) == 1
+    assert all(isinstance(answer, ClaimGranted | InDoubt) for answer in answers)
 
 
-def test_a_recorded_result_is_found_by_whoever_claims_again(page: Entry) -> None:
-    assert isinstance(page.claim("charge", TIMEOUT), Granted)
+def test_a_recorded_result_is_found_by_whoever_claims_again(page: LedgerEntry) -> None:
+    assert isinstance(page.claim("charge", TIMEOUT), ClaimGranted)
     page.record(DONE)
-    assert page.claim("charge", TIMEOUT) == Recorded(DONE)
+    assert page.claim("charge", TIMEOUT) == RecordedOutcome(DONE)
 
 
-def test_a_claim_without_a_result_tells_who_made_it_and_until_when(page: Entry) -> None:
+def test_a_claim_without_a_result_tells_who_made_it_and_until_when(page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
     found = page.claim("charge", TIMEOUT)
-    assert isinstance(found, Doubtful)
+    assert isinstance(found, InDoubt)
     assert found.claim is not None
-    assert (found.claim.key, found.claim.tool, found.claim.owner) == (page.key, "charge", Owner.here())
+    assert (found.claim.key, found.claim.tool, found.claim.owner) == (page.key, "charge", ClaimOwner.current())
     assert found.claim.until - found.claim.claimed_at == TIMEOUT
 
 
-def test_another_step_generation_or_run_has_a_page_of_its_own(stores: Stores, page: Entry) -> None:
+def test_another_step_generation_or_run_has_a_page_of_its_own(stores: Stores, page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
-    others = [Entry(page.store, "k", 4), Entry(page.store, "k", 3, generation=2), Entry(stores.of("r2"), "k", 3)]
+    others = [
+        LedgerEntry(page.store, "k", 4),
+        LedgerEntry(page.store, "k", 3, generation=2),
+        LedgerEntry(stores.of("r2"), "k", 3),
+    ]
     if isinstance(stores, LocalStores):
         stores.of("r2").workspace.create()
-    assert all(isinstance(other.claim("charge", TIMEOUT), Granted) for other in others)
+    assert all(isinstance(other.claim("charge", TIMEOUT), ClaimGranted) for other in others)
 
 
 @pytest.mark.parametrize("damaged", ["claim", "result"])
-def test_a_damaged_page_is_in_doubt_and_never_taken_for_free(page: Entry, damaged: str) -> None:
+def test_a_damaged_page_is_in_doubt_and_never_taken_for_free(page: LedgerEntry, damaged: str) -> None:
     page.claim("charge", TIMEOUT)
-    page.store.put(f"ledger/step-00003.{damaged}", b"{half a")
-    assert page.claim("charge", TIMEOUT) == Doubtful(None)
+    page.store.write(f"ledger/step-00003.{damaged}", b"{half a")
+    assert page.claim("charge", TIMEOUT) == InDoubt(None)
 
 
 def refusing(number: int) -> Store:
@@ -92,8 +104,8 @@ def refusing(number: int) -> Store:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_ledger_that_takes_no_claim_grants_nothing(number: int) -> None:
-    with pytest.raises(LedgerUnavailable, match="takes no claim"):
-        Entry(refusing(number), "k", 1).claim("charge", TIMEOUT)
+    with pytest.raises(LedgerUnavailableError, match="takes no claim"):
+        LedgerEntry(refusing(number), "k", 1).claim("charge", TIMEOUT)
 
 
 def test_a_claim_that_the_disk_cuts_in_half_leaves_nothing_behind(
@@ -101,34 +113,34 @@ def test_a_claim_that_the_disk_cuts_in_half_leaves_nothing_behind(
 ) -> None:
     stores = LocalStores(tmp_path)
     stores.of("r").workspace.create()
-    page = Entry(stores.of("r"), "k", 1)
+    page = LedgerEntry(stores.of("r"), "k", 1)
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(LedgerUnavailable):
+        with pytest.raises(LedgerUnavailableError):
             page.claim("charge", TIMEOUT)
-    assert isinstance(page.claim("charge", TIMEOUT), Granted)
+    assert isinstance(page.claim("charge", TIMEOUT), ClaimGranted)
 
 
-def test_who_stood_still_after_its_claim_may_not_go_on(page: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_stood_still_after_its_claim_may_not_go_on(page: LedgerEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     granted = page.claim("charge", TIMEOUT)
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, ClaimGranted)
     assert not granted.has_lapsed
     monkeypatch.setattr(ledger, "LEASE", timedelta(0))
     assert granted.has_lapsed
 
 
-def claimed_by(page: Entry, owner: Owner) -> Doubtful:
+def claimed_by(page: LedgerEntry, owner: ClaimOwner) -> InDoubt:
     page.claim("charge", TIMEOUT)
-    found = page.found()
-    assert isinstance(found, Doubtful)
+    found = page.read_outcome()
+    assert isinstance(found, InDoubt)
     assert found.claim is not None
     claim = found.claim.model_copy(update={"owner": owner})
-    page.store.put("ledger/step-00003.claim", claim.model_dump_json().encode())
-    return Doubtful(Claim.model_validate(claim))
+    page.store.write("ledger/step-00003.claim", claim.model_dump_json().encode())
+    return InDoubt(Claim.model_validate(claim))
 
 
 @pytest.fixture
@@ -138,49 +150,51 @@ def living() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-async def test_the_result_of_a_living_claimant_is_waited_for(page: Entry, living: "subprocess.Popen[bytes]") -> None:
-    owner = Owner(host=Owner.here().host, pid=living.pid, started=ledger._started(living.pid))
-    waiting = asyncio.create_task(page.settled(claimed_by(page, owner), ()))
-    await asyncio.sleep(2 * ledger.LOOK_EVERY)
+async def test_the_result_of_a_living_claimant_is_waited_for(
+    page: LedgerEntry, living: "subprocess.Popen[bytes]"
+) -> None:
+    owner = ClaimOwner(host=ClaimOwner.current().host, pid=living.pid, started=ledger._process_start(living.pid))
+    waiting = asyncio.create_task(page.wait_for_result(claimed_by(page, owner), ()))
+    await asyncio.sleep(2 * ledger.RESULT_CHECK_EVERY)
     assert not waiting.done()
     page.record(DONE)
-    assert await asyncio.wait_for(waiting, 5) == Recorded(DONE)
+    assert await asyncio.wait_for(waiting, 5) == RecordedOutcome(DONE)
 
 
-async def test_a_dead_claimant_is_not_waited_for(page: Entry, living: "subprocess.Popen[bytes]") -> None:
-    owner = Owner(host=Owner.here().host, pid=living.pid, started=ledger._started(living.pid))
+async def test_a_dead_claimant_is_not_waited_for(page: LedgerEntry, living: "subprocess.Popen[bytes]") -> None:
+    owner = ClaimOwner(host=ClaimOwner.current().host, pid=living.pid, started=ledger._process_start(living.pid))
     assert owner.may_live
     living.kill()
     doubtful = claimed_by(page, owner)
-    assert await asyncio.wait_for(page.settled(doubtful, ()), 5) == doubtful
+    assert await asyncio.wait_for(page.wait_for_result(doubtful, ()), 5) == doubtful
     assert not owner.may_live
 
 
-async def test_a_claim_of_this_process_is_waited_for_while_it_is_at_work(page: Entry) -> None:
+async def test_a_claim_of_this_process_is_waited_for_while_it_is_at_work(page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
-    doubtful = page.found()
-    assert isinstance(doubtful, Doubtful)
-    assert await asyncio.wait_for(page.settled(doubtful, ()), 1) == doubtful
-    waiting = asyncio.create_task(page.settled(doubtful, {page.key}))
-    await asyncio.sleep(2 * ledger.LOOK_EVERY)
+    doubtful = page.read_outcome()
+    assert isinstance(doubtful, InDoubt)
+    assert await asyncio.wait_for(page.wait_for_result(doubtful, ()), 1) == doubtful
+    waiting = asyncio.create_task(page.wait_for_result(doubtful, {page.key}))
+    await asyncio.sleep(2 * ledger.RESULT_CHECK_EVERY)
     assert not waiting.done()
     page.record(DONE)
-    assert await asyncio.wait_for(waiting, 5) == Recorded(DONE)
+    assert await asyncio.wait_for(waiting, 5) == RecordedOutcome(DONE)
 
 
 async def test_a_claimant_on_another_machine_is_waited_for_shortly(
-    page: Entry, monkeypatch: pytest.MonkeyPatch
+    page: LedgerEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "ELSEWHERE", timedelta(seconds=0.3))
-    doubtful = claimed_by(page, Owner(host="another", pid=1))
-    assert await asyncio.wait_for(page.settled(doubtful, ()), 5) == doubtful
+    doubtful = claimed_by(page, ClaimOwner(host="another", pid=1))
+    assert await asyncio.wait_for(page.wait_for_result(doubtful, ()), 5) == doubtful
 
 
-def test_an_error_is_recorded_as_well_as_a_result(page: Entry) -> None:
+def test_an_error_is_recorded_as_well_as_a_result(page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
-    page.record(failed("timeout", "no answer", retryable=True))
-    found = page.found()
-    assert isinstance(found, Recorded)
+    page.record(error_outcome("timeout", "no answer", retryable=True))
+    found = page.read_outcome()
+    assert isinstance(found, RecordedOutcome)
     assert found.outcome.error is not None
     assert found.outcome.error.kind == "timeout"
 
@@ -188,37 +202,37 @@ def test_an_error_is_recorded_as_well_as_a_result(page: Entry) -> None:
 def test_a_store_keeps_lists_and_clears(stores: Stores) -> None:
     store = stores.of("r")
     assert store.names("ledger") == []
-    store.put("ledger/b", b"1")
+    store.write("ledger/b", b"1")
     store.create("ledger/a", b"2")
-    store.put("segment-x.json", b"3")
-    store.put("ledger/b", b"4")
+    store.write("segment-x.json", b"3")
+    store.write("ledger/b", b"4")
     assert (store.names("ledger"), store.read("ledger/b")) == (["a", "b"], b"4")
     with pytest.raises(FileExistsError):
         store.create("ledger/a", b"5")
     with pytest.raises(FileNotFoundError):
         store.read("ledger/c")
-    assert list(stores.folders()) == ["r"]
+    assert list(stores.list_folders()) == ["r"]
     store.clear()
     assert store.names("ledger") == []
     store.clear()
 
 
-def test_a_page_of_another_call_is_in_doubt_and_never_its_result(page: Entry) -> None:
+def test_a_page_of_another_call_is_in_doubt_and_never_its_result(page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
     page.record(DONE)
     other = replace(page, call=call_digest("charge", {"eur": 900}))
-    assert other.claim("charge", TIMEOUT) == Doubtful(None)
+    assert other.claim("charge", TIMEOUT) == InDoubt(None)
 
 
-def test_a_run_of_the_same_id_has_pages_of_its_own(page: Entry) -> None:
+def test_a_run_of_the_same_id_has_pages_of_its_own(page: LedgerEntry) -> None:
     first = replace(page, execution="01a200ec-6681-755f-8626-32d6549a304d")
     first.claim("charge", TIMEOUT)
     first.record(DONE)
     second = replace(page, execution="01a200ec-6681-755f-8626-aaaaaaaaaaaa")
-    assert isinstance(second.claim("charge", TIMEOUT), Granted)
+    assert isinstance(second.claim("charge", TIMEOUT), ClaimGranted)
 
 
-def test_a_client_that_sends_its_claim_twice_is_granted_it(page: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_its_claim_twice_is_granted_it(page: LedgerEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     create = type(page.store).create
 
     def twice(store: Store, name: str, data: bytes) -> None:
@@ -226,27 +240,29 @@ def test_a_client_that_sends_its_claim_twice_is_granted_it(page: Entry, monkeypa
         create(store, name, data)
 
     monkeypatch.setattr(type(page.store), "create", twice)
-    assert isinstance(page.claim("charge", TIMEOUT), Granted)
+    assert isinstance(page.claim("charge", TIMEOUT), ClaimGranted)
 
 
 def test_an_earlier_generation_is_at_work_while_its_claimant_lives(
-    page: Entry, living: "subprocess.Popen[bytes]"
+    page: LedgerEntry, living: "subprocess.Popen[bytes]"
 ) -> None:
     assert not page.is_at_work(())
-    claimed_by(page, Owner(host=Owner.here().host, pid=living.pid, started=ledger._started(living.pid)))
+    claimed_by(
+        page, ClaimOwner(host=ClaimOwner.current().host, pid=living.pid, started=ledger._process_start(living.pid))
+    )
     assert page.is_at_work(())
     living.kill()
     living.wait()
     assert not page.is_at_work(())
-    claimed_by(page, Owner(host="another", pid=1))
+    claimed_by(page, ClaimOwner(host="another", pid=1))
     assert page.is_at_work(())
     page.record(DONE)
     assert not page.is_at_work(())
 
 
-async def test_a_result_that_came_after_the_look_is_found_when_its_claimant_has_left(page: Entry) -> None:
+async def test_a_result_that_came_after_the_look_is_found_when_its_claimant_has_left(page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
     seen = page.claim("charge", TIMEOUT)
-    assert isinstance(seen, Doubtful)
+    assert isinstance(seen, InDoubt)
     page.record(DONE)
-    assert await page.settled(seen, ()) == Recorded(DONE)
+    assert await page.wait_for_result(seen, ()) == RecordedOutcome(DONE)

@@ -12,15 +12,24 @@ from typing import Any
 import pytest
 
 from activities.mailbox import folder as mail_folder
-from activities.mailbox.folder import DEAD, PENDING, PROCESSED, Claimed, Found, MailFolder, NotAMailbox, told
+from activities.mailbox.folder import (
+    DEAD,
+    PENDING,
+    PROCESSED,
+    ArrivedFile,
+    ClaimedFile,
+    MailFolder,
+    MailFolderError,
+    format_os_error,
+)
 from activities.mailbox.rest import FRESH
-from activities.storage.safe_dir import Beneath, NotThere
+from activities.storage.safe_dir import SafeDir, WrongFileTypeError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> MailFolder:
     found = MailFolder(tmp_path / "box", "writer")
-    found.open()
+    found.open_folder()
     return found
 
 
@@ -36,7 +45,7 @@ def names(folder: MailFolder, plan: str, where: str) -> list[str]:
     return sorted(each.name.partition("~")[2] for each in (folder.root / folder.incoming / plan / where).iterdir())
 
 
-def claimed(folder: MailFolder) -> Claimed:
+def claimed(folder: MailFolder) -> ClaimedFile:
     found = folder.claim(folder.scan(1)[0])
     assert found is not None
     return found
@@ -44,10 +53,10 @@ def claimed(folder: MailFolder) -> Claimed:
 
 def test_a_folder_belongs_to_one_agent(folder: MailFolder) -> None:
     again = MailFolder(folder.root, "writer")
-    again.open()
+    again.open_folder()
     assert again.id == folder.id != ""
-    with pytest.raises(NotAMailbox, match="is the mailbox of agent 'writer', not of 'other'"):
-        MailFolder(folder.root, "other").open()
+    with pytest.raises(MailFolderError, match="is the mailbox of agent 'writer', not of 'other'"):
+        MailFolder(folder.root, "other").open_folder()
 
 
 @pytest.mark.parametrize(
@@ -55,13 +64,13 @@ def test_a_folder_belongs_to_one_agent(folder: MailFolder) -> None:
 )
 def test_an_identity_that_is_none_is_told(folder: MailFolder, broken: bytes) -> None:
     (folder.root / ".mailbox.json").write_bytes(broken)
-    with pytest.raises(NotAMailbox, match="not a valid mailbox identity"):
-        MailFolder(folder.root, "writer").open()
+    with pytest.raises(MailFolderError, match="not a valid mailbox identity"):
+        MailFolder(folder.root, "writer").open_folder()
 
 
 def test_of_many_that_open_a_folder_at_once_all_learn_the_same_id(tmp_path: Path) -> None:
     found = [MailFolder(tmp_path / "box", "writer") for _ in range(8)]
-    threads = [threading.Thread(target=each.open) for each in found]
+    threads = [threading.Thread(target=each.open_folder) for each in found]
     for each in threads:
         each.start()
     for each in threads:
@@ -71,16 +80,16 @@ def test_of_many_that_open_a_folder_at_once_all_learn_the_same_id(tmp_path: Path
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "box").write_text("")
-    with pytest.raises(NotAMailbox, match="is not a folder"):
-        MailFolder(tmp_path / "box", "writer").open()
+    with pytest.raises(MailFolderError, match="is not a folder"):
+        MailFolder(tmp_path / "box", "writer").open_folder()
 
 
 def test_an_inbox_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "box").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "box" / "inbox").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotAMailbox, match="not a link"):
-        MailFolder(tmp_path / "box", "writer").open()
+    with pytest.raises(MailFolderError, match="not a link"):
+        MailFolder(tmp_path / "box", "writer").open_folder()
 
 
 def test_what_is_not_ready_is_left(folder: MailFolder) -> None:
@@ -111,7 +120,7 @@ def test_what_is_no_regular_file_is_never_opened(folder: MailFolder, tmp_path: P
     for each in folder.scan(10):
         got = folder.claim(each)
         assert got is not None
-        folder.keep("p", got.file, DEAD, b"{}")
+        folder.put_away("p", got.file, DEAD, b"{}")
     kept = [name for name in names(folder, "p", DEAD) if not name.endswith(".reason.json")]
     assert kept == ["folder.md", "link.md", "ok.md", "pipe.md"]
 
@@ -133,8 +142,8 @@ def test_a_link_that_comes_between_look_and_read_is_not_followed(folder: MailFol
     path.symlink_to(tmp_path / "secret")
     got = folder.claim(found)
     assert got is not None
-    with pytest.raises(NotThere):
-        folder.read("p", got.file)
+    with pytest.raises(WrongFileTypeError):
+        folder.read_message_file("p", got.file)
 
 
 def test_a_plan_that_is_a_link_is_left_alone(folder: MailFolder, tmp_path: Path) -> None:
@@ -170,9 +179,9 @@ def test_the_envelope_follows(folder: MailFolder) -> None:
     put(folder, "p", "a.envelope.json", b"{}")
     got = claimed(folder)
     assert names(folder, "p", PENDING) == ["a.envelope.json", "a.md"]
-    assert [each.file for each in folder.pending()] == [got.file]
-    assert folder.envelope("p", got.file, 100) == b"{}"
-    folder.keep("p", got.file, PROCESSED)
+    assert [each.file for each in folder.pending_files()] == [got.file]
+    assert folder.read_envelope_file("p", got.file, 100) == b"{}"
+    folder.put_away("p", got.file, PROCESSED)
     assert names(folder, "p", PROCESSED) == ["a.envelope.json", "a.md"]
 
 
@@ -180,13 +189,13 @@ def test_what_is_done_again_is_the_same(folder: MailFolder) -> None:
     put(folder, "p", "a.md")
     got = claimed(folder)
     for _ in range(2):
-        folder.keep("p", got.file, DEAD, b'{"why": "so"}')
+        folder.put_away("p", got.file, DEAD, b'{"why": "so"}')
     assert names(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
-    assert folder.reason("p", got.file) == "so"
+    assert folder.dead_letter_reason("p", got.file) == "so"
     folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
-    assert folder.reason("p", got.file) == "no reason recorded"
+    assert folder.dead_letter_reason("p", got.file) == "no reason recorded"
     for _ in range(2):
-        folder.restore("p", got.file)
+        folder.restore_file("p", got.file)
     assert [each.name for each in folder.scan(10)] == ["a.md"]
     assert names(folder, "p", DEAD) == []
 
@@ -197,7 +206,7 @@ def test_nothing_is_overwritten(folder: MailFolder) -> None:
     other = folder.root / "inbox" / "p" / PROCESSED / got.file
     other.parent.mkdir()
     other.write_bytes(b"somebody else's")
-    folder.keep("p", got.file, PROCESSED)
+    folder.put_away("p", got.file, PROCESSED)
     assert {each.read_bytes() for each in other.parent.iterdir()} == {b"first", b"somebody else's"}
 
 
@@ -210,7 +219,7 @@ def test_strange_names_become_names_that_can_be_told(folder: MailFolder, name: s
     assert got.file.isprintable()
     assert len(got.file.encode()) <= 255
     assert Path(got.file).suffix == Path(name).suffix
-    assert folder.read("p", got.file) == b"x"
+    assert folder.read_message_file("p", got.file) == b"x"
 
 
 def test_a_name_that_is_no_text_does_not_stop_the_others(folder: MailFolder) -> None:
@@ -231,11 +240,11 @@ def test_plans_take_turns(folder: MailFolder) -> None:
 
 
 def test_a_flood_is_looked_at_in_pieces(folder: MailFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_folder, "MOST_LOOKED", 50)
+    monkeypatch.setattr(mail_folder, "MAX_LOOKED", 50)
     for number in range(220):
         put(folder, "p", f"{number}.tmp")
     put(folder, "p", "ready.md")
-    looks, found = 0, list[Found]()
+    looks, found = 0, list[ArrivedFile]()
     while not found:
         found, looks = folder.scan(10), looks + 1
         assert looks < 10
@@ -262,14 +271,14 @@ def test_a_full_disk_leaves_what_was_there(folder: MailFolder, monkeypatch: pyte
         for act in (below.write, below.create, below.append):
             with pytest.raises(OSError, match="No space") as raised:
                 act(b"new", "outbox", "p", "a.json")
-        assert told(raised.value) == "the disk is full"
+        assert format_os_error(raised.value) == "the disk is full"
     assert below.names("outbox", "p") == ["a.json"]
     assert below.read("outbox", "p", "a.json", most=10) == b"old"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", "/etc"])
 def test_only_names_are_names(tmp_path: Path, name: str) -> None:
-    below = Beneath(tmp_path)
+    below = SafeDir(tmp_path)
     for act in (lambda: below.read(name, most=1), lambda: below.write(b"", name), lambda: below.remove(name)):
         with pytest.raises(ValueError, match="not the name of a file"):
             act()
@@ -280,13 +289,13 @@ def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
     (tmp_path / "box").mkdir()
     (tmp_path / "box" / "link").symlink_to(tmp_path / "target")
     (tmp_path / "box" / "way").symlink_to(tmp_path)
-    below = Beneath(tmp_path / "box")
+    below = SafeDir(tmp_path / "box")
     for act in (
         lambda: below.read("link", most=9),
         lambda: below.append(b"x", "link"),
         lambda: below.write(b"x", "way", "target"),
     ):
-        with pytest.raises(NotThere):
+        with pytest.raises(WrongFileTypeError):
             act()
     below.write(b"ours", "link")  # the name is replaced, not what it leads to
     assert ((tmp_path / "target").read_text(), (tmp_path / "box" / "link").read_text()) == ("theirs", "ours")
@@ -294,7 +303,7 @@ def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
 
 def test_an_agent_outside_speaks_through_the_outbox(tmp_path: Path) -> None:
     folder = MailFolder(tmp_path / "box", "peer", outside=True)
-    folder.open()
+    folder.open_folder()
     for name in ("ack_m1.json", "task_state_t.json", "t-reply.md"):
         put(folder, "p", name)
     assert [(each.plan, each.name) for each in folder.scan(10)] == [("p", "t-reply.md")]
@@ -414,11 +423,11 @@ def test_a_pending_folder_that_can_be_looked_at_again_is_told_of_no_more(
     def refuses(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Beneath, "names", refuses)
-    assert list(folder.pending()) == []
+    monkeypatch.setattr(SafeDir, "names", refuses)
+    assert list(folder.pending_files()) == []
     assert list(folder.refused) == ["p/.pending"]
     monkeypatch.undo()
-    assert len(list(folder.pending())) == 1
+    assert len(list(folder.pending_files())) == 1
     assert folder.refused == {}
 
 
@@ -428,16 +437,16 @@ def test_a_pending_folder_that_can_be_looked_at_again_is_told_of_no_more(
 def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name: str) -> None:
     put(folder, "p", name)
     got = claimed(folder)
-    folder.keep("p", got.file, DEAD, b'{"why": "so"}')
-    assert folder.reason("p", got.file) == "so"
+    folder.put_away("p", got.file, DEAD, b'{"why": "so"}')
+    assert folder.dead_letter_reason("p", got.file) == "so"
     folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
-    assert folder.reason("p", got.file) == "no reason recorded"
+    assert folder.dead_letter_reason("p", got.file) == "no reason recorded"
 
 
 def test_plans_that_are_not_looked_at_are_told_of(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mail_folder, "MOST_PLANS", 2)
+    monkeypatch.setattr(mail_folder, "MAX_PLANS", 2)
     for plan in "abc":
         put(folder, plan, "a.md")
     for _ in range(2):

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.mailbox import inputs as mail_inputs
-from activities.mailbox.inputs import Unusable, resolve
-from activities.mailbox.rest import FRESH, Rests
-from activities.storage.safe_dir import Beneath
+from activities.mailbox.inputs import InputsError, resolve_inputs
+from activities.mailbox.rest import FRESH, RestTracker
+from activities.storage.safe_dir import SafeDir
 from contracts.mail.message import InputWanted, PickPolicy, TaskHead
-from decisions.mailbox.inputs import segments
+from decisions.mailbox.inputs import split_pattern
 
 
 @pytest.fixture
@@ -64,16 +64,16 @@ def task(*wanted: str, policy: PickPolicy | None = None, waits: bool = True) -> 
 def test_a_pattern_finds_the_file_that_it_fits(box: Path, match: str, path: str) -> None:
     for each in ("a.csv", "sub/b.csv", "sub/deep/c.txt", "sub/sub/d.txt"):
         put(box, each)
-    assert resolve(Beneath(box), task(match)).chosen == {"i0": path}
+    assert resolve_inputs(SafeDir(box), task(match)).chosen == {"i0": path}
 
 
 @pytest.mark.parametrize("match", ["A.csv", "*.pdf", "sub/*.txt", "b.csv", "nowhere/*", "a.csv/x"])
 def test_what_fits_nothing_is_missing(box: Path, match: str) -> None:
     for each in ("a.csv", "sub/b.csv"):
         put(box, each)
-    assert resolve(Beneath(box), task("a.csv", match)).missing == ("i1",)
-    with pytest.raises(Unusable, match="does not wait: i0"):
-        resolve(Beneath(box), task(match, waits=False))
+    assert resolve_inputs(SafeDir(box), task("a.csv", match)).missing == ("i1",)
+    with pytest.raises(InputsError, match="does not wait: i0"):
+        resolve_inputs(SafeDir(box), task(match, waits=False))
 
 
 @pytest.mark.parametrize(
@@ -81,17 +81,17 @@ def test_what_fits_nothing_is_missing(box: Path, match: str) -> None:
     ["/etc/passwd", "../x", "a/../../x", ".hidden", "~/x", "a\\b", "C:/x", "/", ".", "a\nb", "a/" * 9 + "x", "é" * 128],
 )
 def test_a_pattern_stays_below_the_inputs(box: Path, match: str) -> None:
-    with pytest.raises(Unusable, match="inputs: i0: "):
-        resolve(Beneath(box), task(match))
+    with pytest.raises(InputsError, match="inputs: i0: "):
+        resolve_inputs(SafeDir(box), task(match))
 
 
 def test_several_stars_in_a_row_lead_down_once() -> None:
-    assert segments("**/**/**/a/**/**") == ("**", "a", "**")
+    assert split_pattern("**/**/**/a/**/**") == ("**", "a", "**")
 
 
 @given(st.text(min_size=1, max_size=60))
 def test_no_pattern_leads_outside(match: str) -> None:
-    parts = segments(match)
+    parts = split_pattern(match)
     if not isinstance(parts, str):
         assert not any(part in {"", ".", ".."} or "/" in part or "\0" in part for part in parts)
 
@@ -104,7 +104,12 @@ def test_links_and_what_is_not_ready_are_no_inputs(box: Path) -> None:
     put(box, ".c.csv")
     put(box, "d.csv.tmp")
     (box / "inputs" / "fresh.csv").write_text("half")
-    assert resolve(Beneath(box), task("*.csv", "a.csv", "sub/*.csv", "**/*.csv")).missing == ("i0", "i1", "i2", "i3")
+    assert resolve_inputs(SafeDir(box), task("*.csv", "a.csv", "sub/*.csv", "**/*.csv")).missing == (
+        "i0",
+        "i1",
+        "i2",
+        "i3",
+    )
 
 
 def test_a_hard_link_is_no_input(box: Path) -> None:
@@ -114,68 +119,68 @@ def test_a_hard_link_is_no_input(box: Path) -> None:
     os.utime(box / "secret.csv", (1, 1))
     (box / "inputs" / "a.csv").hardlink_to(box / "secret.csv")
     (box / "inputs" / "sub" / "b.csv").hardlink_to(box / "secret.csv")
-    found = resolve(Beneath(box), task("a.csv", "*.csv", "sub/b.csv", "**/*.csv"))
+    found = resolve_inputs(SafeDir(box), task("a.csv", "*.csv", "sub/b.csv", "**/*.csv"))
     assert (found.chosen, found.missing) == ({"i3": "sub/own.csv"}, ("i0", "i1", "i2"))
 
 
 def test_an_input_that_becomes_a_hard_link_after_the_look_is_not_read(box: Path) -> None:
     put(box, "a.csv")
-    (path,) = resolve(Beneath(box), task("a.csv")).chosen.values()
+    (path,) = resolve_inputs(SafeDir(box), task("a.csv")).chosen.values()
     (box / "secret.csv").write_text("secret")
     (box / "inputs" / "a.csv").unlink()
     (box / "inputs" / "a.csv").hardlink_to(box / "secret.csv")
     with pytest.raises(OSError, match="hard link"):
-        mail_inputs.content(Beneath(box), path)
+        mail_inputs.read_input(SafeDir(box), path)
 
 
 def test_policies_pick_among_several(box: Path) -> None:
     put(box, "a.csv", at=10)
     put(box, "c.csv", at=30)
     arrived(box, "b.csv", after="c.csv")
-    below = Beneath(box)
-    assert resolve(below, task("*.csv", policy=PickPolicy.first)).chosen == {"i0": "a.csv"}
-    assert resolve(below, task("*.csv", policy=PickPolicy.latest)).chosen == {"i0": "b.csv"}
-    assert resolve(below, task("*.csv", policy=PickPolicy.unique)).chosen == {"i0": "a.csv"}
-    assert resolve(below, task("*.csv")).undecided == {"i0": ("a.csv", "b.csv", "c.csv")}
+    below = SafeDir(box)
+    assert resolve_inputs(below, task("*.csv", policy=PickPolicy.first)).chosen == {"i0": "a.csv"}
+    assert resolve_inputs(below, task("*.csv", policy=PickPolicy.latest)).chosen == {"i0": "b.csv"}
+    assert resolve_inputs(below, task("*.csv", policy=PickPolicy.unique)).chosen == {"i0": "a.csv"}
+    assert resolve_inputs(below, task("*.csv")).undecided == {"i0": ("a.csv", "b.csv", "c.csv")}
     put(box, "c.csv", "y")
-    with pytest.raises(Unusable, match=r"expected one file, and there are several: a\.csv, b\.csv, c\.csv"):
-        resolve(below, task("*.csv", policy=PickPolicy.unique))
+    with pytest.raises(InputsError, match=r"expected one file, and there are several: a\.csv, b\.csv, c\.csv"):
+        resolve_inputs(below, task("*.csv", policy=PickPolicy.unique))
 
 
 def test_what_is_too_large_or_too_much_is_told(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(box, "large.bin")
     os.truncate(box / "inputs" / "large.bin", 65 * 1024 * 1024)
     os.utime(box / "inputs" / "large.bin", (1, 1))
-    with pytest.raises(Unusable, match=r"large\.bin has more than 67,108,864 bytes"):
-        resolve(Beneath(box), task("*.bin"))
-    monkeypatch.setattr(mail_inputs, "MOST_LOOKED", 10)
+    with pytest.raises(InputsError, match=r"large\.bin has more than 67,108,864 bytes"):
+        resolve_inputs(SafeDir(box), task("*.bin"))
+    monkeypatch.setattr(mail_inputs, "MAX_LOOKED", 10)
     for number in range(11):
         put(box, f"{number}.csv")
-    with pytest.raises(Unusable, match="more than 10 names"):
-        resolve(Beneath(box), task("*.csv"))
+    with pytest.raises(InputsError, match="more than 10 names"):
+        resolve_inputs(SafeDir(box), task("*.csv"))
 
 
 def test_what_may_still_be_being_written_is_not_there_yet(box: Path) -> None:
     (box / "inputs" / "a.csv").write_text("1")
-    found = resolve(Beneath(box), task("*.csv"))
+    found = resolve_inputs(SafeDir(box), task("*.csv"))
     assert (found.missing, found.is_early) == (("i0",), True)
     put(box, "a.csv")
-    found = resolve(Beneath(box), task("*.csv"))
+    found = resolve_inputs(SafeDir(box), task("*.csv"))
     assert (found.chosen, found.is_early) == ({"i0": "a.csv"}, False)
 
 
 def test_a_file_from_the_future_rests_when_two_looks_find_it_the_same(box: Path) -> None:
     """Nor is it the latest for ever: what arrives after it is."""
-    rests, late = Rests(), int(time.time()) + 3600
+    rests, late = RestTracker(), int(time.time()) + 3600
     put(box, "a.csv", at=late)
-    assert resolve(Beneath(box), task("*.csv"), rests).is_early
+    assert resolve_inputs(SafeDir(box), task("*.csv"), rests).is_early
     put(box, "a.csv", "1, and more", at=late)
     time.sleep(FRESH)
-    assert resolve(Beneath(box), task("*.csv"), rests).is_early
+    assert resolve_inputs(SafeDir(box), task("*.csv"), rests).is_early
     time.sleep(FRESH)
-    assert resolve(Beneath(box), task("*.csv"), rests).chosen == {"i0": "a.csv"}
+    assert resolve_inputs(SafeDir(box), task("*.csv"), rests).chosen == {"i0": "a.csv"}
     arrived(box, "b.csv", after="a.csv")
-    assert resolve(Beneath(box), task("*.csv", policy=PickPolicy.latest), rests).chosen == {"i0": "b.csv"}
+    assert resolve_inputs(SafeDir(box), task("*.csv", policy=PickPolicy.latest), rests).chosen == {"i0": "b.csv"}
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -183,10 +188,10 @@ def test_nothing_is_decided_while_one_of_the_files_that_fit_is_being_written(box
     put(box, "a.csv")
     (box / "inputs" / "b.csv").write_text("1")
     head = task("*.csv", waits=waits)
-    found = resolve(Beneath(box), head)
+    found = resolve_inputs(SafeDir(box), head)
     assert (found.chosen, found.missing, found.is_early) == ({}, ("i0",), True)
     put(box, "b.csv")
-    assert resolve(Beneath(box), head).undecided == {"i0": ("a.csv", "b.csv")}
+    assert resolve_inputs(SafeDir(box), head).undecided == {"i0": ("a.csv", "b.csv")}
 
 
 def test_an_input_that_may_not_be_read_is_said_with_its_name(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,5 +199,5 @@ def test_an_input_that_may_not_be_read_is_said_with_its_name(box: Path, monkeypa
         raise PermissionError(13, "Permission denied", "secret")
 
     monkeypatch.setattr(os, "scandir", refuses)
-    with pytest.raises(Unusable, match="i0: no permission: secret: let the bridge's user read it"):
-        resolve(Beneath(box), task("*.csv"))
+    with pytest.raises(InputsError, match="i0: no permission: secret: let the bridge's user read it"):
+        resolve_inputs(SafeDir(box), task("*.csv"))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.mailbox.message import MOST_ENVELOPE, NotAMessage, read, read_envelope, written
+from activities.mailbox.message import MAX_ENVELOPE, MessageError, format_message, parse_message, read_envelope
 from activities.storage.workspace import folder_name
-from contracts.mail.message import MOST_MESSAGE, InputWanted, PickPolicy, ReplyHead, ReplyStatus, TaskHead
+from contracts.mail.message import MAX_MESSAGE_BYTES, InputWanted, PickPolicy, ReplyHead, ReplyStatus, TaskHead
 
 HEAD = "type: task\nmessage_id: m-1\nplan_id: p\ntask_id: t\nfrom: planner\n"
 
@@ -24,36 +24,41 @@ def as_json(**more: Any) -> bytes:
 
 def test_a_task_is_read_with_its_inputs() -> None:
     more = "inputs:\n  - {name: data, match: '*.csv'}\npick_policy: latest\nwait_for_inputs: false\n"
-    head, body = read(task(more), "p")
+    head, body = parse_message(task(more), "p")
     assert isinstance(head, TaskHead)
     assert (head.message_id, head.sender, head.inputs) == ("m-1", "planner", (InputWanted(name="data", match="*.csv"),))
     assert (head.pick_policy, head.wait_for_inputs, body) == (PickPolicy.latest, False, "Write a summary.\n")
 
 
 def test_scalars_are_the_text_that_stands_there() -> None:
-    head, _ = read(task("subtask_id: 2026-01-01\nto: yes\n", head=HEAD.replace("task_id: t", "task_id: 042")), "p")
+    head, _ = parse_message(
+        task("subtask_id: 2026-01-01\nto: yes\n", head=HEAD.replace("task_id: t", "task_id: 042")), "p"
+    )
     assert (head.task_id, head.subtask_id, head.to) == ("042", "2026-01-01", "yes")
 
 
 @pytest.mark.parametrize("nothing", ["", "~", "null"])
 def test_a_field_without_a_value_is_not_there(nothing: str) -> None:
-    assert read(task(f"subtask_id: {nothing}\n"), "p")[0].subtask_id is None
+    assert parse_message(task(f"subtask_id: {nothing}\n"), "p")[0].subtask_id is None
 
 
 def test_json_and_markdown_say_the_same() -> None:
-    assert read(as_json(), "p")[0].model_copy(update={"message_id": "m-1", "sender": "planner"}) == read(task(), "p")[0]
+    assert (
+        parse_message(as_json(), "p")[0].model_copy(update={"message_id": "m-1", "sender": "planner"})
+        == parse_message(task(), "p")[0]
+    )
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_fault() -> None:
-    head, body = read(b"\xef\xbb\xbf" + task().replace(b"\n", b"\r\n"), "p")
+    head, body = parse_message(b"\xef\xbb\xbf" + task().replace(b"\n", b"\r\n"), "p")
     assert (head.message_id, body) == ("m-1", "Write a summary.\r\n")
 
 
 def test_the_folder_is_the_plan_or_its_coded_name() -> None:
     data = as_json(plan_id="a/b")
-    assert read(data, folder_name("a/b"))[0].plan_id == "a/b"
-    with pytest.raises(NotAMessage, match="plan_id: expected 'b'"):
-        read(data, "b")
+    assert parse_message(data, folder_name("a/b"))[0].plan_id == "a/b"
+    with pytest.raises(MessageError, match="plan_id: expected 'b'"):
+        parse_message(data, "b")
 
 
 BOMB = "a: &a [x]\nb: [*a, *a]\n"
@@ -85,7 +90,7 @@ MALFORMED = [
     (task(body="  \n"), "body: expected"),
     (task(body="a\0b"), "control character, U\\+0000"),
     (task("x: " + "y" * 40_000 + "\n"), "front matter is longer"),
-    (task(body="x" * MOST_MESSAGE), "the limit is"),
+    (task(body="x" * MAX_MESSAGE_BYTES), "the limit is"),
     (task(head=HEAD.replace("type: task\n", "")), "type: expected `task` or `reply`"),
     (task(head=HEAD.replace("type: task", "type: order")), "type: expected `task` or `reply`"),
     (task(head=HEAD.replace("from: planner\n", "")), "from: Field required"),
@@ -109,8 +114,8 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("data", "why"), MALFORMED)
 def test_what_is_no_message_is_told_in_one_line(data: bytes, why: str) -> None:
-    with pytest.raises(NotAMessage, match=why) as told:
-        read(data, "p")
+    with pytest.raises(MessageError, match=why) as told:
+        parse_message(data, "p")
     assert "\n" not in str(told.value)
     assert len(str(told.value)) < 600
 
@@ -122,8 +127,8 @@ def test_what_is_no_message_is_told_in_one_line(data: bytes, why: str) -> None:
     )
 )
 def test_whatever_lies_there_is_a_message_or_none(data: bytes) -> None:
-    with suppress(NotAMessage):
-        assert read(data, "p")[0].plan_id == "p"
+    with suppress(MessageError):
+        assert parse_message(data, "p")[0].plan_id == "p"
 
 
 PLAIN = st.text(
@@ -138,16 +143,16 @@ def test_what_is_written_reads_the_same(
 ) -> None:
     ids = {"message_id": "k-reply", "plan_id": plan, "task_id": task_id, "subtask_id": subtask, "sender": "a"}
     head = ReplyHead.model_validate({"type": "reply", **ids, "status": status, "artifacts": ("x/a.md", "42")})
-    assert read(written(head, body).encode(), folder_name(plan)) == (head, body)
+    assert parse_message(format_message(head, body).encode(), folder_name(plan)) == (head, body)
 
 
 def test_what_no_message_may_hold_is_replaced() -> None:
     head = ReplyHead(type="reply", message_id="k", plan_id="p", task_id="t", sender="a", status=ReplyStatus.done)
-    assert read(written(head, "a\0b").encode(), "p")[1] == "a\ufffdb"
+    assert parse_message(format_message(head, "a\0b").encode(), "p")[1] == "a\ufffdb"
 
 
 def test_an_envelope_is_a_json_object_of_bounded_size() -> None:
     assert read_envelope(b'{"a": 1}') == {"a": 1}
-    for broken in (b"", b"[]", b"{", b'{"a": "' + b"x" * MOST_ENVELOPE + b'"}'):
-        with pytest.raises(NotAMessage):
+    for broken in (b"", b"[]", b"{", b'{"a": "' + b"x" * MAX_ENVELOPE + b'"}'):
+        with pytest.raises(MessageError):
             read_envelope(broken)

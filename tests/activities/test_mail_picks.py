@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from activities.mailbox.folder import MailFolder
-from activities.mailbox.picks import LOOK_EVERY, Picks
-from activities.mailbox.writer import Told
-from contracts.mail.delivery import Letter, Stage
+from activities.mailbox.picks import LOOK_EVERY, InputPicks
+from activities.mailbox.writer import MailWriter
+from contracts.mail.delivery import InboxMessage, Stage
 from contracts.run.question import QuestionKind
 from contracts.run.state import QuestionView, RunStatus
 
@@ -45,32 +45,32 @@ class FakeRun:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
+def told(tmp_path: Path) -> MailWriter:
     folder = MailFolder(tmp_path / "box", "writer")
-    folder.open()
-    letter = Letter(
+    folder.open_folder()
+    letter = InboxMessage(
         key="k", task="d", folder="f", plan="p", message_id="m", plan_id="p", task_id="t", sender="you",
         stage=Stage.admitted, heard_at=NOW,
     )  # fmt: skip
-    told = Told(folder, "writer")
-    told.ask(letter, "run-1", {"data": ("a", "b")})
+    told = MailWriter(folder, "writer")
+    told.write_request(letter, "run-1", {"data": ("a", "b")})
     return told
 
 
 @pytest.fixture
-def request_file(told: Told) -> Any:
+def request_file(told: MailWriter) -> Any:
     return told.folder.root / "tasks" / "t" / "human_intervention_request.json"
 
 
-async def looks(told: Told, run: FakeRun, count: int = LOOK_EVERY + 1) -> Picks:
+async def looks(told: MailWriter, run: FakeRun, count: int = LOOK_EVERY + 1) -> InputPicks:
     client: Any = run
-    picks = Picks(client, told)
+    picks = InputPicks(client, told)
     for _ in range(count):
-        await picks.look()
+        await picks.check_requests()
     return picks
 
 
-async def test_a_pick_is_the_answer_and_ends_the_request(told: Told, request_file: Any) -> None:
+async def test_a_pick_is_the_answer_and_ends_the_request(told: MailWriter, request_file: Any) -> None:
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
     run = FakeRun()
@@ -95,18 +95,18 @@ async def test_a_pick_is_the_answer_and_ends_the_request(told: Told, request_fil
     ],
 )
 async def test_a_request_that_somebody_has_spoiled_ends_nothing_and_can_be_mended(
-    told: Told, request_file: Any, spoiled: str
+    told: MailWriter, request_file: Any, spoiled: str
 ) -> None:
     request_file.write_text(spoiled)
     run = FakeRun()
     picks = await looks(told, run)
     if not run.answers:
         request_file.write_text('{"pick": {"data": "a"}}')
-        await picks.look()
+        await picks.check_requests()
     assert (run.answers, set(run.asked)) == (["a"], {"run:run-1", "mailbox:writer"})
 
 
-async def test_no_other_run_is_answered_than_the_one_that_asks(told: Told, request_file: Any) -> None:
+async def test_no_other_run_is_answered_than_the_one_that_asks(told: MailWriter, request_file: Any) -> None:
     request_file.write_text('{"run_id": "stranger", "key": "x", "pick": {"data": "a"}}')
     run = FakeRun()
     await looks(told, run, 1)
@@ -115,7 +115,7 @@ async def test_no_other_run_is_answered_than_the_one_that_asks(told: Told, reque
 
 
 async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
-    told: Told, request_file: Any, monkeypatch: pytest.MonkeyPatch
+    told: MailWriter, request_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent(FakeRun):
         async def execute_update(self, *_: Any) -> None:
@@ -130,7 +130,7 @@ async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
     assert run.answers == ["b"]
 
 
-async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: Told, request_file: Any) -> None:
+async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: MailWriter, request_file: Any) -> None:
     before = request_file.read_text()
     request_file.unlink()
     run = FakeRun()
@@ -139,12 +139,12 @@ async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: Told
     other = request_file.with_name("4913")
     other.write_text(json.dumps({**json.loads(before), "pick": {"data": "a"}}))
     other.rename(request_file)
-    await picks.look()
+    await picks.check_requests()
     assert run.answers == ["a"]
 
 
 async def test_a_request_that_is_no_file_is_said_once(
-    told: Told, request_file: Any, caplog: pytest.LogCaptureFixture
+    told: MailWriter, request_file: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     request_file.unlink()
     request_file.symlink_to("/etc/passwd")

@@ -20,12 +20,12 @@ from unittest.mock import patch
 import pytest
 
 from activities.mcp.config import HttpServer, StdioServer
-from activities.mcp.connection import Connection, Unreachable
+from activities.mcp.connection import Connection, McpUnreachableError
 from activities.mcp.result import TEXT_ONLY
 from activities.mcp.tool import McpTool
 from activities.security.secrets import Secrets
 from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.interface import CallContext, TransientToolError
 from contracts.failures import ToolFault
 from contracts.tool import ToolKind, ToolOutcome, ToolRoute
 from decisions.mcp import effect_of
@@ -59,7 +59,7 @@ class Rig:
 
     async def run(self, do: str, *, tool: str = "look", timeout: float = LONG, **arguments: Any) -> ToolOutcome:
         made = await self.tool(tool, timeout)
-        assert await made.refusal(made.route.effect, None, timedelta(seconds=LONG)) is None
+        assert await made.check_preflight(made.route.effect, None, timedelta(seconds=LONG)) is None
         context = CallContext("r", 3, "key", datetime.now(UTC), self.workspace)
         return await made.run({"do": do, **arguments}, context)
 
@@ -124,7 +124,7 @@ async def test_the_server_ends_with_its_connection(rig: Rig) -> None:
 @pytest.mark.parametrize("do", ["stays", "deaf"])
 async def test_a_server_that_does_not_mind_is_killed(tmp_path: Path, do: str) -> None:
     async with rigged(tmp_path, "stays" if do == "stays" else "plain") as rig:
-        with suppress(TransientFailure):
+        with suppress(TransientToolError):
             await rig.run(do, timeout=0.5)
         await rig.connection.close()
         assert not lives(rig.pids()[0])
@@ -156,7 +156,7 @@ async def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_call_has_its_own_time_and_the_session_survives_it(rig: Rig) -> None:
-    with pytest.raises(TransientFailure, match=r"did not answer within 0\.3 s") as caught:
+    with pytest.raises(TransientToolError, match=r"did not answer within 0\.3 s") as caught:
         await rig.run("hang", timeout=0.3)
     assert caught.value.kind == ToolFault.timeout
     assert (await rig.run("x")).result == "done"
@@ -164,7 +164,7 @@ async def test_a_call_has_its_own_time_and_the_session_survives_it(rig: Rig) -> 
 
 
 async def test_a_server_that_dies_in_a_read_may_be_asked_again_and_is_started_anew(rig: Rig) -> None:
-    with pytest.raises(TransientFailure, match="ended the connection") as caught:
+    with pytest.raises(TransientToolError, match="ended the connection") as caught:
         await rig.run("die")
     assert caught.value.kind == ToolFault.unreachable
     assert (await rig.run("x")).result == "done"
@@ -183,7 +183,7 @@ async def test_a_server_that_refuses_to_list_its_tools_goes_on_with_the_calls_of
     acting = asyncio.create_task(rig.run("later", tool="act"))
     await until(lambda: bool(rig.calls()))
     (rig.state / "refuse").touch()
-    with pytest.raises(Unreachable, match="does not say which tools it has: not just now"):
+    with pytest.raises(McpUnreachableError, match="does not say which tools it has: not just now"):
         await rig.connection.tools(refresh=True)
     assert (await acting).result == "done"
     (rig.state / "refuse").unlink()
@@ -206,32 +206,34 @@ async def test_a_server_that_dies_by_every_call_is_not_started_by_every_call(rig
     tool = await rig.tool()
     started = 0
     for _ in range(30):
-        with suppress(TransientFailure):
-            await tool.refusal(tool.route.effect, None, timedelta(seconds=LONG))
+        with suppress(TransientToolError):
+            await tool.check_preflight(tool.route.effect, None, timedelta(seconds=LONG))
             await tool.run({"do": "die"}, CallContext("r", 1, "key", datetime.now(UTC), rig.workspace))
         started = len(rig.pids())
     assert started < 10
-    with pytest.raises(Unreachable, match=r"it is tried again in"):
+    with pytest.raises(McpUnreachableError, match=r"it is tried again in"):
         await rig.connection.tools()
 
 
 async def test_a_server_that_has_been_away_for_long_is_still_tried_again(tmp_path: Path) -> None:
     connection = Connection(StdioServer(name="gone", command=str(tmp_path / "nowhere")))
     connection._failures = 2000
-    with pytest.raises(Unreachable, match="nowhere"):
+    with pytest.raises(McpUnreachableError, match="nowhere"):
         await connection.tools()
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with rigged(tmp_path, "dead") as rig:
-        with pytest.raises(Unreachable, match=r"cannot be reached: .*its last words: cannot read the configuration"):
+        with pytest.raises(
+            McpUnreachableError, match=r"cannot be reached: .*its last words: cannot read the configuration"
+        ):
             await rig.connection.tools()
 
 
 async def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
     async with rigged(tmp_path, "silent") as rig:
         rig.connection.server = replace(rig.connection.server, start_timeout=3.0)
-        with pytest.raises(Unreachable, match="did not get ready within 3 s"):
+        with pytest.raises(McpUnreachableError, match="did not get ready within 3 s"):
             await rig.connection.tools()
         await until(lambda: bool(rig.pids()) and not lives(rig.pids()[0]))
 
@@ -241,14 +243,14 @@ async def test_the_guard_of_a_call_does_not_wait_longer_than_it_may(tmp_path: Pa
     (tmp_path / "slow").mkdir()
     async with rigged(tmp_path / "slow", "silent") as slow:
         tool._connection = slow.connection
-        with pytest.raises(TransientFailure, match=r"did not get ready within 0\.5 s") as caught:
-            await tool.refusal(tool.route.effect, None, timedelta(seconds=0.5))
+        with pytest.raises(TransientToolError, match=r"did not get ready within 0\.5 s") as caught:
+            await tool.check_preflight(tool.route.effect, None, timedelta(seconds=0.5))
         assert caught.value.kind == ToolFault.unreachable
 
 
 async def test_an_environment_that_lacks_a_variable_starts_nothing() -> None:
     connection = Connection(StdioServer("h", sys.executable, missing="the environment has no X_TOKEN"))
-    with pytest.raises(Unreachable, match="the environment has no X_TOKEN"):
+    with pytest.raises(McpUnreachableError, match="the environment has no X_TOKEN"):
         await connection.tools()
     await connection.close()
 
@@ -274,7 +276,7 @@ async def test_a_flood_ends_in_a_typed_failure_and_costs_bounded_memory(rig: Rig
             longest = max(longest, monotonic() - since)
 
     beating = asyncio.create_task(beat())
-    with pytest.raises(TransientFailure):
+    with pytest.raises(TransientToolError):
         await rig.run(do, timeout=6)
     beating.cancel()
     assert longest < 4  # seconds: the worker's loop goes on
@@ -287,7 +289,7 @@ async def test_noise_beside_the_answer_is_no_harm(rig: Rig, do: str) -> None:
 
 
 async def test_answers_to_nothing_are_dropped(rig: Rig) -> None:
-    with pytest.raises(TransientFailure, match="did not answer"):
+    with pytest.raises(TransientToolError, match="did not answer"):
         await rig.run("wrong id", timeout=0.5)
     assert (await rig.run("x")).result == "done"
 
@@ -306,7 +308,7 @@ async def test_secrets_of_a_server_are_not_in_its_failures(tmp_path: Path) -> No
     async with rigged(tmp_path, "plain", secrets) as rig:
         await rig.run("blab")
         await until(lambda: "my key is" in rig.connection._last_line)
-        with pytest.raises(TransientFailure, match="HOSTILE_TOKEN") as caught:
+        with pytest.raises(TransientToolError, match="HOSTILE_TOKEN") as caught:
             await rig.run("die")
         assert "token-canary" not in caught.value.message
 
@@ -394,14 +396,14 @@ async def test_a_change_that_is_announced_stops_the_call(
     (rig.state / "announce").touch()
     await rig.run("x")  # by which the server tells of it
     await until(lambda: rig.connection._is_stale)
-    refused = await tool.refusal(tool.route.effect, None, timedelta(seconds=LONG))
+    refused = await tool.check_preflight(tool.route.effect, None, timedelta(seconds=LONG))
     assert refused is not None
     assert refused.error is not None
     assert refused.error.kind == kind
     assert said in refused.error.message
     is_asked = kind == ToolFault.changed and "annotations" in now[0]
     assert (refused.error.definition is not None) == is_asked
-    assert await tool.refusal(tool.route.effect, refused.error.definition, timedelta(seconds=LONG)) == (
+    assert await tool.check_preflight(tool.route.effect, refused.error.definition, timedelta(seconds=LONG)) == (
         None if is_asked else refused
     )
 
@@ -411,7 +413,7 @@ async def test_a_change_between_the_look_and_the_call_is_not_called(rig: Rig) ->
     rig.define({**LOOK, **READ, "description": "Another."}, {**LOOK, "name": "act", "description": "Another."})
     await rig.connection.close()
     context = CallContext("r", 1, "key", datetime.now(UTC), rig.workspace)
-    with pytest.raises(TransientFailure, match="changed its tools just now"):
+    with pytest.raises(TransientToolError, match="changed its tools just now"):
         await look.run({}, context)
     outcome = await act.run({}, context)
     assert outcome.error is not None
@@ -428,7 +430,7 @@ async def test_a_server_that_is_not_ready_yet_is_given_up_at_once_where_its_work
         since = monotonic()
         await rig.connection.close()
         assert monotonic() - since < 9  # of the 20 s that it would have
-        with pytest.raises(Unreachable, match="given up"):
+        with pytest.raises(McpUnreachableError, match="given up"):
             await asking
         assert not lives(rig.pids()[0])
 
@@ -437,7 +439,7 @@ async def test_a_change_is_seen_at_the_next_connection(rig: Rig) -> None:
     tool = await rig.tool()
     await rig.connection.close()
     rig.define({**LOOK, **READ, "description": "Another."})
-    refused = await tool.refusal(tool.route.effect, None, timedelta(seconds=LONG))
+    refused = await tool.check_preflight(tool.route.effect, None, timedelta(seconds=LONG))
     assert refused is not None
     assert refused.error is not None
     assert refused.error.kind == ToolFault.changed
@@ -455,7 +457,7 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
         LOOK,
     )
     assert list(await rig.connection.tools()) == ["look"]
-    refused = rig.connection.refused
+    refused = rig.connection.rejected_tools
     assert sorted(refused) == ["a.b", "brackets", "either", "invalid", "large", "n" * 62, "outside"]
     assert "lies outside" in refused["outside"]
     assert "anyOf is not supported at the root" in refused["either"]
@@ -465,11 +467,11 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
 
 async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:
     long = {"inputSchema": {"type": "object"}, "description": "d" * (63 * 1024)}
-    with patch("activities.mcp.listing.MOST_DEFINITIONS", 5 * 64 * 1024):
+    with patch("activities.mcp.listing.MAX_DEFINITION_BYTES", 5 * 64 * 1024):
         rig.define(*({"name": f"tool-{n}", **long} for n in range(8)))
         tools = await rig.connection.tools()
     assert sorted(tools) == [f"tool-{n}" for n in range(5)]
-    assert "the definitions of its server are larger" in rig.connection.refused["tool-5"]
+    assert "the definitions of its server are larger" in rig.connection.rejected_tools["tool-5"]
 
 
 async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> None:
@@ -489,12 +491,12 @@ async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> 
 
 async def test_a_listing_that_is_none_of_mcp_is_told_by_the_place_of_its_fault(rig: Rig) -> None:
     rig.define({**LOOK, "inputSchema": {"type": "array"}})
-    with pytest.raises(Unreachable, match=r"tools\.0\.inputSchema"):
+    with pytest.raises(McpUnreachableError, match=r"tools\.0\.inputSchema"):
         await rig.connection.tools()
 
 
 async def test_a_url_where_nobody_listens_is_unreachable() -> None:
     connection = Connection(HttpServer("web", "http://127.0.0.1:9/mcp"))
-    with pytest.raises(Unreachable, match="MCP server web cannot be reached"):
+    with pytest.raises(McpUnreachableError, match="MCP server web cannot be reached"):
         await connection.tools()
     await connection.close()

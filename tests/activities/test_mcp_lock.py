@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from activities.mcp.lock import NAME, BadLock, change_lock, keep_first, read_lock
+from activities.mcp.lock import LOCK_FILE_NAME, LockFileError, accept_new_servers, change_lock, read_lock
 from contracts.mcp import Pin
-from decisions.mcp import pin
+from decisions.mcp import pin_tool
 
-LOOK = pin("Looks ü.", {"type": "object", "properties": {"at": {"type": "string"}}}, {"readOnlyHint": True})
+LOOK = pin_tool("Looks ü.", {"type": "object", "properties": {"at": {"type": "string"}}}, {"readOnlyHint": True})
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / NAME
+    path = tmp_path / LOCK_FILE_NAME
     assert read_lock(path) == {}
-    assert keep_first(path, {"s": {"look": LOOK}}) == {"s": {"look": LOOK}}
+    assert accept_new_servers(path, {"s": {"look": LOOK}}) == {"s": {"look": LOOK}}
     assert read_lock(path) == {"s": {"look": LOOK}}
     file = json.loads(path.read_text())
     assert file["servers"]["s"]["tools"]["look"] == {
@@ -28,26 +28,26 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         "annotations": {"readOnlyHint": True},
         "sha256": LOOK.sha256,
     }
-    assert os.listdir(tmp_path) == [NAME]  # noqa: PTH208 - with what is hidden
+    assert os.listdir(tmp_path) == [LOCK_FILE_NAME]  # noqa: PTH208 - with what is hidden
 
 
 def test_what_was_seen_first_stays(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    keep_first(path, {"s": {"look": LOOK}})
-    assert keep_first(path, {"s": {}, "t": {}}) == {"s": {"look": LOOK}, "t": {}}
+    path = tmp_path / LOCK_FILE_NAME
+    accept_new_servers(path, {"s": {"look": LOOK}})
+    assert accept_new_servers(path, {"s": {}, "t": {}}) == {"s": {"look": LOOK}, "t": {}}
 
 
 def test_nothing_is_written_where_nothing_changes(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    keep_first(path, {"s": {"look": LOOK}})
+    path = tmp_path / LOCK_FILE_NAME
+    accept_new_servers(path, {"s": {"look": LOOK}})
     before = path.stat().st_ino
-    keep_first(path, {"s": {}})
+    accept_new_servers(path, {"s": {}})
     assert path.stat().st_ino == before
 
 
 def test_writers_at_the_same_time_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    threads = [threading.Thread(target=keep_first, args=(path, {f"s{n}": {"look": LOOK}})) for n in range(16)]
+    path = tmp_path / LOCK_FILE_NAME
+    threads = [threading.Thread(target=accept_new_servers, args=(path, {f"s{n}": {"look": LOOK}})) for n in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -63,14 +63,14 @@ def test_a_folder_that_cannot_be_written_holds_for_this_worker(
 
     monkeypatch.setattr("tempfile.mkstemp", refuses)
     with caplog.at_level(logging.WARNING):
-        assert keep_first(tmp_path / NAME, {"s": {"look": LOOK}}) == {"s": {"look": LOOK}}
+        assert accept_new_servers(tmp_path / LOCK_FILE_NAME, {"s": {"look": LOOK}}) == {"s": {"look": LOOK}}
     assert "cannot be written (Permission denied)" in caplog.text
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK_FILE_NAME).exists()
 
 
 def test_a_write_that_breaks_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / NAME
-    keep_first(path, {"s": {"look": LOOK}})
+    path = tmp_path / LOCK_FILE_NAME
+    accept_new_servers(path, {"s": {"look": LOOK}})
 
     def breaks(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -82,7 +82,7 @@ def test_a_write_that_breaks_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="No space"):
         change_lock(path, take)
     assert read_lock(path) == {"s": {"look": LOOK}}
-    assert os.listdir(tmp_path) == [NAME]  # noqa: PTH208 - with what is hidden
+    assert os.listdir(tmp_path) == [LOCK_FILE_NAME]  # noqa: PTH208 - with what is hidden
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_a_write_that_breaks_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_a_file_that_is_none_is_told_in_a_line(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / NAME
+    path = tmp_path / LOCK_FILE_NAME
     path.write_text(text)
-    with pytest.raises(BadLock, match=said) as caught:
+    with pytest.raises(LockFileError, match=said) as caught:
         read_lock(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_definition_that_was_edited_by_hand_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    keep_first(path, {"s": {"look": LOOK}})
+    path = tmp_path / LOCK_FILE_NAME
+    accept_new_servers(path, {"s": {"look": LOOK}})
     path.write_text(path.read_text().replace("Looks", "Overlooks"))
-    with pytest.raises(BadLock, match=r"s\.look was edited"):
+    with pytest.raises(LockFileError, match=r"s\.look was edited"):
         read_lock(path)

@@ -20,10 +20,10 @@ from mcp.server.mcpserver import Image, MCPServer
 from mcp_types import ToolAnnotations
 
 from activities.mcp.config import HttpServer, McpServer, StdioServer
-from activities.mcp.connection import Connection, Unreachable
+from activities.mcp.connection import Connection, McpUnreachableError
 from activities.mcp.tool import McpTool
 from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.interface import CallContext, TransientToolError
 from contracts.failures import ToolFault
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from decisions.mcp import effect_of
@@ -60,7 +60,7 @@ class Server:
 
     async def run(self, name: str, **arguments: Any) -> ToolOutcome:
         tool = await self.tool(name)
-        assert await tool.refusal(tool.route.effect, None, PATIENT) is None
+        assert await tool.check_preflight(tool.route.effect, None, PATIENT) is None
         return await tool.run(arguments, self.context())
 
     def context(self) -> CallContext:
@@ -214,12 +214,12 @@ async def test_a_server_at_a_url(tmp_path: Path) -> None:
             assert len((await client.run("large")).result["result"]) == 3_000_000
             assert (await client.run("picture")).artifacts == ("artifacts/s__picture-01.png",)
             slow = await client.tool("wait", timedelta(seconds=0.3))
-            with pytest.raises(TransientFailure, match="did not answer within"):
+            with pytest.raises(TransientToolError, match="did not answer within"):
                 await slow.run({"seconds": 30}, client.context())
             assert (await client.run("add", a=2, b=2)).result == {"result": 4}
             add = await client.tool("add")
-        with pytest.raises(TransientFailure) as caught:  # it is gone
-            await add.refusal(add.route.effect, None, PATIENT)
+        with pytest.raises(TransientToolError) as caught:  # it is gone
+            await add.check_preflight(add.route.effect, None, PATIENT)
         assert caught.value.kind == ToolFault.unreachable
         async with serving(web(), port):  # and comes back, and knows nothing of the session
             async with asyncio.timeout(60):
@@ -227,7 +227,7 @@ async def test_a_server_at_a_url(tmp_path: Path) -> None:
                     try:
                         assert (await client.run("add", a=3, b=3)).result == {"result": 6}
                         break
-                    except (Unreachable, TransientFailure):
+                    except (McpUnreachableError, TransientToolError):
                         await asyncio.sleep(0.1)
 
 
@@ -238,7 +238,7 @@ async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tm
             assert (await client.run("add", a=1, b=2)).result == {"result": 3}
         async with serving(web(), port):
             tool = await client.tool("large")
-            assert await tool.refusal(tool.route.effect, None, PATIENT) is None
+            assert await tool.check_preflight(tool.route.effect, None, PATIENT) is None
             assert (await tool.run({}, client.context())).status == "ok"
 
 
@@ -305,7 +305,7 @@ async def test_a_url_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_ot
         holding = asyncio.create_task(client.run("hold"))
         await asyncio.wait_for(begun.wait(), 60)
         front.status = status
-        with pytest.raises(Unreachable, match="does not say which tools it has"):
+        with pytest.raises(McpUnreachableError, match="does not say which tools it has"):
             await client.connection.tools(refresh=True)
         released.set()
         assert (await holding).result == {"result": "held"}
@@ -333,7 +333,7 @@ async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
     port = free_port()
     server = HttpServer("web", f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer wrong"})
     async with listening(refuses, port), connected(server, tmp_path) as client:
-        with pytest.raises(Unreachable, match="its last words: HTTP 401 Unauthorized"):
+        with pytest.raises(McpUnreachableError, match="its last words: HTTP 401 Unauthorized"):
             await client.connection.tools()
 
 
@@ -373,7 +373,7 @@ async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
 
 
 async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.mcp.http.MOST_LINE", 100_000)
+    monkeypatch.setattr("activities.mcp.http.MAX_MESSAGE_LINE", 100_000)
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -389,7 +389,7 @@ async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatc
         listening(endless, port),
         connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
     ):
-        with pytest.raises(Unreachable, match="larger than 100,000 bytes"):
+        with pytest.raises(McpUnreachableError, match="larger than 100,000 bytes"):
             await client.connection.tools()
 
 
@@ -398,8 +398,8 @@ async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatc
 async def test_the_bound_holds_for_what_an_answer_unpacks_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: str, layers: int
 ) -> None:
-    monkeypatch.setattr("activities.mcp.http.MOST_LINE", 1_000_000)
-    monkeypatch.setattr("activities.mcp.connection.MOST_LINE", 1_000_000)
+    monkeypatch.setattr("activities.mcp.http.MAX_MESSAGE_LINE", 1_000_000)
+    monkeypatch.setattr("activities.mcp.connection.MAX_MESSAGE_LINE", 1_000_000)
     body = b"data: " + b" " * 200_000_000
     for _ in range(layers):
         body = gzip.compress(body, 1)
@@ -417,6 +417,6 @@ async def test_the_bound_holds_for_what_an_answer_unpacks_to(
         listening(bomb, port),
         connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
     ):
-        with pytest.raises(Unreachable):
+        with pytest.raises(McpUnreachableError):
             await client.connection.tools()
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB

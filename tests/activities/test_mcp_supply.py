@@ -9,8 +9,8 @@ import pytest
 from mcp_types import ListToolsResult, Tool
 
 from activities.mcp.config import HttpServer, StdioServer, find_program, program_of
-from activities.mcp.connection import Connection, Unreachable
-from activities.mcp.listing import listed
+from activities.mcp.connection import Connection, McpUnreachableError
+from activities.mcp.listing import list_offerable_tools
 from contracts.mcp import PinnedProgram
 from settings import ProjectError
 from settings.mcp import read_servers
@@ -49,7 +49,7 @@ async def test_another_program_or_other_arguments_are_not_started(
         executable(tmp_path / name / "tool", f": > {marker}")
     accepted = program_of(StdioServer("s", "a/tool", cwd=tmp_path))
     connection = Connection(StdioServer("s", command, args, cwd=tmp_path), accepted=accepted)
-    with pytest.raises(Unreachable) as error:
+    with pytest.raises(McpUnreachableError) as error:
         await connection.tools()
     await connection.close()
     assert marker.exists() is (message is None)
@@ -87,7 +87,7 @@ async def test_a_listing_that_does_not_move_is_ended(
     cursors: list[str | None], names: list[list[str]], tools: list[str], asked: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     pages: Any = Pages(cursors, names)
-    offered, _ = await listed(pages, "s")
+    offered, _ = await list_offerable_tools(pages, "s")
     assert (list(offered), pages.asked) == (tools, asked)
     assert ("does not end" in caplog.text) is (None not in cursors)
 
@@ -113,7 +113,7 @@ async def test_a_slow_first_start_gets_the_time_that_its_entry_gives(tmp_path: P
     path = tmp_path / ".mcp.json"
     path.write_text(json.dumps({"mcpServers": {"s": {"command": "./tool", "start_timeout": 0.5}}}))
     connection = Connection(read_servers(path, {})["s"])
-    with pytest.raises(Unreachable, match=r"did not get ready within 0\.5 s"):
+    with pytest.raises(McpUnreachableError, match=r"did not get ready within 0\.5 s"):
         await connection.tools()
     await connection.close()
     path.write_text(json.dumps({"mcpServers": {"s": {"command": "./tool", "start_timeout": "never"}}}))

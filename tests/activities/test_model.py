@@ -17,12 +17,12 @@ from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_stream
-from activities.model.anthropic import MOST_TOKENS, MessagesModel
-from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG, translated
+from activities.model.anthropic import MAX_CALL_TOKENS, MessagesModel
+from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
 from activities.model.port import ModelCall, ModelReply
 from activities.tools.json_schema import read_arguments
 from contracts.agent import Definition, ToolSchema
-from decisions.run.recovery import window_told
+from decisions.run.recovery import parse_window
 from perdure.testkit import model_server
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
@@ -174,7 +174,7 @@ def using(**use: Any) -> dict[str, Any]:
         ({"end": EVENTS["end"] | {"usage": {"output_tokens": -3}}}, (5, 1)),
         ({"end": EVENTS["end"] | {"usage": {"input_tokens": 0, "output_tokens": 0}}}, (5, 1)),
         ({"end": EVENTS["end"] | {"usage": {"input_tokens": None, "output_tokens": 3}}}, (5, 3)),
-        ({"end": EVENTS["end"] | {"usage": {"output_tokens": 10**400}}}, (5, MOST_TOKENS)),
+        ({"end": EVENTS["end"] | {"usage": {"output_tokens": 10**400}}}, (5, MAX_CALL_TOKENS)),
         ({"start": {"type": "message_start", "message": {"model": "m"}}}, (0, 3)),
         ({"start": {"type": "message_start", "message": {"model": "m", "usage": None}}}, (0, 3)),
         ({"start": {"type": "message_start", "message": {"model": None, "usage": {"input_tokens": 5}}}}, (5, 3)),
@@ -398,7 +398,7 @@ async def test_without_a_usable_delay_the_policy_decides(server: ScriptedModel) 
 def test_a_provider_may_name_a_date() -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=40), usegmt=True)
     answer = httpx2.Response(429, headers={"retry-after": date}, request=httpx2.Request("POST", "http://provider.test"))
-    delay = translated(anthropic.RateLimitError("slow down", response=answer, body=None)).next_retry_delay
+    delay = to_model_failure(anthropic.RateLimitError("slow down", response=answer, body=None)).next_retry_delay
     assert delay is not None
     assert 20 < delay.total_seconds() < 45
 
@@ -479,14 +479,14 @@ def test_a_status_decides_whatever_the_body_says(status: int, named: str) -> Non
     response = httpx2.Response(status, request=httpx2.Request("POST", "http://127.0.0.1/"))
     for kind in ("api_error", "invalid_request_error"):
         body = {"type": "error", "error": {"type": kind, "message": "no"}}
-        failure = translated(anthropic.APIStatusError("no", response=response, body=body))
+        failure = to_model_failure(anthropic.APIStatusError("no", response=response, body=body))
         assert (failure.type, failure.non_retryable) == (named, named == "ModelRefused")
 
 
 def test_an_error_without_a_body_is_named_too() -> None:
     request = httpx2.Request("POST", "http://127.0.0.1/")
     response = httpx2.Response(502, request=request, text="<html>bad gateway</html>")
-    failure = translated(anthropic.InternalServerError("bad gateway", response=response, body=None))
+    failure = to_model_failure(anthropic.InternalServerError("bad gateway", response=response, body=None))
     assert (failure.type, failure.message) == ("ModelUnavailable", "the provider failed (502): bad gateway")
 
 
@@ -545,8 +545,8 @@ def test_ordinary_arguments_are_read_as_they_were_written() -> None:
     ],
 )
 def test_providers_say_in_many_words_that_a_prompt_is_too_long(message: str, window: int | None) -> None:
-    assert any(sign in message.lower() for sign in TOO_LONG)
-    assert window_told(message) == window
+    assert any(sign in message.lower() for sign in TOO_LONG_PHRASES)
+    assert parse_window(message) == window
 
 
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "of another model"}

@@ -18,16 +18,16 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.effects.ledger import Doubtful, Entry, Recorded
-from activities.followup.followup import MOST_SENDS, FollowUps
+from activities.effects.ledger import InDoubt, LedgerEntry, RecordedOutcome
+from activities.followup.followup import MAX_SENDS, FollowUps
 from activities.followup.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
 from activities.project import Project
-from activities.tools.interface import TransientFailure
+from activities.tools.interface import TransientToolError
 from contracts.conversation import Headers
 from contracts.followup import FollowUpCommands, NotifyRequest, Outbound, TaskCommand, TaskData
 from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
-from settings import ProjectError, load
+from settings import ProjectError, load_settings
 
 MESSAGE = Outbound(channel_id="x", text="I asked B: £5?")
 REQUEST = NotifyRequest(task_id="t1", number=1, execution="0123456789ab", message=MESSAGE)
@@ -107,21 +107,21 @@ async def test_a_message_that_is_being_written_down_is_waited_for_and_not_told_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording, go_on = threading.Event(), threading.Event()
-    record, found, looks = Entry.record, Entry.found, []
+    record, found, looks = LedgerEntry.record, LedgerEntry.read_outcome, []
 
-    def recorded_late(page: Entry, outcome: ToolOutcome) -> None:
+    def recorded_late(page: LedgerEntry, outcome: ToolOutcome) -> None:
         recording.set()
         assert go_on.wait(20)
         record(page, outcome)
 
-    def looking(page: Entry) -> Recorded | Doubtful:
+    def looking(page: LedgerEntry) -> RecordedOutcome | InDoubt:
         looks.append(found(page))
         if len(looks) == 3:  # by its claim, and by who takes it for lost
             go_on.set()
         return looks[-1]
 
-    monkeypatch.setattr(Entry, "record", recorded_late)
-    monkeypatch.setattr(Entry, Entry.found.__name__, looking)
+    monkeypatch.setattr(LedgerEntry, "record", recorded_late)
+    monkeypatch.setattr(LedgerEntry, LedgerEntry.read_outcome.__name__, looking)
     outbox = LogOutbox(tmp_path / "home")
     follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
     first = asyncio.ensure_future(attempt().run(follow_ups.notify, REQUEST))
@@ -197,7 +197,7 @@ async def test_a_keyed_message_is_tried_again_and_given_up_typed(tmp_path: Path,
     with pytest.raises(ApplicationError) as raised:
         await notify(outbox, tmp_path)
     assert (raised.value.type, raised.value.next_retry_delay) == (kind, timedelta(seconds=7))
-    outcome = await notify(outbox, tmp_path, MOST_SENDS)
+    outcome = await notify(outbox, tmp_path, MAX_SENDS)
     assert outcome.error is not None
     assert outcome.error.kind == kind
 
@@ -215,8 +215,8 @@ async def test_whatever_fails_a_keyed_message_it_is_not_tried_for_ever(tmp_path:
         raise OverflowError("beyond all years")
 
     with pytest.raises(OverflowError):
-        await notify(webhook(answer), tmp_path, MOST_SENDS - 1)
-    error = (await notify(webhook(answer), tmp_path, MOST_SENDS)).error
+        await notify(webhook(answer), tmp_path, MAX_SENDS - 1)
+    error = (await notify(webhook(answer), tmp_path, MAX_SENDS)).error
     assert error is not None
     assert (error.kind, error.message) == ("tool_error", "OverflowError: beyond all years")
 
@@ -256,7 +256,7 @@ async def test_an_outbox_that_cannot_be_reached_fails_a_once_message_typed(tmp_p
 def test_an_outbox_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "perdure.toml").write_text(f"[outbox]\n{text}\n", encoding="utf-8")
     with pytest.raises(ProjectError, match=words):
-        load({}, tmp_path)
+        load_settings({}, tmp_path)
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
@@ -271,7 +271,7 @@ async def test_an_answer_of_any_size_costs_no_memory(status: int, tmp_path: Path
             yield b"x" * 65_536
 
     outbox = webhook(lambda _: httpx.Response(status, content=endless()))
-    with suppress(TransientFailure):
+    with suppress(TransientToolError):
         outcome = await outbox.send(MESSAGE, KEY)
         assert (outcome.error is None) is (status == 200)
     assert pulled <= 2
@@ -303,6 +303,6 @@ async def test_a_message_goes_only_to_a_channel_that_is_listed(
     headers = Headers(request_id="r", session_id="s", request_client="c")
     task = TaskCommand(headers=headers, data=TaskData.model_validate({**data, "input": given}))
     follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
-    follow_ups._refusal = AsyncMock(return_value=None)  # type: ignore[method-assign]
+    follow_ups._submit_task = AsyncMock(return_value=None)  # type: ignore[method-assign]
     told = await attempt().run(follow_ups.command_follow_up, FollowUpCommands(task=task))
     assert told.error is None if is_sent else told.error is not None and told.error.kind == "blocked"

@@ -7,7 +7,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.run.outcome import of_event, of_failure, outcome_of
+from activities.run.outcome import end_from_event, end_from_failure, wait_for_outcome
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
 from contracts.run.state import RunStatus
@@ -24,13 +24,13 @@ ESCALATED = {"type": "agent.escalated", "payload": {"reason": "asked", "detail":
     ],
 )
 def test_a_result_tells_the_end(event: dict[str, Any], status: RunStatus, said: str, handoff: str) -> None:
-    end = of_event(event)
-    assert (end.status, end.event, end.said, end.handoff) == (status, event, said, handoff)
-    assert end.of_turn.end is TurnEnd(status)
+    end = end_from_event(event)
+    assert (end.status, end.event, end.text, end.handoff) == (status, event, said, handoff)
+    assert end.turn_end.end is TurnEnd(status)
 
 
 def test_a_follow_up_that_people_cancelled_too_late_is_told_as_completed() -> None:
-    assert of_event({"type": "evt.workflow.resolved", "data": {}}).status is RunStatus.completed
+    assert end_from_event({"type": "evt.workflow.resolved", "data": {}}).status is RunStatus.completed
 
 
 class Ended:
@@ -59,16 +59,16 @@ class Ended:
     ],
 )  # fmt: skip
 async def test_what_a_run_brings_whoever_delegated_it(end: Any, status: str, text: str, fault: str | None) -> None:
-    outcome = await outcome_of(Ended(end))  # type: ignore[arg-type]
+    outcome = await wait_for_outcome(Ended(end))  # type: ignore[arg-type]
     assert outcome is not None
     assert (outcome.status, outcome.text, outcome.fault) == (status, text, fault)
 
 
 @pytest.mark.parametrize("result", [None, "done", 3, {}, {"type": "agent.completed"}, {"type": "x", "payload": {}}])
 def test_the_result_of_another_workflow_is_no_end_of_a_run(result: Any) -> None:
-    end = of_event(result)
+    end = end_from_event(result)
     assert (end.status, end.kind, end.event) == (RunStatus.failed, "NoRun", None)
-    assert "no run" in end.said
+    assert "no run" in end.text
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_the_result_of_another_workflow_is_no_end_of_a_run(result: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_failure_tells_the_end(cause: BaseException | None, status: RunStatus, kind: str, said: str) -> None:
-    end = of_failure(cause)
-    assert (end.status, end.kind, end.said) == (status, kind, said)
-    assert end.of_turn.end is TurnEnd(status)
+    end = end_from_failure(cause)
+    assert (end.status, end.kind, end.text) == (status, kind, said)
+    assert end.turn_end.end is TurnEnd(status)

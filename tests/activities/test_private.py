@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from activities.followup.outbox import FILE, LogOutbox
-from activities.run.fork import no_files
+from activities.run.fork import ignore_special_files
 from activities.security.private import create_private, make_private
 from activities.storage.store import LocalStore
-from activities.storage.workspace import OutsideWorkspace, Workspace
+from activities.storage.workspace import OutsideWorkspaceError, Workspace
 from contracts.followup import Outbound
-from devserver import embedded
+from devserver import embedded_server
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +30,12 @@ def open_to_others(folder: Path) -> list[str]:
 
 async def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path) -> None:
     home = tmp_path / ".perdure"
-    async with embedded(home):
+    async with embedded_server(home):
         workspace = Workspace(home / "runs" / "r1")
         workspace.create()
         workspace.write("a/b.txt", b"x")
         workspace.append_line("trace.jsonl", "{}")
-        LocalStore(workspace).put("segment.json", b"x")
+        LocalStore(workspace).write("segment.json", b"x")
         LocalStore(workspace).create("ledger/1", b"x")
         await LogOutbox(home).send(Outbound(channel_id="x", text="y"), "k")
         create_private(home / "worker.log")
@@ -59,23 +59,23 @@ def test_a_hard_link_in_a_workspace_is_refused(tmp_path: Path) -> None:
     workspace.create()
     (tmp_path / "secret").write_text("s")
     (workspace.root / "s.txt").hardlink_to(tmp_path / "secret")
-    with pytest.raises(OutsideWorkspace, match="a hard link"):
+    with pytest.raises(OutsideWorkspaceError, match="a hard link"):
         workspace.open("s.txt")
-    with pytest.raises(OutsideWorkspace, match="a hard link"):
+    with pytest.raises(OutsideWorkspaceError, match="a hard link"):
         workspace.append_line("s.txt", "x")
 
 
 def test_the_files_of_a_run_have_a_limit_by_count_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = Workspace(tmp_path / "run")
     workspace.create()
-    monkeypatch.setattr("activities.storage.workspace.MAX_FILES", 3)
-    monkeypatch.setattr("activities.storage.workspace.MAX_BYTES", 100)
+    monkeypatch.setattr("activities.storage.workspace.MAX_RUN_FILES", 3)
+    monkeypatch.setattr("activities.storage.workspace.MAX_RUN_BYTES", 100)
     for name in ("a", "b/c", "artifacts/d"):
         workspace.write(name, b"x" * 30)
-    with pytest.raises(OutsideWorkspace, match="this run has 3 files, which is the limit"):
+    with pytest.raises(OutsideWorkspaceError, match="this run has 3 files, which is the limit"):
         workspace.write("e", b"x")
     workspace.write("a", b"y" * 30)
-    with pytest.raises(OutsideWorkspace, match="more than 100 bytes"):
+    with pytest.raises(OutsideWorkspaceError, match="more than 100 bytes"):
         workspace.write("b/c", b"x" * 41)
     workspace.write_own("memory.md", b"x" * 200)  # the runtime's own are never refused
 
@@ -87,4 +87,7 @@ def test_a_run_that_goes_on_from_another_takes_over_no_link(tmp_path: Path) -> N
     secret.touch()
     (tmp_path / "linked.md").hardlink_to(secret)
     (tmp_path / "soft.md").symlink_to(tmp_path / "own.md")
-    assert set(no_files(str(tmp_path), ["own.md", "linked.md", "soft.md", "folder"])) == {"linked.md", "soft.md"}
+    assert set(ignore_special_files(str(tmp_path), ["own.md", "linked.md", "soft.md", "folder"])) == {
+        "linked.md",
+        "soft.md",
+    }

@@ -7,9 +7,9 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.model import fallback
-from activities.model.fallback import REST, Models, Provider
+from activities.model.fallback import REST_SECONDS, FallbackModel, Provider
 from activities.model.port import ModelCall, ModelReply
-from activities.model.rate_limit import HeldBack, Pace
+from activities.model.rate_limit import RateLimitedError, RateLimiter
 from contracts.agent import Definition
 from contracts.failures import RunFailure, Stop
 from contracts.run.turn import Usage
@@ -47,10 +47,10 @@ class World:
         self.now = 100.0
         monkeypatch.setattr(fallback, "monotonic", lambda: self.now)
         self.default, self.local = Endpoint(default), Endpoint(local)
-        self.models = Models(
+        self.models = FallbackModel(
             {
-                "anthropic": Provider(self.default, Pace("anthropic", clock=lambda: self.now)),
-                "local": Provider(self.local, Pace("local", clock=lambda: self.now)),
+                "anthropic": Provider(self.default, RateLimiter("anthropic", clock=lambda: self.now)),
+                "local": Provider(self.local, RateLimiter("local", clock=lambda: self.now)),
             }
         )
 
@@ -132,7 +132,7 @@ async def test_a_model_that_failed_rests_so_that_the_next_turns_need_not_wait_fo
 async def test_after_its_rest_one_call_tries_a_model_and_the_others_go_on_without_it(world: MakeWorld) -> None:
     it = world(down("one"))
     await it.ask("one", "local:two")
-    it.now += REST[0]
+    it.now += REST_SECONDS[0]
     for _ in range(3):
         assert (await it.ask("one", "local:two")).asked == "local:two"
     assert it.default.asked == ["one", "one"]
@@ -153,11 +153,11 @@ async def test_a_model_that_answers_again_is_the_first_again(world: MakeWorld) -
     it = world(down("one"))
     await it.ask("one", "local:two")
     it.default.fails = down()
-    it.now += REST[0]
+    it.now += REST_SECONDS[0]
     assert [(await it.ask("one", "local:two")).asked for _ in range(2)] == ["one", "one"]
     it.default.fails = down("one")
     await it.ask("one", "local:two")
-    it.now += REST[0]
+    it.now += REST_SECONDS[0]
     await it.ask("one", "local:two")
     assert it.default.asked == ["one"] * 5  # it rests as at its first failure
 
@@ -174,7 +174,7 @@ async def test_where_the_others_fail_one_that_rests_is_asked_after_all(world: Ma
 async def test_one_that_was_not_needed_has_not_been_tried(world: MakeWorld) -> None:
     it = world(down("one"), down("two"))
     await it.failure("one", "local:two")
-    it.now += REST[0]
+    it.now += REST_SECONDS[0]
     it.default.fails = it.local.fails = down()
     await it.ask("one", "local:two")
     it.default.fails = down("one")
@@ -199,7 +199,7 @@ async def test_a_model_without_another_one_is_asked_each_time(world: MakeWorld) 
 async def test_a_short_wait_for_a_rate_limit_is_waited_and_a_long_one_is_another_models(world: MakeWorld) -> None:
     it = world(lambda _: failed(RunFailure.rate_limited, delay=3))
     failure = await it.failure("one", "local:two")
-    assert (failure.type, isinstance(failure, HeldBack)) == ("RateLimited", False)
+    assert (failure.type, isinstance(failure, RateLimitedError)) == ("RateLimited", False)
     assert failure.next_retry_delay == timedelta(seconds=3)
     it.now += 60
     it.default.fails = lambda _: failed(RunFailure.rate_limited, delay=40)
@@ -212,7 +212,7 @@ async def test_a_short_wait_for_a_rate_limit_is_waited_and_a_long_one_is_another
 async def test_a_rate_limit_is_one_of_the_provider_and_of_all_its_models(world: MakeWorld) -> None:
     it = world(lambda _: failed(RunFailure.rate_limited, delay=40))
     await it.failure("one")
-    assert isinstance(await it.failure("two"), HeldBack)
+    assert isinstance(await it.failure("two"), RateLimitedError)
     assert it.default.asked == ["one"]
 
 
@@ -220,6 +220,6 @@ async def test_who_is_held_back_by_one_and_finds_the_others_down_has_lost_nothin
     it = world(lambda _: failed(RunFailure.rate_limited, delay=40), down("two"))
     await it.failure("one")
     failure = await it.failure("one", "local:two")
-    assert isinstance(failure, HeldBack)
+    assert isinstance(failure, RateLimitedError)
     assert failure.next_retry_delay is not None
     assert failure.next_retry_delay >= timedelta(seconds=39)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientFailure
-from activities.tools.python import BadTarget, PythonTool
+from activities.tools.interface import CallContext, TransientToolError
+from activities.tools.python import BadTargetError, PythonTool
 from contracts.tool import Effect, ToolKind, ToolRoute
 
 
@@ -180,7 +180,7 @@ async def test_an_exception_goes_to_the_model_and_a_lost_connection_may_pass(mod
     assert outcome.error is not None
     assert outcome.error.message == "ValueError: no luck"
     for function, why in (("down", "nobody listens"), ("late", "no answer yet")):
-        with pytest.raises(TransientFailure, match=why):
+        with pytest.raises(TransientToolError, match=why):
             await python(module, function).run({}, context)
 
 
@@ -216,12 +216,12 @@ async def test_what_no_future_takes_and_what_ends_a_process_go_to_the_model_too(
 
 async def test_a_plain_function_around_a_coroutine_is_waited_for(module: str, context: CallContext) -> None:
     assert (await python(module, "wrapped").run({"name": "eva"}, context)).result == "sent to eva"
-    with pytest.raises(TransientFailure, match="eva does not listen"):
+    with pytest.raises(TransientToolError, match="eva does not listen"):
         await python(module, "wrapped_down").run({"name": "eva"}, context)
 
 
 async def test_an_async_generator_is_never_told_as_a_success(module: str, context: CallContext) -> None:
-    with pytest.raises(BadTarget, match="is an async generator"):
+    with pytest.raises(BadTargetError, match="is an async generator"):
         python(module, "pages")
     outcome = await python(module, "wrapped_pages").run({"name": "eva"}, context)
     assert outcome.error is not None
@@ -248,6 +248,6 @@ async def test_whatever_a_function_returns_becomes_json_or_a_clear_error(module:
     + [f"things_of_a_test:{name}" for name in ("untyped", "silent", "rest", "unknown", "opaque", "hidden")],
 )
 def test_a_target_that_can_be_no_tool_is_refused_in_one_type_of_error(module: str, target: str) -> None:
-    with pytest.raises(BadTarget) as refused:
+    with pytest.raises(BadTargetError) as refused:
         PythonTool(route("a"), target)
     assert str(refused.value)

@@ -17,9 +17,9 @@ from anthropic.types import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.demo.model import RehearsalTransport, answer
+from activities.demo.model import RehearsalTransport, answer_request
 from activities.demo.page import open_page, split_sentences
-from activities.demo.review import critique, weak_points
+from activities.demo.review import review_page, weak_points
 from activities.tools.html import read_webpage
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "critique"
@@ -385,7 +385,7 @@ async def test_whatever_is_posted_it_answers_or_refuses_and_never_raises(body: A
 def test_whatever_a_page_holds_it_can_be_judged(page: str) -> None:
     use = {"type": "tool_use", "id": "a", "name": "fetch", "input": {"url": URL}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": page}
-    reply = answer(
+    reply = answer_request(
         {
             "messages": [
                 {"role": "user", "content": GOAL},
@@ -445,11 +445,11 @@ def test_images_without_a_text_alternative_are_found_on_a_page_as_it_is_fetched(
 def test_links_that_are_only_images_are_not_praised_for_their_names() -> None:
     page = open_page(URL, "Our pictures. " + "[![](a.jpg)](a.html) " * 3)
     assert len(page.links) == 3
-    assert not any("click here" in remark.text for topic in critique(page) for remark in topic)
+    assert not any("click here" in remark.text for topic in review_page(page) for remark in topic)
 
 
 def test_every_weak_point_has_an_advice() -> None:
-    found = [remark for topic in critique(open_page(URL, BAD)) for remark in topic]
+    found = [remark for topic in review_page(open_page(URL, BAD)) for remark in topic]
     assert all(bool(remark.advice) or not remark.weight for remark in found)
     assert sum(remark.weight > 0 for remark in found) >= 7
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
-from activities.security.redaction import redacted, redacted_error
-from activities.security.secrets import NO_SECRETS, Secrets, _forms, is_secret, secrets_of
+from activities.security.redaction import redact_error, redact_model
+from activities.security.secrets import NO_SECRETS, Secrets, _secret_forms, collect_secrets, is_secret
 from activities.storage.store import LocalStores
 from activities.storage.workspace import Workspace
 from contracts.tool import ToolOutcome
@@ -135,7 +135,7 @@ def test_a_key_or_a_password_is_found_whoever_writes_it(secret: str, said: str) 
 @settings(deadline=None)  # it has hundreds of forms to look for
 def test_what_is_looked_for_is_in_every_form(secrets: list[str]) -> None:
     known = Secrets([("X", secret) for secret in secrets])
-    for form in (form for secret in secrets for form in _forms(secret)):
+    for form in (form for secret in secrets for form in _secret_forms(secret)):
         assert known.redact(form) != form
         assert known.redact_bytes(form.encode()) != form.encode()
         assert known.redact_value([form]) != [form]
@@ -216,7 +216,7 @@ def test_paths_numbers_switches_and_addresses_are_no_secrets(name: str, value: s
 
 
 def test_the_path_of_a_webhook_is_one() -> None:
-    secrets = secrets_of(
+    secrets = collect_secrets(
         {"SLACK_WEBHOOK_URL": "https://hooks.a-long-name-1.example/services/T0123/B0123/x1Y2z3X4y5Z6x7Y8"}
     )
     assert secrets.redact("POST https://hooks.a-long-name-1.example/services/T0123/B0123/x1Y2z3X4y5Z6x7Y8: 404") == (
@@ -225,7 +225,7 @@ def test_the_path_of_a_webhook_is_one() -> None:
 
 
 def test_only_variables_that_are_named_so_hold_secrets() -> None:
-    secrets = secrets_of({"HOME": "/home/ann-and-bob", "GREETING": "good morning", "MY_TOKEN": "good evening"})
+    secrets = collect_secrets({"HOME": "/home/ann-and-bob", "GREETING": "good morning", "MY_TOKEN": "good evening"})
     assert secrets.redact("good morning, good evening, /home/ann-and-bob") == (
         "good morning, [redacted MY_TOKEN], /home/ann-and-bob"
     )
@@ -233,30 +233,32 @@ def test_only_variables_that_are_named_so_hold_secrets() -> None:
 
 def test_a_variable_that_is_no_utf8_is_a_secret_too() -> None:
     value = b"caf\xe9-1234567".decode(errors="surrogateescape")
-    assert secrets_of({"A_TOKEN": value}).redact(f"<{value}>") == "<[redacted A_TOKEN]>"
+    assert collect_secrets({"A_TOKEN": value}).redact(f"<{value}>") == "<[redacted A_TOKEN]>"
 
 
 def test_each_of_several_keys_in_one_variable_is_a_secret() -> None:
     one, two = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
-    secrets = secrets_of({"PERDURE_CODEC_KEYS": f"k2:{two},k1:{one}"})
+    secrets = collect_secrets({"PERDURE_CODEC_KEYS": f"k2:{two},k1:{one}"})
     for said in (one, two, f"k1:{one}", f"k2:{two},k1:{one}"):
         assert secrets.redact(f"<{said}>") == "<[redacted PERDURE_CODEC_KEYS]>"
 
 
 def test_of_the_keys_of_answers_the_secret_halves_are_secrets() -> None:
     one, two = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
-    secrets = secrets_of({"PERDURE_ANSWER_KEY": f"k2:{two},k1:public:{one}"})
+    secrets = collect_secrets({"PERDURE_ANSWER_KEY": f"k2:{two},k1:public:{one}"})
     assert secrets.redact(f"{one} {two}") == f"{one} [redacted PERDURE_ANSWER_KEY]"
 
 
 def test_the_secrets_inside_a_json_variable_are_found_by_their_names() -> None:
-    secrets = secrets_of({"GCP_CREDENTIALS": json.dumps({"project": "our-project", "private_key": "LINE-1\nLINE-2"})})
+    secrets = collect_secrets(
+        {"GCP_CREDENTIALS": json.dumps({"project": "our-project", "private_key": "LINE-1\nLINE-2"})}
+    )
     assert secrets.redact("our-project LINE-1\nLINE-2") == "our-project [redacted GCP_CREDENTIALS]"
 
 
 def test_a_header_that_identifies_its_sender_is_a_secret_and_a_plain_one_is_none() -> None:
     headers = "api-key=k-of-ann-only,Authorization=Bearer%20b-of-ann-only,x-team=aB3dE5fG7hI9jK1l,kind=application/json"
-    secrets = secrets_of({"OTEL_EXPORTER_OTLP_HEADERS": headers})
+    secrets = collect_secrets({"OTEL_EXPORTER_OTLP_HEADERS": headers})
     for said in ("k-of-ann-only", "b-of-ann-only", "aB3dE5fG7hI9jK1l"):
         assert secrets.redact(f"<{said}>") == "<[redacted OTEL_EXPORTER_OTLP_HEADERS]>"
     assert secrets.redact("<application/json>") == "<application/json>"
@@ -264,7 +266,7 @@ def test_a_header_that_identifies_its_sender_is_a_secret_and_a_plain_one_is_none
 
 def test_the_lines_of_a_key_are_secrets_each() -> None:
     lines = [letter * 64 for letter in "abc"]
-    secrets = secrets_of({"TLS_KEY": "\n".join(["-----BEGIN PRIVATE KEY-----", *lines])})
+    secrets = collect_secrets({"TLS_KEY": "\n".join(["-----BEGIN PRIVATE KEY-----", *lines])})
     assert secrets.redact(f"> {lines[1]}") == "> [redacted TLS_KEY]"
 
 
@@ -285,21 +287,21 @@ def test_the_credentials_in_urls_are_secrets(said: str) -> None:
         "tools.db.url": "https://ann:hunter2@db.example/x?api_key=0123abcd4567&page=1",
         "tools.other.url": "https://bob:p%40ss-word-9@db.example/y",
     }
-    secrets = secrets_of({}, urls)
+    secrets = collect_secrets({}, urls)
     assert "redacted tools." in secrets.redact(said)
     assert secrets.redact("https://db.example/x?page=1, ann") == "https://db.example/x?page=1, ann"
-    assert "redacted DATABASE" in secrets_of({"DATABASE": "postgres://ann:hunter2@db/x"}).redact("ann:hunter2@db")
+    assert "redacted DATABASE" in collect_secrets({"DATABASE": "postgres://ann:hunter2@db/x"}).redact("ann:hunter2@db")
 
 
 @pytest.mark.parametrize(
     "name", ["DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "REDIS_AUTH", "SSH_PASSPHRASE", "SESSION_COOKIE"]
 )
 def test_what_is_named_like_a_secret_is_one(name: str) -> None:
-    assert secrets_of({name: "correct-horse"}).redact("it is correct-horse") == f"it is [redacted {name}]"
+    assert collect_secrets({name: "correct-horse"}).redact("it is correct-horse") == f"it is [redacted {name}]"
 
 
 def test_the_fields_of_a_connection_string_are_secrets() -> None:
-    secrets = secrets_of(
+    secrets = collect_secrets(
         {"AZURE_CONN": "Endpoint=sb://x.example/;SharedAccessKeyName=all;SharedAccessKey=b64AbcdEfgh="}
     )
     assert secrets.redact("b64AbcdEfgh= at x.example") == "[redacted AZURE_CONN] at x.example"
@@ -325,8 +327,8 @@ def test_secrets_do_not_show_themselves() -> None:
 
 def test_an_outcome_without_a_secret_is_left_alone() -> None:
     outcome = ToolOutcome(result={"n": 1.5}, artifacts=("a.md",))
-    assert redacted(outcome, SECRETS) is outcome
-    assert redacted(ToolOutcome(result=[VALUE], artifacts=("a.md",)), SECRETS) == ToolOutcome(
+    assert redact_model(outcome, SECRETS) is outcome
+    assert redact_model(ToolOutcome(result=[VALUE], artifacts=("a.md",)), SECRETS) == ToolOutcome(
         result=["[redacted DB_PASSWORD]"], artifacts=("a.md",)
     )
 
@@ -334,7 +336,7 @@ def test_an_outcome_without_a_secret_is_left_alone() -> None:
 def test_an_error_keeps_all_but_the_secret() -> None:
     error = ApplicationError(f"says {VALUE}", {"at": VALUE}, type="Kind", non_retryable=True)
     error.__cause__ = KeyError(VALUE)
-    clean = redacted_error(error, SECRETS)
+    clean = redact_error(error, SECRETS)
     assert isinstance(clean, ApplicationError)
     assert (clean.type, clean.non_retryable) == ("Kind", True)
     assert (clean.message, clean.details) == ("says [redacted DB_PASSWORD]", ({"at": "[redacted DB_PASSWORD]"},))
@@ -342,7 +344,7 @@ def test_an_error_keeps_all_but_the_secret() -> None:
     assert isinstance(clean.__cause__, ApplicationError)
     assert clean.__cause__.type == "KeyError"
     plain = ValueError("nothing in it")
-    assert redacted_error(plain, SECRETS) is plain
+    assert redact_error(plain, SECRETS) is plain
 
 
 def test_files_are_redacted_but_the_store_keeps_what_it_is_given(tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ def test_files_are_redacted_but_the_store_keeps_what_it_is_given(tmp_path: Path)
     workspace.write("artifacts/a.md", f"says {VALUE}".encode())
     workspace.write_own("context.md", b"\xff\x00" + VALUE.encode())
     workspace.append_line("trace.jsonl", json.dumps({"says": VALUE}))
-    LocalStores(tmp_path.parent).of(tmp_path.name).put("segment-1.json", VALUE.encode())
+    LocalStores(tmp_path.parent).of(tmp_path.name).write("segment-1.json", VALUE.encode())
     assert (tmp_path / "artifacts/a.md").read_text() == "says [redacted DB_PASSWORD]"
     assert (tmp_path / "context.md").read_bytes() == b"\xff\x00[redacted DB_PASSWORD]"
     assert json.loads((tmp_path / "trace.jsonl").read_text()) == {"says": "[redacted DB_PASSWORD]"}
@@ -374,7 +376,7 @@ def test_log_lines_and_tracebacks_are_redacted() -> None:
 
 def test_a_look_costs_next_to_nothing() -> None:
     """20 secrets and 2 KiB take some 45 µs; the bound is for a machine that has other things to do."""
-    secrets = secrets_of({f"A{n}_TOKEN": f"{n:02}-{string.ascii_letters[n : n + 24]}" for n in range(20)})
+    secrets = collect_secrets({f"A{n}_TOKEN": f"{n:02}-{string.ascii_letters[n : n + 24]}" for n in range(20)})
     text = "The quick brown fox jumps over the lazy dog, and 127.0.0.1 answers. " * 30
     best = min(_timed(secrets, text) for _ in range(50))
     assert best < 0.000_25

@@ -17,7 +17,7 @@ import pytest
 from activities.storage.workspace import Workspace
 from activities.tools import http as http_tool
 from activities.tools.http import HttpTool
-from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.result_budget import ResultBudget
 from activities.tools.signal import SignalTool
 from contracts.agent import ToolSchema
@@ -118,7 +118,7 @@ async def test_an_answer_is_json_where_it_says_so_and_is_and_text_otherwise(
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 529])
 async def test_what_may_pass_is_raised(context: CallContext, status: int) -> None:
     async with site(answered(status, "busy", retry_after="4")) as (url, _):
-        with pytest.raises(TransientFailure, match=f"{status} from ask: busy") as failure:
+        with pytest.raises(TransientToolError, match=f"{status} from ask: busy") as failure:
             await http(url, context)
     assert (failure.value.kind, failure.value.retry_after) == ("http_error", 4.0)
 
@@ -137,7 +137,7 @@ async def test_every_other_answer_is_told_to_the_model(context: CallContext, sta
 async def test_a_refused_connection_may_pass(context: CallContext) -> None:
     async with site() as (url, _):
         pass
-    with pytest.raises(TransientFailure) as failure:
+    with pytest.raises(TransientToolError) as failure:
         await http(url, context)
     assert failure.value.kind == "unreachable"
 
@@ -145,7 +145,7 @@ async def test_a_refused_connection_may_pass(context: CallContext) -> None:
 @pytest.mark.parametrize("pieces", [(b"",), (answered(200, "x" * 40)[:-30], *[b"x"] * 30)], ids=["silent", "dripping"])
 async def test_the_timeout_counts_for_the_whole_call(context: CallContext, pieces: tuple[bytes, ...]) -> None:
     async with site(*pieces, pause=1.0 if len(pieces) == 1 else 0.05) as (url, _):
-        with pytest.raises(TransientFailure, match=r"did not answer within 0\.3 s") as failure:
+        with pytest.raises(TransientToolError, match=r"did not answer within 0\.3 s") as failure:
             await http(url, context, timeout=0.3)
     assert failure.value.kind == "timeout"
 
@@ -254,5 +254,5 @@ async def test_a_request_that_is_not_taken_is_told_or_may_pass(context: CallCont
     assert outcome.error is not None
     assert outcome.error.message == "404 from ask: nobody here"
     async with site(answered(503)) as (url, _):
-        with pytest.raises(TransientFailure):
+        with pytest.raises(TransientToolError):
             await signal(url, context)

@@ -8,11 +8,11 @@ import pytest
 from temporalio.client import Client
 
 from activities.model.port import ModelReply
-from activities.model.transcript_cache import TranscriptMismatch, Transcripts, Wanted, keep_segment
-from activities.model.turn import renamed
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, TranscriptMismatchError, write_segment
+from activities.model.turn import rename_used_ids
 from activities.storage.store import LocalStore, LocalStores
 from activities.storage.workspace import Workspace
-from contracts.run.transcript import Page, Part, PartKind, Segment
+from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
 from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome
 from decisions.run.transcript import Transcript, goal_part, note_part, result_part
@@ -39,10 +39,10 @@ class Run:
     def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "Run":
         return self
 
-    async def query(self, name: str, asked: dict[str, int], *, result_type: type) -> Page:
+    async def query(self, name: str, asked: dict[str, int], *, result_type: type) -> TranscriptPage:
         self.asked.append(asked["from"])
         page = self.transcript.page(asked["from"], None, self.segments)
-        return Page.model_validate_json(page.model_dump_json())
+        return TranscriptPage.model_validate_json(page.model_dump_json())
 
     def add(self, *parts: Part) -> None:
         for part in parts:
@@ -52,15 +52,15 @@ class Run:
 class Worker:
     def __init__(self, run: Run, root: Path, max_bytes: int = 10**9) -> None:
         self.run, self.store = run, LocalStore(Workspace(root))
-        self.cache = Transcripts(cast("Client", run), LocalStores(root), max_bytes)
+        self.cache = TranscriptCache(cast("Client", run), LocalStores(root), max_bytes)
 
     async def at(self, length: int | None = None, workflow: str = "w") -> list[dict[str, Any]]:
         length = self.run.transcript.length if length is None else length
         head = self.run.transcript.head_at(length) or ""
-        found = await self.cache.at(Wanted(workflow, "r", length, head, self.store))
+        found = await self.cache.read_conversation(TranscriptCursor(workflow, "r", length, head, self.store))
         assert found.transcript.length == length
         assert found.transcript.head == head
-        return found.shown().messages
+        return found.model_view().messages
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_a_worker_that_missed_something_asks_from_the_longest_prefix_it_ha
 
 
 async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: Run, worker: Worker) -> None:
-    worker.cache.share("r", run.transcript)
+    worker.cache.share_live("r", run.transcript)
     await worker.at()
     run.add(reply(0, "a"), result("a"), note_part("a person's answer"))
     length = run.transcript.length
@@ -109,7 +109,7 @@ async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: Ru
 
 
 async def test_a_worker_has_the_parts_of_a_run_in_its_memory_once(run: Run, worker: Worker) -> None:
-    worker.cache.share("r", run.transcript)
+    worker.cache.share_live("r", run.transcript)
     await worker.at()
     worker.cache.feed_reply("w", reply(0, "a"))
     worker.cache.feed_result("w", "a", result("a"))
@@ -127,7 +127,7 @@ async def test_a_worker_has_the_parts_of_a_run_in_its_memory_once(run: Run, work
 
 
 async def test_a_run_in_memory_that_was_reset_takes_its_own_way(run: Run, worker: Worker) -> None:
-    worker.cache.share("r", run.transcript)
+    worker.cache.share_live("r", run.transcript)
     run.add(reply(0, "a"), result("a"))
     await worker.at()
     run.transcript.truncate(1)
@@ -139,7 +139,7 @@ async def test_a_run_in_memory_that_was_reset_takes_its_own_way(run: Run, worker
 
 async def test_a_run_that_is_in_no_memory_any_more_is_asked(run: Run, worker: Worker) -> None:
     evicted = Transcript()
-    worker.cache.share("r", evicted)
+    worker.cache.share_live("r", evicted)
     del evicted
     await worker.at()
     assert run.asked == [0]
@@ -149,11 +149,11 @@ async def test_of_a_run_in_memory_only_what_lies_in_the_store_is_asked(tmp_path:
     parts = [goal_part("see", {}), reply(0, "a"), result("a")]
     whole = Run()
     whole.add(*parts)
-    segment = await keep_segment(LocalStore(Workspace(tmp_path)), parts, 0, whole.transcript.head)
+    segment = await write_segment(LocalStore(Workspace(tmp_path)), parts, 0, whole.transcript.head)
     run = Run(segment.end, segment.head, (segment,))
     run.add(note_part("after the rotation"))
     worker = Worker(run, tmp_path)
-    worker.cache.share("r", run.transcript)
+    worker.cache.share_live("r", run.transcript)
     await worker.at()
     run.add(reply(1, "b"), result("b"))
     await worker.at()
@@ -203,8 +203,8 @@ async def test_a_run_that_was_reset_is_read_anew(run: Run, worker: Worker) -> No
 
 async def test_a_transcript_that_the_run_does_not_have_is_refused(run: Run, worker: Worker) -> None:
     for length, head in ((1, "wrong"), (5, run.transcript.head)):
-        with pytest.raises(TranscriptMismatch):
-            await worker.cache.at(Wanted("w", "r", length, head, worker.store))
+        with pytest.raises(TranscriptMismatchError):
+            await worker.cache.read_conversation(TranscriptCursor("w", "r", length, head, worker.store))
     assert len(await worker.at()) == 1
 
 
@@ -224,7 +224,7 @@ async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
     for start, end in ((0, 2), (2, 4)):
         for part in parts[start:end]:
             whole.append(part)
-        segments.append(await keep_segment(store, parts[start:end], start, whole.head))
+        segments.append(await write_segment(store, parts[start:end], start, whole.head))
     run = Run(4, whole.head, tuple(segments))
     run.add(parts[4])
     messages = await Worker(run, tmp_path).at()
@@ -235,10 +235,10 @@ async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
 async def test_a_segment_that_was_changed_in_the_store_is_noticed(tmp_path: Path) -> None:
     head = Transcript()
     head.append(goal_part("see", {}))
-    segment = await keep_segment(LocalStore(Workspace(tmp_path)), [goal_part("do harm", {})], 0, head.head)
+    segment = await write_segment(LocalStore(Workspace(tmp_path)), [goal_part("do harm", {})], 0, head.head)
     run = Run(1, head.head, (segment,))
     run.add(note_part("go on"))
-    with pytest.raises(TranscriptMismatch):
+    with pytest.raises(TranscriptMismatchError):
         await Worker(run, tmp_path).at()
 
 
@@ -249,7 +249,7 @@ async def test_above_its_size_the_cache_drops_what_was_used_longest_ago(run: Run
         await worker.at(workflow=workflow)
     assert len(run.asked) == 4  # a, b, c, and b again
 
-    worker.cache.forget("a")
+    worker.cache.drop_conversation("a")
     await worker.at(workflow="a")
     assert len(run.asked) == 5
 
@@ -268,8 +268,8 @@ async def test_a_conversation_that_is_dropped_while_it_is_filled_leaves_no_weigh
     worker = Worker(run, tmp_path)
     asked = run.query
 
-    async def dropping(name: str, body: dict[str, int], *, result_type: type) -> Page:
-        worker.cache.forget("w")
+    async def dropping(name: str, body: dict[str, int], *, result_type: type) -> TranscriptPage:
+        worker.cache.drop_conversation("w")
         return await asked(name, body, result_type=result_type)
 
     monkeypatch.setattr(run, "query", dropping)  # the moment between two awaits, made certain
@@ -283,7 +283,7 @@ def test_a_tool_use_id_that_was_there_before_gets_a_name_that_was_not(used: set[
     uses: list[dict[str, Any]] = [
         {"type": "tool_use", "id": use, "name": "look", "input": {}} for use in ("call_0", "call_1", "call_1_t3")
     ]
-    after = renamed(ModelReply(uses, "tool_use", "m", Usage(), ("call_0",)), used, 3)
+    after = rename_used_ids(ModelReply(uses, "tool_use", "m", Usage(), ("call_0",)), used, 3)
     first, *others = [block["id"] for block in after.content]
     assert first not in used
     assert (others, after.broken) == (["call_1", "call_1_t3"], (first,))

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.tools.html import Tangled, Webpage, read_webpage
+from activities.tools.html import TangledPageError, Webpage, read_webpage
 
 
 def read(body: bytes | str, content_type: str = "text/html", patience: float = 20) -> Webpage:
@@ -90,7 +90,7 @@ def test_odd_markup_is_still_read(body: str) -> None:
     "body", ["<a href='" * 200_000, "<!--" * 500_000, "<blockquote>" * 90 + "x<br>" * 50_000], ids=range(3)
 )
 def test_markup_made_to_take_for_ever_is_given_up(body: str) -> None:
-    with pytest.raises(Tangled):
+    with pytest.raises(TangledPageError):
         read(body, patience=0.5)
 
 

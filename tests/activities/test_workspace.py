@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.security.secrets import Secrets
-from activities.storage.workspace import OutsideWorkspace, Workspace, folder_name, run_id_in
+from activities.storage.workspace import OutsideWorkspaceError, Workspace, folder_name, run_id_in
 
 
 def read_bytes(workspace: Workspace, path: str, limit: int) -> bytes:
@@ -74,14 +74,14 @@ def test_a_path_that_leads_out_or_is_hidden_is_refused_everywhere_in_one_line(wo
         lambda: read_bytes(workspace, path, 10),
         lambda: workspace.write(path, b""),
     ):
-        with pytest.raises(OutsideWorkspace) as refusal:
+        with pytest.raises(OutsideWorkspaceError) as refusal:
             use()
         assert str(refusal.value).isprintable()
 
 
 def test_a_refused_path_leaves_nothing_on_the_disk(workspace: Workspace) -> None:
     for path in REFUSED:
-        with pytest.raises(OutsideWorkspace):
+        with pytest.raises(OutsideWorkspaceError):
             workspace.write(path, b"x")
     assert [found.name for found in workspace.root.rglob("*")] == ["artifacts"]
     assert names_in(workspace.root.parent) == ["run-1"]
@@ -92,16 +92,16 @@ def test_the_folder_whose_name_begins_alike_is_out_of_reach(workspace: Workspace
     twin.mkdir()
     (twin / "x").write_text("secret")
     for path in (f"{twin}/x", "../run-1-evil/x", f"{workspace.root}-evil/x"):
-        with pytest.raises(OutsideWorkspace):
+        with pytest.raises(OutsideWorkspaceError):
             read_bytes(workspace, path, 10)
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "context.md", "memory.md", "plan.md", "Plan.MD", "./plan.md"])
 def test_a_tool_may_read_but_not_write_what_the_runtime_writes(workspace: Workspace, name: str) -> None:
     workspace.write_own(name, b"ours")
-    with pytest.raises(OutsideWorkspace):
+    with pytest.raises(OutsideWorkspaceError):
         workspace.write(name, b"theirs")
-    with pytest.raises(OutsideWorkspace):
+    with pytest.raises(OutsideWorkspaceError):
         workspace.resolve(name, writing=True)
     assert read_bytes(workspace, name, 100) == b"ours"
 
@@ -109,9 +109,9 @@ def test_a_tool_may_read_but_not_write_what_the_runtime_writes(workspace: Worksp
 def test_only_the_runtime_reaches_its_store(workspace: Workspace) -> None:
     workspace.write_own(".store/segments/0", b"x")
     assert workspace.read_own(".store/segments/0") == b"x"
-    with pytest.raises(OutsideWorkspace):
+    with pytest.raises(OutsideWorkspaceError):
         read_bytes(workspace, ".store/segments/0", 1)
-    with pytest.raises(OutsideWorkspace):
+    with pytest.raises(OutsideWorkspaceError):
         workspace.write_own("../x", b"")
 
 
@@ -171,9 +171,9 @@ def test_links_are_never_followed(workspace: Workspace, tmp_path: Path) -> None:
             lambda path=path: workspace.write(path, b"x"),
             lambda path=path: workspace.append_line(path, "x"),
         ):
-            with pytest.raises(OutsideWorkspace):
+            with pytest.raises(OutsideWorkspaceError):
                 use()
-    assert workspace.listing(10) == []
+    assert workspace.list_files(10) == []
     assert names_in(outside) == ["secret"]
     assert (outside / "secret").read_text() == "secret"
 
@@ -198,7 +198,7 @@ def test_a_link_swapped_in_while_we_read_leads_nowhere(workspace: Workspace, tmp
     swapper.start()
     try:
         for _ in range(2000):
-            with suppress(OutsideWorkspace, FileNotFoundError, NotADirectoryError):
+            with suppress(OutsideWorkspaceError, FileNotFoundError, NotADirectoryError):
                 assert read_bytes(workspace, "a/x", 100) == b"mine"
     finally:
         stop.set()
@@ -218,14 +218,14 @@ def test_a_link_swapped_in_before_the_write_leads_nowhere(
         os.symlink(outside, name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", make_and_swap)
-    with pytest.raises(OutsideWorkspace):
+    with pytest.raises(OutsideWorkspaceError):
         workspace.write("a/x", b"x")
     assert names_in(outside) == []
 
 
 def test_pipes_and_folders_are_not_opened(workspace: Workspace) -> None:
     os.mkfifo(workspace.root / "pipe")
-    with pytest.raises(OutsideWorkspace):
+    with pytest.raises(OutsideWorkspaceError):
         read_bytes(workspace, "pipe", 1)
     with pytest.raises(IsADirectoryError):
         read_bytes(workspace, "artifacts", 1)
@@ -266,10 +266,10 @@ def test_the_listing_is_sorted_bounded_and_shows_nothing_hidden(workspace: Works
         workspace.write(path, path.encode())
     workspace.write_own(".store/x", b"")
     workspace.write_own("a/.hidden", b"")
-    everything = workspace.listing(100)
+    everything = workspace.list_files(100)
     assert everything == [(path, len(path)) for path in ("a.txt", "a/b/c.txt", "a/z.txt", "artifacts/x.md", "b.txt")]
     assert everything == sorted(everything)
-    assert workspace.listing(2) == everything[:2]
+    assert workspace.list_files(2) == everything[:2]
 
 
 def test_no_descriptor_is_left_open(workspace: Workspace) -> None:
@@ -281,7 +281,7 @@ def test_no_descriptor_is_left_open(workspace: Workspace) -> None:
         workspace.write("a/b/c", b"x")
         read_bytes(workspace, "a/b/c", 1)
         workspace.append_line("t", "x")
-        workspace.listing(1)
+        workspace.list_files(1)
         for path in ("a", "a/b/c/d", "nothing/here"):
             with pytest.raises(OSError):
                 read_bytes(workspace, path, 1)
@@ -292,12 +292,14 @@ def test_a_result_is_kept_under_one_name_and_never_replaced_by_another(tmp_path:
     workspace = Workspace(tmp_path / "run", Secrets([("DB_PASSWORD", "hunter2hunter2")]))
     workspace.create()
     secret = b"say hunter2hunter2"
-    first = workspace.keep("fetch-01", "text/plain", secret)
-    other = workspace.keep("fetch-01", "text/plain", b"else")
-    assert (first, workspace.keep("fetch-01", "text/plain", secret)) == ("artifacts/fetch-01.txt",) * 2
-    assert other == workspace.keep("fetch-01", "text/plain", b"else") != first
+    first = workspace.write_artifact("fetch-01", "text/plain", secret)
+    other = workspace.write_artifact("fetch-01", "text/plain", b"else")
+    assert (first, workspace.write_artifact("fetch-01", "text/plain", secret)) == ("artifacts/fetch-01.txt",) * 2
+    assert other == workspace.write_artifact("fetch-01", "text/plain", b"else") != first
     assert workspace.read_own(other) == b"else"
-    assert workspace.keep("x" * 200, "text/plain", b"1") != workspace.keep("x" * 200, "text/plain", b"2")
+    assert workspace.write_artifact("x" * 200, "text/plain", b"1") != workspace.write_artifact(
+        "x" * 200, "text/plain", b"2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_whatever_is_written_stays_below_the_root(path: str) -> None:
     workspace = Workspace(Path("/nowhere/run"))
     try:
         resolved = workspace.resolve(path)
-    except OutsideWorkspace:
+    except OutsideWorkspaceError:
         return
     assert Path(os.path.normpath(resolved)).is_relative_to("/nowhere/run")
     assert resolved != workspace.root

@@ -14,9 +14,9 @@ from typing import NoReturn
 
 from temporalio.client import Client
 
-from devserver import DevServer, embedded
+from devserver import DevServer, embedded_server
 from perdure.client.connection import connect, register_search_attributes
-from perdure.process.shutdown import leave
+from perdure.process.shutdown import exit_now
 from tests.chaos.report import page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.stage import Row, Stage
@@ -39,7 +39,7 @@ async def play(chosen: Sequence[Scenario], seed: int, minutes: float, *, short: 
     print(_line(HEAD), flush=True)
     async with AsyncExitStack() as held:
         plain, early = [
-            await client_of(await held.enter_async_context(embedded(home / name, dynamic_config=config)))
+            await client_of(await held.enter_async_context(embedded_server(home / name, dynamic_config=config)))
             for name, config in (("server", {}), ("short-history", SHORT))
         ]
         for scenario in chosen:
@@ -120,7 +120,7 @@ def main() -> NoReturn:
     _summary(rows, seed)
     if options.report:
         options.report.write_text(page(rows, seed, on), encoding="utf-8")
-    leave(1 if any(row.violations for row in rows) else 0)
+    exit_now(1 if any(row.violations for row in rows) else 0)
 
 
 if __name__ == "__main__":

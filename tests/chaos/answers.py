@@ -12,8 +12,8 @@ from temporalio.client import WorkflowFailureError
 
 from activities.demo.sse import Json
 from contracts.run.signals import CancelRequest
-from perdure.client.runs import cancel
-from perdure.testkit.model_server import Answer, Reply, cut, fails
+from perdure.client.runs import request_cancel
+from perdure.testkit.model_server import Reply, ScriptedAnswer, cut, fails
 from tests.chaos.arena import pid_of, until
 from tests.chaos.auditor import Audit, audit, memory_peak
 from tests.chaos.stage import Row, Stage, row
@@ -48,7 +48,7 @@ FINDING = 8  # calls that are refused until two workers know a limit that nobody
 class Flaky:
     """A model with a rate limit, which fails at the first request of some turns: a tenth for each kind of fault."""
 
-    KINDS: tuple[Callable[[Reply], Answer], ...] = (
+    KINDS: tuple[Callable[[Reply], ScriptedAnswer], ...] = (
         lambda _: fails(529),
         lambda _: fails(500),
         cut,
@@ -62,7 +62,7 @@ class Flaky:
         self._at = time.monotonic()
         self.given = self.refused = 0
 
-    def __call__(self, request: Json) -> Answer:
+    def __call__(self, request: Json) -> ScriptedAnswer:
         if not self._takes():
             self.refused += 1
             return fails(429, retry_after=1)
@@ -129,7 +129,7 @@ async def long_call(stage: Stage, *, seconds: float) -> Row:
         await asyncio.sleep(2)
         began = time.monotonic()
         await crews["killed"].fault("kill", it.random)
-        await cancel(it.client, "r15-cancelled", CancelRequest(reason="enough"))
+        await request_cancel(it.client, "r15-cancelled", CancelRequest(reason="enough"))
         with suppress(WorkflowFailureError):
             await it.handles["r15-cancelled"].result()
         cancelled = time.monotonic() - began

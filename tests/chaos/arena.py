@@ -18,15 +18,15 @@ from temporalio.service import RPCError
 
 from activities.demo.sse import Json
 from activities.effects.ledger import Claim
-from activities.storage.store import FOLDER
+from activities.storage.store import STORE_FOLDER
 from contracts.run.events import StartEvent
 from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import Snapshot
 from decisions.ids import run_workflow_id
-from perdure.client.errors import NoSuchRun, NotReachable, Refused
-from perdure.client.runs import answer, start
-from perdure.testkit.model_server import Answer, ScriptedModel
+from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.client.runs import start_or_get_run, submit_answer
+from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel
 from tests.chaos.crash_points import Trap
 from tests.chaos.killable import Project
 from tests.chaos.task import Task, script
@@ -164,7 +164,7 @@ class Arena:
 
     def doubtful(self, pid: int) -> int:
         """How many calls this process has claimed and left without a result."""
-        pages = self.workspaces.glob(f"*/{FOLDER}/ledger/*.claim")
+        pages = self.workspaces.glob(f"*/{STORE_FOLDER}/ledger/*.claim")
         open_pages = (page for page in pages if not page.with_suffix(".result").exists())
         count = 0
         for page in open_pages:
@@ -175,7 +175,9 @@ class Arena:
     async def start(self, task: Task, queue: str) -> WorkflowHandle[Any, Any]:
         """Until the server has accepted it."""
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": task.goal}})
-        handle: WorkflowHandle[Any, Any] = await unfailing(lambda: start(self.client, queue, event, task.run))
+        handle: WorkflowHandle[Any, Any] = await unfailing(
+            lambda: start_or_get_run(self.client, queue, event, task.run)
+        )
         self.tasks[task.run] = task
         self.handles[task.run] = handle
         return handle
@@ -240,8 +242,10 @@ class Arena:
             said = HumanInput(question_id=question.id, decision=Decision.run_again)
         if question.kind is QuestionKind.resume_unsafe:
             self.doubts.setdefault((run, question.id), Asked(run, question.step or 0, receipt))
-        with suppress(Refused, NotReachable, NoSuchRun):  # asked again, or accepted all the same, and so gone
-            await answer(self.client, run, said)
+        with suppress(
+            RejectedError, TemporalUnavailableError, RunNotFoundError
+        ):  # asked again, or accepted all the same, and so gone
+            await submit_answer(self.client, run, said)
             self.acknowledged.add((run, question.id))
 
     def end(self) -> None:
@@ -260,7 +264,7 @@ async def unfailing(what: Callable[[], Any]) -> Any:
     while True:
         try:
             return await what()
-        except (RPCError, RuntimeError, Refused, NotReachable):
+        except (RPCError, RuntimeError, RejectedError, TemporalUnavailableError):
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)
@@ -296,7 +300,7 @@ async def arena(
     seed: int,
     *,
     tools: ToolServer | None = None,
-    says: Callable[[Json], Answer] = script,
+    says: Callable[[Json], ScriptedAnswer] = script,
     full_disk: bool = False,
 ) -> AsyncIterator[Arena]:
     with tools or ToolServer(seed) as outside, ScriptedModel(says) as model:

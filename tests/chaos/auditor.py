@@ -13,13 +13,13 @@ from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
-from activities.model.transcript_cache import Transcripts, Wanted
+from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
 from activities.storage.store import LocalStores
 from contracts.failures import Stop
 from contracts.run.state import RunStatus, Snapshot
 from contracts.run.transcript import Part, PartKind
 from decisions.ids import run_workflow_id
-from perdure.client.run_list import find
+from perdure.client.run_list import find_run
 from tests.chaos.arena import Arena, unfailing
 from tests.chaos.task import Task
 
@@ -97,7 +97,7 @@ async def audit(
 
 async def _told(client: Client, run: str) -> Told:
     told = Told()
-    execution: str | None = (await find(client, run)).first_execution
+    execution: str | None = (await find_run(client, run)).first_execution
     while execution:
         handle = client.get_workflow_handle(run_workflow_id(run), run_id=execution)
         events = [event async for event in handle.fetch_history_events()]
@@ -173,8 +173,8 @@ async def _conversation(it: Arena, run: str) -> tuple[Snapshot, list[Part]]:
     snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
     execution = (await handle.describe()).run_id
     stores = LocalStores(it.workspaces)
-    wanted = Wanted(handle.id, execution, snapshot.length, snapshot.head, stores.of(run))
-    return snapshot, (await Transcripts(it.client, stores).at(wanted)).transcript.parts
+    wanted = TranscriptCursor(handle.id, execution, snapshot.length, snapshot.head, stores.of(run))
+    return snapshot, (await TranscriptCache(it.client, stores).read_conversation(wanted)).transcript.parts
 
 
 def _judge_tokens(found: Audit, run: str, snapshot: Snapshot, parts: list[Part]) -> None:

@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import activities.mailbox.intake
 import workflows.agent_run.agent_run
-from activities.effects.ledger import Entry
+from activities.effects.ledger import LedgerEntry
 from activities.mailbox.folder import MailFolder
-from activities.mailbox.intake import Takes
-from activities.mailbox.writer import Told
+from activities.mailbox.intake import Intake
+from activities.mailbox.writer import MailWriter
 from activities.model.anthropic import MessagesModel
 from activities.model.port import ModelCall, ModelReply
-from activities.run.files import Runs
+from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
 from activities.storage.store import LocalStore
 from activities.tools.http import HttpTool
@@ -75,16 +75,16 @@ def arm(trap: Trap) -> None:
 
 def _around_claim(*, before: bool) -> Callable[[Callable[[], None]], None]:
     def lay(spring: Callable[[], None]) -> None:
-        claim = Entry.claim
+        claim = LedgerEntry.claim
 
-        def claiming(self: Entry, *args: Any) -> Any:
+        def claiming(self: LedgerEntry, *args: Any) -> Any:
             if before:
                 spring()
             claimed = claim(self, *args)
             spring()
             return claimed
 
-        patch.object(Entry, "claim", claiming).start()
+        patch.object(LedgerEntry, "claim", claiming).start()
 
     return lay
 
@@ -102,13 +102,13 @@ def _after_effect(spring: Callable[[], None]) -> None:
 
 
 def _after_record(spring: Callable[[], None]) -> None:
-    record = Entry.record
+    record = LedgerEntry.record
 
-    def recording(self: Entry, *args: Any) -> None:
+    def recording(self: LedgerEntry, *args: Any) -> None:
         record(self, *args)
         spring()
 
-    patch.object(Entry, "record", recording).start()
+    patch.object(LedgerEntry, "record", recording).start()
 
 
 def _mid_stream(spring: Callable[[], None]) -> None:
@@ -174,24 +174,24 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.after_effect: _after_effect,
     Point.after_record: _after_record,
     Point.mid_stream: _mid_stream,
-    Point.open_run: _after(Runs, "open_run"),
+    Point.open_run: _after(RunFiles, "open_run"),
     Point.inherit: _after(Inheritances, "inherit"),
-    Point.archived: _after(Runs, "close_segment", lambda request: not _is_last(request)),
+    Point.archived: _after(RunFiles, "close_segment", lambda request: not _is_last(request)),
     Point.rotation: _rotation,
-    Point.last: _after(Runs, "close_segment", _is_last),
+    Point.last: _after(RunFiles, "close_segment", _is_last),
     Point.mail_claimed: _beside(MailFolder, "settle_claims", before=True),
     Point.mail_delivered: _beside(Bridge, "_list", before=True),
-    Point.mail_consumed: _beside(Takes, "_consume", before=False),
+    Point.mail_consumed: _beside(Intake, "_consume", before=False),
     Point.mail_submitted: _beside(activities.mailbox.intake, "Transition", before=True),
-    Point.mail_replied: _beside(Told, "reply", before=False),
-    Point.mail_acked: _beside(Told, "away", before=True),
-    Point.mail_away: _beside(Told, "away", before=False),
+    Point.mail_replied: _beside(MailWriter, "reply", before=False),
+    Point.mail_acked: _beside(MailWriter, "away", before=True),
+    Point.mail_away: _beside(MailWriter, "away", before=False),
 }
 
 
 def fill_disk_while(flag: Path) -> None:
     """The run's store takes nothing while the file is there."""
-    create, put = LocalStore.create, LocalStore.put
+    create, put = LocalStore.create, LocalStore.write
 
     def refuse() -> None:
         if flag.exists():
@@ -206,4 +206,4 @@ def fill_disk_while(flag: Path) -> None:
         put(self, name, data)
 
     patch.object(LocalStore, "create", creating).start()
-    patch.object(LocalStore, "put", putting).start()
+    patch.object(LocalStore, "write", putting).start()

@@ -7,7 +7,7 @@ from typing import Any
 
 from temporalio.client import WorkflowHandle
 
-from activities.followup.topic import publish
+from activities.followup.topic import signal_event
 from contracts.conversation import LaneView, TurnEnd
 from contracts.topic import Event
 from perdure.client import lanes
@@ -52,7 +52,7 @@ class Plot:
         told = {"channelId": "dm-b", "messageId": f"{to}-{user}-{number}", "userId": user, "text": f"{user} {number}"}
         data = {"platform": "discord", "ts": 1, **told, "raw": {"discord": {"replyToMessageId": to}}}
         event = Event.model_validate({"type": "evt.adapter.message.created", "data": data})
-        await unfailing(lambda: publish(self.it.client, QUEUE, event))
+        await unfailing(lambda: signal_event(self.it.client, QUEUE, event))
 
     async def play(self, run: Handle, number: int, way: str) -> None:
         """A task, and what comes for it."""
@@ -148,7 +148,7 @@ def _fault(way: str, task: Mapping[str, Any]) -> str | None:
 async def _idle_lane(plot: Plot) -> LaneView:
     async with asyncio.timeout(PATIENCE):
         while True:
-            lane: LaneView | None = await unfailing(lambda: lanes.look(plot.it.client, plot.session))
+            lane: LaneView | None = await unfailing(lambda: lanes.query_lane(plot.it.client, plot.session))
             if lane is not None and lane.active is None and not lane.queued:
                 return lane
             await asyncio.sleep(0.1)

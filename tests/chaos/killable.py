@@ -18,16 +18,16 @@ from activities.mailbox.folder import MailFolder
 from activities.model.anthropic import MessagesModel
 from activities.security.secrets import NO_SECRETS
 from perdure.client.connection import connect
-from perdure.client.errors import NotReachable
-from perdure.commands.mail import carrying
+from perdure.client.errors import TemporalUnavailableError
+from perdure.commands.mail import run_bridge_worker
 from perdure.process.mailbox_bridge import Bridge
-from perdure.process.project import project_of
-from perdure.process.shutdown import leave
+from perdure.process.project import build_project
+from perdure.process.shutdown import exit_now
 from perdure.process.supervisor import _die_with_parent
-from settings import Settings, load
+from settings import Settings, load_settings
 from telemetry import log_to, quiet_core
 from tests.chaos.crash_points import Trap, arm, fill_disk_while
-from worker import build, working
+from worker import build_worker, run_worker
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])
@@ -45,7 +45,7 @@ class Project:
 
     @property
     def settings(self) -> Settings:
-        return load({"ANTHROPIC_BASE_URL": self.model} if self.model else {}, self.folder)
+        return load_settings({"ANTHROPIC_BASE_URL": self.model} if self.model else {}, self.folder)
 
     def worker(self, task_queue: str, trap: Trap | None = None) -> BaseProcess:
         """Starts one. It works until it is killed, or told to stop by SIGTERM."""
@@ -67,16 +67,16 @@ def _bridge(project: Project, task_queue: str, folder: Path, agent: str, trap: T
     if trap is not None:
         arm(trap)
     asyncio.run(_bridging(project, task_queue, folder, agent))
-    leave(0)
+    exit_now(0)
 
 
 async def _bridging(project: Project, task_queue: str, folder: Path, agent: str) -> None:
     """As `perdure mail`."""
     client = await connect(project.address)
     there = MailFolder(folder, agent)
-    there.open()
+    there.open_folder()
     settings = replace(project.settings, task_queue=task_queue)
-    async with carrying(client, settings, there):
+    async with run_bridge_worker(client, settings, there):
         await Bridge(client, task_queue, there).run(asyncio.Event())
 
 
@@ -90,10 +90,10 @@ def _work(project: Project, task_queue: str, trap: Trap | None) -> None:
         fill_disk_while(project.full_disk)
     try:
         asyncio.run(_working(project, task_queue) if project.model else _rehearsing(project, task_queue))
-    except NotReachable as error:
+    except TemporalUnavailableError as error:
         logging.getLogger(__name__).warning("no worker: %s", error)
-        leave(1)
-    leave(0)
+        exit_now(1)
+    exit_now(0)
 
 
 def _log_into(path: Path) -> None:
@@ -105,19 +105,22 @@ def _log_into(path: Path) -> None:
 
 
 async def _working(project: Project, task_queue: str) -> None:
-    """As `worker.serve`."""
+    """As `serve_worker`."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = await connect(project.address)
-    async with working(client, replace(project.settings, task_queue=task_queue)):
+    async with run_worker(client, replace(project.settings, task_queue=task_queue)):
         await stop.wait()
 
 
 async def _rehearsing(project: Project, task_queue: str) -> None:
-    """As `worker.working`, but the rehearsal model does not pause to look alive."""
+    """As `run_worker`, but the rehearsal model does not pause to look alive."""
     settings = replace(project.settings, task_queue=task_queue)
     client = await connect(project.address)
     transport = httpx2.AsyncClient(transport=RehearsalTransport(pause=0))
     model = MessagesModel(AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport))
-    async with httpx.AsyncClient(trust_env=False) as http, build(client, project_of(settings, http), task_queue, model):
+    async with (
+        httpx.AsyncClient(trust_env=False) as http,
+        build_worker(client, build_project(settings, http), task_queue, model),
+    ):
         await asyncio.Event().wait()

@@ -15,8 +15,8 @@ from activities.demo.sse import Json
 from contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
 from decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
 from perdure.client import lanes
-from perdure.client.errors import Refused
-from perdure.testkit.model_server import Answer, fails, says, slow
+from perdure.client.errors import RejectedError
+from perdure.testkit.model_server import ScriptedAnswer, fails, says, slow
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.stage import Row, Stage, row
@@ -25,7 +25,7 @@ SENDERS = 8
 TWICE = 0.05  # share of requests that are sent again
 
 
-def reply(body: Json) -> Answer:
+def reply(body: Json) -> ScriptedAnswer:
     """To what was said last: the name of the request."""
     texts = [block["text"] for message in body["messages"] for block in message["content"] if block["type"] == "text"]
     if texts[-1].startswith("slow"):
@@ -108,7 +108,7 @@ async def flood(stage: Stage, *, requests: int, size: int, healthy: int, ratio: 
         view = await _until_idle(it, poisoned, 3)
         if {turn.end for turn in view.recent} != {TurnEnd.failed}:
             found.wrong(f"the poisoned lane ended {[turn.end for turn in view.recent]}")
-        lane = await lanes.look(it.client, f"flood-{stage.seed}")
+        lane = await lanes.query_lane(it.client, f"flood-{stage.seed}")
         if lane is None or lane.queued > lane.most_queued or flooded.refused == 0 or flooded.untyped:
             found.wrong(f"the flood: {flooded}, {lane and lane.queued} queued")
         for left in (f"flood-{stage.seed}", f"slow-{stage.seed}"):
@@ -137,9 +137,9 @@ async def _flood(it: Arena, lane: str, requests: int, size: int, told: _Flood) -
         async with at_once:
             body = SubmitRequest(request_id=f"{number}", goal="x" * size)
             try:
-                await lanes.submit(it.client, "r10", lane, body)
+                await lanes.submit_with_retry(it.client, "r10", lane, body)
                 told.accepted += 1
-            except Refused as refused:
+            except RejectedError as refused:
                 told.refused += 1
                 told.is_full.set()
                 told.untyped += "the lane is full" not in str(refused)
@@ -165,7 +165,7 @@ def _p95(took: list[float]) -> float:
 
 async def _say(it: Arena, queue: str, lane: str, name: str) -> Submitted:
     request = SubmitRequest(request_id=name, goal=name)
-    submitted: Submitted = await unfailing(lambda: lanes.submit(it.client, queue, lane, request))
+    submitted: Submitted = await unfailing(lambda: lanes.submit_with_retry(it.client, queue, lane, request))
     return submitted
 
 
@@ -185,7 +185,7 @@ async def _ended(it: Arena, run_id: str) -> None:
 async def _until_idle(it: Arena, lane: str, accepted: int, patience: float = PATIENCE) -> LaneView:
     async with asyncio.timeout(patience):
         while True:
-            view: Any = await unfailing(lambda: lanes.look(it.client, lane))
+            view: Any = await unfailing(lambda: lanes.query_lane(it.client, lane))
             if view and view.active is None and not view.queued and view.accepted >= accepted:
                 return LaneView.model_validate(view)
             await asyncio.sleep(0.1)

@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 
 from activities.demo.sse import Json
 from contracts.mail.mailbox import MailboxView
-from contracts.mail.message import MOST_MESSAGE
+from contracts.mail.message import MAX_MESSAGE_BYTES
 from decisions.ids import mailbox_workflow_id
 from perdure.testkit.model_server import Reply, says, slow
 from tests.chaos.arena import PATIENCE, Arena, until
@@ -209,7 +209,7 @@ def _place_strange(plan: Path, kind: str, number: int) -> None:
     match kind:
         case "huge":
             with (plan / f"strange-{number}.tmp").open("wb") as file:
-                file.truncate(GIGABYTES if number % 2 else MOST_MESSAGE + 1)
+                file.truncate(GIGABYTES if number % 2 else MAX_MESSAGE_BYTES + 1)
             (plan / f"strange-{number}.tmp").rename(plan / f"strange-{number}.md")
         case "link":
             (plan / f"strange-{number}.md").symlink_to("/etc/hostname")
@@ -328,7 +328,9 @@ def _judge_message(outbox: Path, message: str, digest: str, copies: int, found: 
 def _regular(folder: Path, where: str) -> Counter[str]:
     """The hashes of the messages there. Reasons are none."""
     files = (each for each in folder.glob(f"inbox/*/{where}/*") if each.is_file() and not each.is_symlink())
-    small = (each for each in files if each.stat().st_size <= MOST_MESSAGE and not each.name.endswith(".reason.json"))
+    small = (
+        each for each in files if each.stat().st_size <= MAX_MESSAGE_BYTES and not each.name.endswith(".reason.json")
+    )
     return Counter(_hash(each.read_bytes()) for each in small)
 
 

@@ -7,8 +7,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.run.signals import CancelRequest, HumanInput
 from decisions.ids import request_key
-from perdure.client.errors import NoSuchRun, Refused
-from perdure.client.runs import answer, cancel
+from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.runs import request_cancel, submit_answer
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import audit
 from tests.chaos.stage import Row, Stage, row
@@ -89,10 +89,10 @@ async def closed_runs(stage: Stage) -> Row:
         found = await audit(it, late=late)
         said = HumanInput(text="yes")
         for what, call, expected in (
-            ("an answer to a closed run", answer(it.client, "r8", said), Refused),
-            ("a cancel of a closed run", cancel(it.client, "r8", CancelRequest()), Refused),
-            ("an answer to no run", answer(it.client, "nobody", said), NoSuchRun),
-            ("a cancel of no run", cancel(it.client, "nobody", CancelRequest()), NoSuchRun),
+            ("an answer to a closed run", submit_answer(it.client, "r8", said), RejectedError),
+            ("a cancel of a closed run", request_cancel(it.client, "r8", CancelRequest()), RejectedError),
+            ("an answer to no run", submit_answer(it.client, "nobody", said), RunNotFoundError),
+            ("a cancel of no run", request_cancel(it.client, "nobody", CancelRequest()), RunNotFoundError),
             ("a result for a closed run", it.handles["r8"].signal("tool_result", {}), RPCError),
         ):
             try:

@@ -11,7 +11,7 @@ from random import Random
 
 from temporalio.client import Client
 
-from devserver import embedded
+from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
 from perdure.process.supervisor import CRASH_LOOP
 from tests.chaos.arena import pid_of, until
@@ -30,7 +30,7 @@ class Server:
 
     async def up(self) -> str:
         """Its address, the same each time."""
-        return (await self._held.enter_async_context(embedded(self._home))).address
+        return (await self._held.enter_async_context(embedded_server(self._home))).address
 
     async def down(self) -> None:
         await self._held.aclose()

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from activities.demo.sse import Json
-from perdure.testkit.model_server import Answer, calls, slow
+from perdure.testkit.model_server import ScriptedAnswer, calls, slow
 
 Use = tuple[str, dict[str, Any]]
 MIX = ("charge", "charge", "reserve", "reserve", "look")  # once, keyed, read
@@ -39,7 +39,7 @@ def mixed(run: str, random: Random, steps: int, *, pause: float = 0.0, tools: tu
     return Task(run, tuple(turns), pause)
 
 
-def script(request: Json) -> Answer:
+def script(request: Json) -> ScriptedAnswer:
     """What the model says next: a function of the conversation alone."""
     goal = request["messages"][0]["content"][0]["text"]
     task = json.loads(goal.removeprefix("chaos "))

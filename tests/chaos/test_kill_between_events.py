@@ -17,10 +17,10 @@ from temporalio.client import Client, WorkflowHandle
 
 from activities.storage.workspace import folder_name
 from contracts.run.events import StartEvent
-from devserver import embedded
+from devserver import embedded_server
 from examples.critique.site_server import serve
 from perdure.client.connection import connect, register_search_attributes
-from perdure.client.runs import start
+from perdure.client.runs import start_or_get_run
 from perdure.process.supervisor import CRASH_LOOP
 from tests.chaos.killable import Project
 
@@ -38,7 +38,7 @@ class Demo:
 
     async def start(self, name: str) -> WorkflowHandle[Any, Any]:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": self.goal}})
-        return await start(self.client, name, event, name)
+        return await start_or_get_run(self.client, name, event, name)
 
     async def told(self, run: WorkflowHandle[Any, Any]) -> dict[str, Any]:
         """What must be the same however often a worker died."""
@@ -123,7 +123,7 @@ async def test_a_worker_killed_between_any_two_events_changes_nothing(demo: Demo
 
 
 async def test_a_server_killed_in_the_middle_comes_back_and_the_run_completes(site: str, tmp_path: Path) -> None:
-    async with embedded(tmp_path / "state") as server:
+    async with embedded_server(tmp_path / "state") as server:
         born = time.monotonic()
         client = await connect(server.address)
         await register_search_attributes(client)

@@ -11,10 +11,10 @@ from contracts.failures import Escalation
 from contracts.run.events import StartEvent
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunState, RunStatus, Snapshot
-from decisions.ids import run_id_of, run_workflow_id
-from decisions.run.limits import spent
-from perdure.client.runs import cancel, start
-from perdure.testkit.model_server import Answer, Reply, calls, slow
+from decisions.ids import run_id_of_workflow, run_workflow_id
+from decisions.run.limits import total_spent
+from perdure.client.runs import request_cancel, start_or_get_run
+from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, slow
 from tests.chaos.arena import PATIENCE, Arena, unfailing, until
 from tests.chaos.auditor import Audit, audit, judge_logs
 from tests.chaos.stage import Row, Stage, row
@@ -46,7 +46,7 @@ def add_agent(it: Arena, name: str, *peers: str, tools: Sequence[str] = ()) -> N
 async def cancelled(stage: Stage, *, fanout: int, levels: int) -> Row:
     """R16: the root of a tree is cancelled while its leaves have effects and a worker dies."""
 
-    def says(body: Json) -> Answer:
+    def says(body: Json) -> ScriptedAnswer:
         level = int(who(body).removeprefix("level-"))
         return (
             delegates(f"level-{level + 1}", fanout)
@@ -62,12 +62,13 @@ async def cancelled(stage: Stage, *, fanout: int, levels: int) -> Row:
         await _start(it, "r16", root, "level-0", max_steps=100 * size)
         await until(lambda: len({deed.run for deed in list(it.tools.deeds)}) == fanout**levels)
         await asyncio.gather(
-            unfailing(lambda: cancel(it.client, root, CancelRequest(reason="enough"))), crew.fault("kill", it.random)
+            unfailing(lambda: request_cancel(it.client, root, CancelRequest(reason="enough"))),
+            crew.fault("kill", it.random),
         )
         late = await it.all_ended()
         deeds = len(it.tools.deeds)
         tree = await _closed(it, root)
-        it.handles = {run_id_of(each.id): it.client.get_workflow_handle(each.id) for each in _runs(tree)}
+        it.handles = {run_id_of_workflow(each.id): it.client.get_workflow_handle(each.id) for each in _runs(tree)}
         found, _ = await asyncio.gather(audit(it, late=late, status=RunStatus.cancelled), asyncio.sleep(AFTERWARDS))
         if len(it.tools.deeds) != deeds:
             found.wrong(f"{len(it.tools.deeds) - deeds} effects after the root was cancelled")
@@ -119,7 +120,7 @@ async def bounded(stage: Stage, *, steps: int, tokens: int) -> Row:
         return row(it, found, f"{len(wanted)} endless trees, each ended by its budget")
 
 
-def _never_done(body: Json) -> Answer:
+def _never_done(body: Json) -> ScriptedAnswer:
     done, tools = turn(body), [tool["name"] for tool in body["tools"]]
     match who(body):
         case "lead":
@@ -146,7 +147,7 @@ async def _spent(it: Arena, found: Audit, number: int, agent: str, limits: dict[
     largest = LARGEST_REPLY + max(estimate_tokens(body) for body in it.model.requests if who(body) == agent)
     if most is not None and tokens > most + largest:
         found.wrong(f"{agent} with {limits}: {tokens} tokens, and {largest} in the largest call")
-    told = spent(next(state for state in states if state.run_id == run))
+    told = total_spent(next(state for state in states if state.run_id == run))
     if (told.steps, told.tokens) != (steps, tokens):
         found.wrong(f"{agent} with {limits}: {steps} steps and {tokens} tokens are told as {told}")
     return str(event["payload"].get("reason", event["type"]))
@@ -155,7 +156,7 @@ async def _spent(it: Arena, found: Audit, number: int, agent: str, limits: dict[
 async def _start(it: Arena, queue: str, run: str, agent: str, **limits: Any) -> Any:
     payload = {"goal": f"be {agent}", "agent": agent, "limits": limits}
     event = StartEvent.model_validate({"type": "agentic.start", "payload": payload})
-    it.handles[run] = await unfailing(lambda: start(it.client, queue, event, run))
+    it.handles[run] = await unfailing(lambda: start_or_get_run(it.client, queue, event, run))
     return it.handles[run]
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunStatus
-from perdure.client.runs import cancel
+from perdure.client.runs import request_cancel
 from tests.chaos.arena import BEAT, Arena, pid_of, until
 from tests.chaos.auditor import audit
 from tests.chaos.crash_points import RUN_POINTS, Point, Trap
@@ -145,7 +145,7 @@ async def window(stage: Stage, *, kills: int, workers: int = 4) -> Row:
             await asyncio.sleep(it.random.uniform(0.5, 2.5))
             await crew.fault("kill", it.random)
         for run in it.handles:
-            await cancel(it.client, run, CancelRequest(reason="measured"))
+            await request_cancel(it.client, run, CancelRequest(reason="measured"))
         late = await it.all_ended()
         found = await audit(it, late=late, status=RunStatus.cancelled)
         return row(it, found, "effect 50 ms, step 1 s, one run a worker")

@@ -5,7 +5,7 @@ from typing import Any
 
 from contracts.run.state import RunState
 from contracts.tool import ToolOutcome
-from decisions.builtin_tools import CONTROL, JOURNAL
+from decisions.builtin_tools import CONTROL_TOOLS, JOURNAL_TOOLS
 from decisions.run import call_state, loop
 from decisions.run.reply import take_turn
 from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part
@@ -46,9 +46,9 @@ class Player:
                 case loop.CloseTurn():
                     for call in self.state.calls:
                         self.transcript.append(call_part(call))
-                    self.state = loop.closed_turn(self.state).state
-                case loop.Wind():
-                    self.state = loop.wound_up(self.state)
+                    self.state = loop.settle_turn(self.state).state
+                case loop.FinalTurn():
+                    self.state = loop.start_final_turn(self.state)
                     self.winds += 1
                 case _:
                     self.endings += isinstance(move, loop.End)
@@ -56,14 +56,14 @@ class Player:
 
     def _act(self, batch: Any) -> None:
         before = self.state.pending
-        self.state = call_state.issued(self.state, batch, self.now)
+        self.state = call_state.issue_calls(self.state, batch, self.now)
         assert len(self.state.pending) == len(before) + sum(call.step is not None for call in batch)
         self.issued += [call.step for call in batch if call.step is not None]
         for call in batch:
-            if call.tool in CONTROL:
-                self.state = call_state.controlled(self.state, call, self.now)
-            elif call.tool in JOURNAL:
-                self.state = call_state.journaled(self.state, call, self.now)
+            if call.tool in CONTROL_TOOLS:
+                self.state = call_state.run_control_call(self.state, call, self.now)
+            elif call.tool in JOURNAL_TOOLS:
+                self.state = call_state.run_journal_call(self.state, call, self.now)
             else:
-                self.state = call_state.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
+                self.state = call_state.settle_call(self.state, call, self.outcomes.get(call.tool, OK), self.now)
         assert self.state.pending == before

@@ -1,8 +1,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from contracts.mail.delivery import Ack, Letter, Stage, TaskState, Transition
-from decisions.mailbox.ack import acked, duplicated, stated
+from contracts.mail.delivery import Ack, InboxMessage, Stage, TaskState, Transition
+from decisions.mailbox.ack import add_duplicate, update_ack, update_task_state
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -11,10 +11,10 @@ def at(seconds: int) -> datetime:
     return AT + timedelta(seconds=seconds)
 
 
-def letter(*states: TaskState, first: int = 0, **more: Any) -> Letter:
+def letter(*states: TaskState, first: int = 0, **more: Any) -> InboxMessage:
     passed = tuple(Transition(state=state, at=at(number)) for number, state in enumerate(states, first))
     told = {"key": "k", "task": "t", "folder": "f", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
-    return Letter.model_validate(
+    return InboxMessage.model_validate(
         {
             **told,
             "sha256": "a" * 64,
@@ -36,54 +36,56 @@ SUCCEEDED, FAILED = TaskState.succeeded, TaskState.failed
 
 
 def test_an_ack_is_consumed_and_then_over_however_often_it_is_told() -> None:
-    told = acked(None, letter(), Ack.consumed, AT)
-    assert acked(told, letter(), Ack.consumed, at(1)) == told
-    over = acked(told, letter(run_id="r"), Ack.succeeded, at(2), "well")
-    assert acked(over, letter(run_id="r"), Ack.succeeded, at(3), "well") == over
-    assert acked(over, letter(), Ack.consumed, at(4)) == over
+    told = update_ack(None, letter(), Ack.consumed, AT)
+    assert update_ack(told, letter(), Ack.consumed, at(1)) == told
+    over = update_ack(told, letter(run_id="r"), Ack.succeeded, at(2), "well")
+    assert update_ack(over, letter(run_id="r"), Ack.succeeded, at(3), "well") == over
+    assert update_ack(over, letter(), Ack.consumed, at(4)) == over
     assert (over["status"], over["details"], over["run_id"]) == ("SUCCEEDED", "well", "r")
     assert [each["status"] for each in over["history"]] == ["CONSUMED", "SUCCEEDED"]
 
 
 def test_another_attempt_goes_on_in_the_same_ack() -> None:
-    told = acked(acked(None, letter(), Ack.consumed, AT), letter(), Ack.failed, at(1), "badly")
-    told = acked(told, letter(attempt=2), Ack.consumed, at(2))
-    told = acked(told, letter(attempt=2), Ack.succeeded, at(3))
+    told = update_ack(update_ack(None, letter(), Ack.consumed, AT), letter(), Ack.failed, at(1), "badly")
+    told = update_ack(told, letter(attempt=2), Ack.consumed, at(2))
+    told = update_ack(told, letter(attempt=2), Ack.succeeded, at(3))
     assert [each["status"] for each in told["history"]] == ["CONSUMED", "FAILED", "CONSUMED", "SUCCEEDED"]
 
 
 def test_a_duplicate_is_listed_once_and_changes_nothing_else() -> None:
-    told = acked(None, letter(), Ack.consumed, AT)
-    twice = duplicated(duplicated(told, letter(file="b.md"), "SKIPPED", at(1)), letter(file="b.md"), "SKIPPED", at(2))
+    told = update_ack(None, letter(), Ack.consumed, AT)
+    twice = add_duplicate(
+        add_duplicate(told, letter(file="b.md"), "SKIPPED", at(1)), letter(file="b.md"), "SKIPPED", at(2)
+    )
     assert {**twice, "duplicates": []} == told
     assert [(each["status"], each["file"]) for each in twice["duplicates"]] == [("SUCCEEDED", "b.md")]
-    assert acked(duplicated(None, letter(), "SKIPPED", AT), letter(), Ack.consumed, AT)["status"] == "CONSUMED"
+    assert update_ack(add_duplicate(None, letter(), "SKIPPED", AT), letter(), Ack.consumed, AT)["status"] == "CONSUMED"
 
 
 def test_states_are_told_once_each_though_times_differ() -> None:
-    told = stated(None, letter(CONSUMED), Transition(state=RUNNING, at=at(1)))
-    assert stated(told, letter(CONSUMED), Transition(state=RUNNING, at=at(5))) == told
-    over = stated(told, letter(CONSUMED, RUNNING, SUCCEEDED))
+    told = update_task_state(None, letter(CONSUMED), Transition(state=RUNNING, at=at(1)))
+    assert update_task_state(told, letter(CONSUMED), Transition(state=RUNNING, at=at(5))) == told
+    over = update_task_state(told, letter(CONSUMED, RUNNING, SUCCEEDED))
     assert states(over) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
-    assert stated(over, letter(CONSUMED, RUNNING, SUCCEEDED)) == over
+    assert update_task_state(over, letter(CONSUMED, RUNNING, SUCCEEDED)) == over
 
 
 def test_a_task_that_waits_for_inputs_and_a_person() -> None:
-    told = stated(None, letter(BLOCKED))
-    told = stated(told, letter(BLOCKED, CONSUMED), Transition(state=BLOCKED, at=at(7)))
-    told = stated(told, letter(BLOCKED, CONSUMED, BLOCKED, RUNNING))
-    told = stated(told, letter(BLOCKED, CONSUMED, BLOCKED, RUNNING, SUCCEEDED))
+    told = update_task_state(None, letter(BLOCKED))
+    told = update_task_state(told, letter(BLOCKED, CONSUMED), Transition(state=BLOCKED, at=at(7)))
+    told = update_task_state(told, letter(BLOCKED, CONSUMED, BLOCKED, RUNNING))
+    told = update_task_state(told, letter(BLOCKED, CONSUMED, BLOCKED, RUNNING, SUCCEEDED))
     assert states(told) == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
 
 
 def test_a_letter_that_comes_back_begins_anew_below_what_was() -> None:
-    told = stated(None, letter(CONSUMED, FAILED))
-    told = stated(told, letter(CONSUMED, first=10, attempt=2))
-    told = stated(told, letter(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
+    told = update_task_state(None, letter(CONSUMED, FAILED))
+    told = update_task_state(told, letter(CONSUMED, first=10, attempt=2))
+    told = update_task_state(told, letter(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
     assert states(told) == ["CONSUMED", "FAILED", "CONSUMED", "RUNNING", "SUCCEEDED"]
     assert told["state"] == "SUCCEEDED"
 
 
 def test_what_somebody_has_written_into_the_file_does_not_break_it() -> None:
-    assert states(stated({"history": [1, None, {"state": "X"}]}, letter(CONSUMED)))[-1] == "CONSUMED"
-    assert acked({"history": "?", "duplicates": 3}, letter(), Ack.consumed, AT)["status"] == "CONSUMED"
+    assert states(update_task_state({"history": [1, None, {"state": "X"}]}, letter(CONSUMED)))[-1] == "CONSUMED"
+    assert update_ack({"history": "?", "duplicates": 3}, letter(), Ack.consumed, AT)["status"] == "CONSUMED"

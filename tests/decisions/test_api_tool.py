@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from decisions import builtin_tools
-from decisions.api_tool import MAX_DEFINITION, api_fault
+from decisions.api_tool import MAX_DEFINITION, api_rejection
 
 OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -32,24 +32,24 @@ OBJECT: dict[str, Any] = {"type": "object"}
     ],
 )
 def test_a_schema_that_the_api_refuses_is_named_by_its_field(schema: Any, field: str) -> None:
-    fault = api_fault("look", "looks", schema)
+    fault = api_rejection("look", "looks", schema)
     assert fault is not None
     assert fault[0] == field
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "größe", "look\n", "x" * 65])
 def test_a_name_that_the_api_refuses_is_one(name: str) -> None:
-    fault = api_fault(name, "", OBJECT)
+    fault = api_rejection(name, "", OBJECT)
     assert fault is not None
     assert fault[0] == "name"
 
 
 def test_what_lies_below_the_root_is_free() -> None:
     inner = {"anyOf": [{"type": "string"}, {"type": "null"}], "properties": {"filter[id]": {}}}
-    assert api_fault("look", "", {**OBJECT, "properties": {"a.b-C_1": inner}}) is None
+    assert api_rejection("look", "", {**OBJECT, "properties": {"a.b-C_1": inner}}) is None
 
 
 def test_each_built_in_tool_is_taken() -> None:
-    assert [api_fault(tool.name, tool.description, tool.input_schema) for tool in builtin_tools.ALL_SCHEMAS] == [
+    assert [api_rejection(tool.name, tool.description, tool.input_schema) for tool in builtin_tools.ALL_SCHEMAS] == [
         None for _ in builtin_tools.ALL_SCHEMAS
     ]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
-from decisions.run.call_state import approved
-from decisions.run.calls import MOST_CALLS, calls_of, needs_approval, next_batch, text_of
+from decisions.run.call_state import record_approval
+from decisions.run.calls import MAX_CALLS, join_text_blocks, needs_approval, next_batch, parse_calls
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 
@@ -20,7 +20,7 @@ def kinds(calls: Any) -> list[str | None]:
 
 def test_steps_count_on_from_the_last_one_and_control_calls_take_none(new_state: Any, new_turn: Any) -> None:
     turn = new_turn("", ("look", {}), ("finish", {}), ("ask_human", {}), ("reframe", {}), ("charge", {"a": 1}))
-    calls = calls_of(new_state(step=7), turn)
+    calls = parse_calls(new_state(step=7), turn)
     assert [(c.tool, c.step) for c in calls] == [
         ("look", 8),
         ("finish", None),
@@ -34,7 +34,7 @@ def test_steps_count_on_from_the_last_one_and_control_calls_take_none(new_state:
 def test_steps_are_consecutive_within_the_budget_and_every_use_gets_one_call(
     new_state: Any, new_turn: Any, uses: list[str], step: int, most: int
 ) -> None:
-    calls = calls_of(new_state(step=step, max_steps=most), new_turn("", *((name, {}) for name in uses)))
+    calls = parse_calls(new_state(step=step, max_steps=most), new_turn("", *((name, {}) for name in uses)))
     assert [c.tool_use_id for c in calls] == [f"u{number}" for number in range(len(uses))]
     steps = [c.step for c in calls if c.step is not None]
     assert steps == list(range(step + 1, step + 1 + len(steps)))
@@ -44,7 +44,7 @@ def test_steps_are_consecutive_within_the_budget_and_every_use_gets_one_call(
 
 
 def test_the_calls_that_fit_the_budget_run_and_the_rest_are_told_so(new_state: Any, new_turn: Any) -> None:
-    calls = calls_of(new_state(step=18), new_turn("", *[("look", {})] * 4))
+    calls = parse_calls(new_state(step=18), new_turn("", *[("look", {})] * 4))
     assert [c.step for c in calls] == [19, 20, None, None]
     assert kinds(calls) == [None, None, "budget", "budget"]
     assert "step budget used up" in calls[2].outcome.error.message  # type: ignore[union-attr]
@@ -54,31 +54,31 @@ def test_the_calls_that_fit_the_budget_run_and_the_rest_are_told_so(new_state: A
 def test_a_name_that_is_not_exactly_a_tools_is_refused_with_the_list_of_tools(
     new_state: Any, new_turn: Any, name: str
 ) -> None:
-    (call,) = calls_of(new_state(), new_turn("", (name, {})))
+    (call,) = parse_calls(new_state(), new_turn("", (name, {})))
     assert call.step is None
     assert kinds([call]) == ["unknown_tool"]
     assert "look, peek, save" in call.outcome.error.message  # type: ignore[union-attr]
 
 
 def test_an_endless_name_is_cut_where_it_is_repeated(new_state: Any, new_turn: Any) -> None:
-    (call,) = calls_of(new_state(), new_turn("", ("x" * 100_000, {})))
+    (call,) = parse_calls(new_state(), new_turn("", ("x" * 100_000, {})))
     assert len(call.model_dump_json()) < 2000
 
 
 def test_broken_arguments_are_refused_without_a_step(new_state: Any, new_turn: Any) -> None:
-    calls = calls_of(new_state(), new_turn("", ("look", {}), ("look", {}), ("look", {}), broken=("u1",)))
+    calls = parse_calls(new_state(), new_turn("", ("look", {}), ("look", {}), ("look", {}), broken=("u1",)))
     assert kinds(calls) == [None, "broken_json", None]
     assert [c.step for c in calls] == [1, None, 2]
 
 
 @pytest.mark.parametrize("arguments", [None, [], [1], "text", 5, True])
 def test_arguments_that_are_no_object_are_refused(new_state: Any, new_turn: Any, arguments: Any) -> None:
-    assert kinds(calls_of(new_state(), new_turn("", ("look", arguments)))) == ["invalid_arguments"]
+    assert kinds(parse_calls(new_state(), new_turn("", ("look", arguments)))) == ["invalid_arguments"]
 
 
 def test_arguments_cannot_touch_what_names_the_call(new_state: Any, new_turn: Any) -> None:
     forged = {"run_id": "R9", "step": 99, "tool": "charge", "tool_command": "rm"}
-    (call,) = calls_of(new_state(), new_turn("", ("look", forged)))
+    (call,) = parse_calls(new_state(), new_turn("", ("look", forged)))
     assert (call.tool, call.step, call.arguments) == ("look", 1, forged)
 
 
@@ -113,7 +113,7 @@ def test_neighbouring_reads_go_together_effects_alone_and_control_last(
     new_state: Any, new_turn: Any, uses: list[str], expected: list[list[str]]
 ) -> None:
     state = new_state()
-    calls = calls_of(state, new_turn("", *((name, {}) for name in uses)))
+    calls = parse_calls(state, new_turn("", *((name, {}) for name in uses)))
     assert batches(state.model_copy(update={"calls": calls})) == expected
 
 
@@ -122,7 +122,7 @@ def test_every_call_is_made_exactly_once_and_effects_in_the_models_order(
     new_state: Any, new_turn: Any, uses: list[str]
 ) -> None:
     state = new_state()
-    calls = calls_of(state, new_turn("", *((name, {}) for name in uses)))
+    calls = parse_calls(state, new_turn("", *((name, {}) for name in uses)))
     made = batches(state.model_copy(update={"calls": calls}))
     flat = [tool for batch in made for tool in batch]
     work = [name for name in uses if name in {"look", "peek", "save", "charge", "vote", "guarded", "ask_human"}]
@@ -139,7 +139,7 @@ def test_a_tool_approved_for_the_run_needs_no_more_approval(new_state: Any, new_
 
 def test_an_approval_is_for_exactly_one_call_and_void_once_its_arguments_differ(new_state: Any, new_call: Any) -> None:
     state = new_state(calls=(new_call("guarded", arguments={"eur": 5, "to": "eva"}), new_call("guarded", 2)))
-    state, call = approved(state, state.calls[0])
+    state, call = record_approval(state, state.calls[0])
     assert state.calls[0] == call
     assert not needs_approval(state, call)
     assert not needs_approval(state, call.model_copy(update={"arguments": {"to": "eva", "eur": 5}}))
@@ -154,12 +154,12 @@ def test_an_approval_written_by_an_earlier_version_is_void(new_state: Any, new_c
 
 def test_the_text_of_a_reply_is_its_text_blocks() -> None:
     blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": " a"}, {"type": "text", "text": "b "}]
-    assert text_of(blocks) == "a\nb"
+    assert join_text_blocks(blocks) == "a\nb"
 
 
 def test_of_a_flood_the_first_calls_are_made_and_the_rest_are_told_so_without_a_step(
     new_state: Any, new_turn: Any
 ) -> None:
-    calls = calls_of(new_state(max_steps=1000), new_turn("", *[("look", {})] * (MOST_CALLS + 3)))
-    assert kinds(calls) == [None] * MOST_CALLS + ["too_many"] * 3
-    assert [call.step for call in calls] == [*range(1, MOST_CALLS + 1), None, None, None]
+    calls = parse_calls(new_state(max_steps=1000), new_turn("", *[("look", {})] * (MAX_CALLS + 3)))
+    assert kinds(calls) == [None] * MAX_CALLS + ["too_many"] * 3
+    assert [call.step for call in calls] == [*range(1, MAX_CALLS + 1), None, None, None]

@@ -14,25 +14,25 @@ from contracts.run.compaction import ContextFull, Summary
 from contracts.run.journal import Journal
 from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import Usage
-from contracts.tool import ToolOutcome, failed
-from decisions.run.calls import text_of as text_in
+from contracts.tool import ToolOutcome, error_outcome
+from decisions.run.calls import join_text_blocks as text_in
 from decisions.run.compaction import (
     KEPT,
     KEPT_DEEP,
     complete_usage,
-    digest_of,
-    divided,
-    estimate,
-    is_over,
+    divide_parts,
+    estimate_content,
+    estimate_request,
+    is_over_threshold,
+    journal_digest_of,
     messages_of,
-    narrated,
+    narrate_parts,
+    narrate_truncated,
     summary_part,
-    tokens_of,
-    truncated,
 )
 from decisions.run.resume import journal_of
 from decisions.run.transcript import SHOW_JOURNAL, note_part, result_part
-from decisions.text.quoting import fence, join_within
+from decisions.text.quoting import fence_text, join_within
 
 WINDOW = 10_000
 GOAL = Part(kind=PartKind.goal, content=[{"type": "text", "text": "find the number"}])
@@ -46,7 +46,7 @@ def reply(*uses: str, text: str = "I look.", usage: Any = USAGE) -> Part:
 
 
 def result(use: str, step: int, text: str = "", *, tool: str = "look", fails: bool = False) -> Part:
-    outcome = failed("tool_error", text) if fails else ToolOutcome(result=text or f"seen {use}")
+    outcome = error_outcome("tool_error", text) if fails else ToolOutcome(result=text or f"seen {use}")
     return result_part(use, tool, step, outcome)
 
 
@@ -55,7 +55,7 @@ def turns(count: int, first: int = 1) -> list[Part]:
 
 
 def compacted(parts: Sequence[Part], keep: int = KEPT, *, is_deep: bool = False) -> list[Part]:
-    cut = divided(parts, keep, WINDOW, is_deep=is_deep)
+    cut = divide_parts(parts, keep, WINDOW, is_deep=is_deep)
     summary = Summary(
         text="THE SUMMARY",
         tail=cut.tail,
@@ -146,9 +146,13 @@ def test_the_latest_successful_result_of_each_tool_is_pinned_and_no_failed_one()
 
 def test_the_journal_s_digest_changes_only_where_the_run_goes_on_from_it() -> None:
     before = [GOAL, *turns(20)]
-    assert digest_of(before) == ""
+    assert journal_digest_of(before) == ""
     after = compacted(before)
-    assert digest_of(after) == digest_of([*after, *turns(3, first=21)]) == "Objective: find the number\nState: far"
+    assert (
+        journal_digest_of(after)
+        == journal_digest_of([*after, *turns(3, first=21)])
+        == "Objective: find the number\nState: far"
+    )
 
 
 def test_between_compactions_messages_only_grow() -> None:
@@ -164,7 +168,7 @@ def test_a_second_compaction_takes_the_first_one_up() -> None:
     after = shown(parts)
     assert len(after) == 13
     assert is_sound(after)
-    told = narrated(parts[:-2], parts[-2].about["tail"], 10_000)
+    told = narrate_parts(parts[:-2], parts[-2].about["tail"], 10_000)
     assert "THE SUMMARY" in told
     assert "seen u3" not in told
 
@@ -172,7 +176,7 @@ def test_a_second_compaction_takes_the_first_one_up() -> None:
 def test_a_compaction_right_after_another_builds_on_it_as_well() -> None:
     """Its tail begins before the summary that it takes up."""
     parts = compacted([GOAL, *turns(20)])
-    told = narrated(parts, divided(parts, KEPT_DEEP, WINDOW, is_deep=True).tail, 10_000)
+    told = narrate_parts(parts, divide_parts(parts, KEPT_DEEP, WINDOW, is_deep=True).tail, 10_000)
     assert [entry["from"] for entry in entries(told)][:2] == ["summary", "agent"]
     assert entries(told)[0]["text"] == "THE SUMMARY"
     assert [n for n in range(14, 21) if f"seen u{n}" in told] == [16, 17, 18]
@@ -191,7 +195,7 @@ def test_what_a_deep_prune_leaves_is_cut_where_it_alone_would_fill_the_window() 
 def test_a_few_results_that_fill_the_window_are_cut_too() -> None:
     """There is nothing to summarise yet."""
     parts = [GOAL, reply("a", "b"), result("a", 1, "x" * 30_000), result("b", 2, "y" * 30_000)]
-    assert estimate(compacted(parts), shown(compacted(parts, KEPT_DEEP, is_deep=True)), 0) < 0.7 * WINDOW
+    assert estimate_request(compacted(parts), shown(compacted(parts, KEPT_DEEP, is_deep=True)), 0) < 0.7 * WINDOW
     again = compacted(compacted(parts, KEPT_DEEP, is_deep=True), KEPT_DEEP, is_deep=True)
     assert is_sound(shown(again))
 
@@ -200,18 +204,18 @@ def test_room_is_measured_in_bytes_as_tokens_are() -> None:
     """In scripts whose letters take three bytes, a result would else be left three times as long."""
     parts = [GOAL, *turns(5), reply("z"), result("z", 6, "漢" * 30_000)]
     after = compacted(parts, KEPT_DEEP, is_deep=True)
-    assert estimate(after, shown(after), 0) < 0.7 * WINDOW
-    assert len(narrated(parts, len(parts), 3000).encode()) < 3100
+    assert estimate_request(after, shown(after), 0) < 0.7 * WINDOW
+    assert len(narrate_parts(parts, len(parts), 3000).encode()) < 3100
 
 
 def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
     parts = [GOAL, reply("u1"), result("u1", 1, "x" * 3000)]
-    assert 165 + 1200 <= estimate(parts, shown(parts), 7000) <= 165 + 1300
-    assert estimate([GOAL], shown([GOAL]), 7000) >= 7000, "nothing was counted yet"
+    assert 165 + 1200 <= estimate_request(parts, shown(parts), 7000) <= 165 + 1300
+    assert estimate_request([GOAL], shown([GOAL]), 7000) >= 7000, "nothing was counted yet"
     silent = [GOAL, reply("u1", usage=dict.fromkeys(USAGE, 0)), result("u1", 1)]
-    assert estimate(silent, shown(silent), 7000) >= 7000, "a server that counts nothing"
+    assert estimate_request(silent, shown(silent), 7000) >= 7000, "a server that counts nothing"
     after = compacted([GOAL, *turns(20)])
-    assert estimate(after, shown(after), 7000) >= 3500, (
+    assert estimate_request(after, shown(after), 7000) >= 3500, (
         "what was counted before a compaction only corrects the estimate"
     )
 
@@ -219,7 +223,7 @@ def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
 def test_an_image_is_no_text() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 900_000}}
     parts = [GOAL, reply("u1"), Part(kind=PartKind.note, content=[image])]
-    assert estimate(parts, shown(parts), 0) < 3000
+    assert estimate_request(parts, shown(parts), 0) < 3000
 
 
 FORGED = (
@@ -246,13 +250,13 @@ def spoken(text: str) -> list[Part]:
 @example(FORGED[1])
 def test_no_text_speaks_as_somebody_else_in_what_a_summary_is_made_of(text: str) -> None:
     parts = spoken(text)
-    told = entries(narrated(parts, len(parts), 1_000_000))
+    told = entries(narrate_parts(parts, len(parts), 1_000_000))
     speakers = [entry["from"] for entry in told]
     assert [entry["text"] for entry in told if entry["from"] == "user"] == ["Only the east."]
     assert [entry["text"] for entry in told if entry["from"] == "runtime"] == ["Go on."]
     assert speakers.count("tool") == 3
     assert speakers.count("agent") == 4 + bool(text.strip())
-    small = entries(narrated(parts, len(parts), 700))
+    small = entries(narrate_parts(parts, len(parts), 700))
     assert {entry["text"] for entry in small if entry["from"] == "user"} <= {"Only the east."}
 
 
@@ -260,7 +264,7 @@ def test_no_text_speaks_as_somebody_else_in_what_a_summary_is_made_of(text: str)
 def test_no_text_opens_a_part_of_what_stands_for_old_messages(text: str, is_written: bool) -> None:
     """Neither a result, nor a summary that repeats one, nor what is cut down where no model summarises."""
     parts = spoken(text)
-    body = text if is_written else truncated(parts, len(parts), WINDOW)
+    body = text if is_written else narrate_truncated(parts, len(parts), WINDOW)
     summary = Summary(
         text=body or "-",
         model="small" if is_written else "",
@@ -275,7 +279,7 @@ def test_no_text_opens_a_part_of_what_stands_for_old_messages(text: str, is_writ
     after = [*parts, summary_part(summary), journal_of(Journal(current_state=text), "find the number", "")]
     front = next(block["text"] for block in shown(after)[0]["content"])
     assert headings(front) == ["Goal", "Earlier conversation", "Latest result of each tool", "look", "fetch"]
-    told = entries(narrated(after, len(after), 1_000_000))
+    told = entries(narrate_parts(after, len(after), 1_000_000))
     speakers = [entry["from"] for entry in told]
     assert speakers.count("user") == (0 if is_written else 1)
     assert speakers[0] == ("summary" if is_written else "agent")
@@ -295,9 +299,9 @@ def headings(markdown: str) -> list[str]:
 
 @given(st.text(alphabet="`~ab\n# ", max_size=200))
 def test_nothing_leaves_its_fence(text: str) -> None:
-    (block,) = MarkdownIt().parse(fence(text))
+    (block,) = MarkdownIt().parse(fence_text(text))
     assert block.type == "fence"
-    assert len(fence("`" * 5000)) < 5100
+    assert len(fence_text("`" * 5000)) < 5100
 
 
 @given(st.lists(st.text(alphabet="a語", max_size=300), max_size=30), st.integers(200, 3000))
@@ -314,8 +318,8 @@ def test_cut_down_messages_are_taken_up_as_entries_by_the_next_summary() -> None
     """Quoted once, however often there is no model: quotes of quotes would grow with each."""
     parts = [GOAL, *turns(20)]
     for _ in range(6):
-        cut = divided(parts, KEPT, WINDOW, is_deep=False)
-        text = truncated(parts, cut.tail, WINDOW)
+        cut = divide_parts(parts, KEPT, WINDOW, is_deep=False)
+        text = narrate_truncated(parts, cut.tail, WINDOW)
         assert '\\\\"' not in text
         about = {"tail": cut.tail, "pins": cut.pins, "pin_bytes": cut.pin_bytes, "cut": None, "is_deep": False}
         part = Part(kind=PartKind.summary, content=[{"type": "text", "text": text}], about=about)
@@ -338,7 +342,7 @@ def test_whatever_is_compacted_and_however_often_the_api_takes_it(uses: list[int
             parts += [reply(*ids), *(result(use, step + i + 1) for i, use in enumerate(ids))]
             step += count
         before = shown(parts)
-        if divided(parts, keep, WINDOW, is_deep=keep == KEPT_DEEP).messages:
+        if divide_parts(parts, keep, WINDOW, is_deep=keep == KEPT_DEEP).messages:
             parts = compacted(parts, keep, is_deep=keep == KEPT_DEEP)
         after = shown(parts)
         assert is_sound(after)
@@ -349,7 +353,7 @@ def counted_at(share: float) -> list[Part]:
     """Twenty turns and a summary, whose last request was counted as this share of its estimate."""
     parts = [GOAL, *turns(20)]
     last = max(i for i, part in enumerate(parts) if part.kind is PartKind.reply)
-    estimated = sum(tokens_of(message["content"]) for message in messages_of(parts[:last], [], 0))
+    estimated = sum(estimate_content(message["content"]) for message in messages_of(parts[:last], [], 0))
     about = parts[last].about | {
         "usage": USAGE | {"input": round(share * estimated), "cache_read": 0, "cache_write": 0}
     }
@@ -357,24 +361,24 @@ def counted_at(share: float) -> list[Part]:
 
 
 def test_after_a_summary_an_estimate_is_corrected_by_the_last_count_and_never_made_larger() -> None:
-    full = estimate(counted_at(1.0), shown(counted_at(1.0)), 0)
-    assert estimate(counted_at(0.625), shown(counted_at(0.625)), 0) == pytest.approx(0.625 * full, rel=0.05)
-    assert estimate(counted_at(0.01), shown(counted_at(0.01)), 0) == pytest.approx(0.5 * full, rel=0.05)
-    assert estimate(counted_at(3.0), shown(counted_at(3.0)), 0) == full
+    full = estimate_request(counted_at(1.0), shown(counted_at(1.0)), 0)
+    assert estimate_request(counted_at(0.625), shown(counted_at(0.625)), 0) == pytest.approx(0.625 * full, rel=0.05)
+    assert estimate_request(counted_at(0.01), shown(counted_at(0.01)), 0) == pytest.approx(0.5 * full, rel=0.05)
+    assert estimate_request(counted_at(3.0), shown(counted_at(3.0)), 0) == full
 
 
 def test_an_estimate_alone_climbs_one_rung_while_the_request_fits_the_window() -> None:
     full = ContextFull(tokens=800, window=1000, messages=5)
     fresh = compacted([GOAL, *turns(20)])
-    assert is_over(full, [GOAL, *turns(3)])
-    assert not is_over(full, fresh)
-    assert is_over(full, [*fresh, reply("u99")])
-    assert is_over(full.model_copy(update={"tokens": 1001}), fresh)
+    assert is_over_threshold(full, [GOAL, *turns(3)])
+    assert not is_over_threshold(full, fresh)
+    assert is_over_threshold(full, [*fresh, reply("u99")])
+    assert is_over_threshold(full.model_copy(update={"tokens": 1001}), fresh)
 
 
 def test_usage_that_is_not_reported_is_estimated_and_marked() -> None:
     said = [{"type": "text", "text": "x" * 250}]
-    assert complete_usage(Usage(), 700, said) == Usage(input=700, output=tokens_of(said), is_estimated=True)
+    assert complete_usage(Usage(), 700, said) == Usage(input=700, output=estimate_content(said), is_estimated=True)
     assert complete_usage(Usage(output=9), 700, said) == Usage(input=700, output=9, is_estimated=True)
     assert complete_usage(Usage(cache_read=9, output=9), 700, said) == Usage(cache_read=9, output=9)
     assert (Usage(input=1) + Usage(input=1, is_estimated=True)).is_estimated

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contracts.conversation import (
-    MOST_NESTED,
-    MOST_TEXT,
+    MAX_EXTRAS_NESTING,
+    MAX_REQUEST_TEXT,
     LaneFault,
     LaneState,
     SteerRequest,
@@ -19,7 +19,7 @@ from contracts.conversation import (
 )
 from contracts.run.signals import HumanInput
 from decisions.conversation import lane
-from decisions.conversation.lane import Accepted, Answer, Cancel, Refusal, Steer
+from decisions.conversation.lane import AcceptedRequest, AnswerQuestion, CancelTurn, LaneRefusal, Steer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDLE = LaneState(conversation_id="c")
@@ -30,15 +30,15 @@ def request(request_id: str, **fields: Any) -> SubmitRequest:
     return SubmitRequest.model_validate({"request_id": request_id, **goal, **fields})
 
 
-def accepted(state: LaneState, request_id: str, **fields: Any) -> Accepted:
+def accepted(state: LaneState, request_id: str, **fields: Any) -> AcceptedRequest:
     admission = lane.admit(state, request(request_id, **fields), NOW)
-    assert isinstance(admission, Accepted), admission
+    assert isinstance(admission, AcceptedRequest), admission
     return admission
 
 
 def busy(*waiting: str) -> LaneState:
     state = accepted(IDLE, "now").state
-    state = lane.begun(state)
+    state = lane.begin_next_turn(state)
     for request_id in waiting:
         state = accepted(state, request_id).state
     return state
@@ -61,8 +61,8 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
     [
         ({"when_busy": "queue"}, type(None), ["a", "x"]),
         ({"when_busy": "steer"}, Steer, ["a"]),
-        ({"when_busy": "interrupt"}, Cancel, ["x", "a"]),
-        ({"question_id": "q1"}, Answer, ["a"]),
+        ({"when_busy": "interrupt"}, CancelTurn, ["x", "a"]),
+        ({"question_id": "q1"}, AnswerQuestion, ["a"]),
     ],
 )
 def test_a_sender_says_what_a_busy_lane_does_with_it(fields: dict[str, Any], errand: type, place: list[str]) -> None:
@@ -79,20 +79,20 @@ def test_an_idle_lane_takes_every_request_as_the_next_turn(when_busy: str) -> No
 
 def test_bounds_count_bytes_too() -> None:
     state, number = busy(), 0
-    while isinstance(admission := lane.admit(state, request(f"r{number}", goal="x" * 150_000), NOW), Accepted):
+    while isinstance(admission := lane.admit(state, request(f"r{number}", goal="x" * 150_000), NOW), AcceptedRequest):
         state, number = admission.state, number + 1
-    assert isinstance(admission, Refusal)
+    assert isinstance(admission, LaneRefusal)
     assert admission.kind is LaneFault.lane_full
     assert number == 6
     assert len(state.model_dump_json()) < 1.5 * 1024 * 1024
 
 
 def test_a_full_lane_takes_the_answer_that_its_turn_waits_for() -> None:
-    state = busy(*(f"r{number}" for number in range(lane.MOST_QUEUED)))
+    state = busy(*(f"r{number}" for number in range(lane.MAX_QUEUED)))
     refused = lane.admit(state, request("late"), NOW)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, LaneRefusal)
     taken = 0
-    while isinstance(admission := lane.admit(state, request(f"a{taken}", question_id="q1"), NOW), Accepted):
+    while isinstance(admission := lane.admit(state, request(f"a{taken}", question_id="q1"), NOW), AcceptedRequest):
         state, taken = admission.state, taken + 1
     assert taken == lane.ANSWERS
     assert admission.kind is LaneFault.lane_full
@@ -101,23 +101,25 @@ def test_a_full_lane_takes_the_answer_that_its_turn_waits_for() -> None:
 def test_the_fullest_lane_fits_into_what_continue_as_new_takes() -> None:
     """2 MiB is the most; a lane above it could never go on."""
     largest, wide = "漢" * 155_000, "é" * 190
-    state = lane.begun(accepted(IDLE, "now", messages=in_two(largest)).state)
-    for number in range(lane.MOST_SEEN):
-        state = lane.dropped(accepted(state, f"{number}").state, f"{number}", wide * 3, NOW) or state
+    state = lane.begin_next_turn(accepted(IDLE, "now", messages=in_two(largest)).state)
+    for number in range(lane.MAX_SEEN_REQUESTS):
+        state = lane.drop_request(accepted(state, f"{number}").state, f"{number}", wide * 3, NOW) or state
     fields = {"question_id": "q1", "messages": in_two("é" * 60_000)}
-    while isinstance(admission := lane.admit(state, request(f"{wide}{state.accepted}", **fields), NOW), Accepted):
+    while isinstance(
+        admission := lane.admit(state, request(f"{wide}{state.accepted}", **fields), NOW), AcceptedRequest
+    ):
         state = admission.state
-    while isinstance(admission := lane.admit(state, request(f"{wide}{state.accepted}"), NOW), Accepted):
+    while isinstance(admission := lane.admit(state, request(f"{wide}{state.accepted}"), NOW), AcceptedRequest):
         state = admission.state
-    for _ in range(lane.MOST_NOTICES + 1):
-        state = lane.refused(state, wide * 3)
-    assert len(state.seen) == lane.MOST_SEEN
+    for _ in range(lane.MAX_LANE_NOTICES + 1):
+        state = lane.record_lane_refusal(state, wide * 3)
+    assert len(state.seen) == lane.MAX_SEEN_REQUESTS
     assert 1.6 * 1024 * 1024 < len(state.model_dump_json().encode()) < 1.9 * 1024 * 1024
 
 
 def test_a_request_larger_than_a_run_takes_is_refused_at_once() -> None:
     refused = lane.admit(IDLE, request("x", goal="漢" * 190_000), NOW)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, LaneRefusal)
     assert refused.kind is LaneFault.invalid_input
     assert "put the rest into a file" in refused.reason
 
@@ -125,9 +127,9 @@ def test_a_request_larger_than_a_run_takes_is_refused_at_once() -> None:
 @pytest.mark.parametrize("count", [2, 100])
 def test_every_request_that_is_taken_can_begin_steer_and_answer(count: int) -> None:
     """Messages are joined with blank lines, which count too."""
-    each = "x" * ((MOST_TEXT + 2) // count - 2)
+    each = "x" * ((MAX_REQUEST_TEXT + 2) // count - 2)
     fits = request("x", messages=[{"role": "user", "content": each}] * count)
-    state = lane.begun(accepted(IDLE, "x", **fits.model_dump(include={"messages"})).state)
+    state = lane.begin_next_turn(accepted(IDLE, "x", **fits.model_dump(include={"messages"})).state)
     assert state.active is not None
     assert lane.begin_event(state, state.active.queued).payload.goal == fits.text
     assert SteerRequest(request_id="x", text=fits.text).text == fits.text
@@ -138,9 +140,9 @@ def test_every_request_that_is_taken_can_begin_steer_and_answer(count: int) -> N
 
 @pytest.mark.parametrize("name", ["context", "raw"])
 def test_what_is_nested_too_deep_to_be_carried_on_is_refused(name: str) -> None:
-    request("x", **{name: nested(MOST_NESTED)})
+    request("x", **{name: nested(MAX_EXTRAS_NESTING)})
     with pytest.raises(ValueError, match="64 levels deep"):
-        request("x", **{name: nested(MOST_NESTED + 1)})
+        request("x", **{name: nested(MAX_EXTRAS_NESTING + 1)})
 
 
 def nested(levels: int) -> Any:
@@ -153,10 +155,10 @@ def nested(levels: int) -> Any:
 def test_an_answer_waits_with_the_turn_until_it_is_known_whether_it_was_taken() -> None:
     state = accepted(busy("a"), "x", question_id="q1").state
     message = state.steering[0]
-    assert waiting(lane.answered(state, message, NOW, took=False)) == ["a", "x"]
-    taken = lane.answered(state, message, NOW, took=True)
+    assert waiting(lane.record_turn_answer(state, message, NOW, took=False)) == ["a", "x"]
+    taken = lane.record_turn_answer(state, message, NOW, took=True)
     assert (waiting(taken), taken.steering, taken.recent[-1].end) == (["a"], (), TurnEnd.answered)
-    assert lane.answered(taken, message, NOW, took=False) == taken
+    assert lane.record_turn_answer(taken, message, NOW, took=False) == taken
 
 
 def in_two(text: str) -> list[dict[str, str]]:
@@ -170,7 +172,7 @@ def in_two(text: str) -> list[dict[str, str]]:
 )
 def test_a_default_agent_is_spoken_to_where_nobody_was_before(known: Any, named: dict[str, str], speaks: str) -> None:
     idle = LaneState(conversation_id="c", agent=known)
-    state = lane.begun(accepted(idle, "r", default_agent="ops", **named).state)
+    state = lane.begin_next_turn(accepted(idle, "r", default_agent="ops", **named).state)
     assert state.active is not None
     assert (state.agent, lane.begin_event(state, state.active.queued).payload.agent) == (speaks, speaks)
 
@@ -178,8 +180,8 @@ def test_a_default_agent_is_spoken_to_where_nobody_was_before(known: Any, named:
 def test_what_a_turn_did_not_take_comes_next() -> None:
     state = accepted(busy("a"), "s", when_busy="steer").state
     state = accepted(state, "t", when_busy="steer").state
-    state = lane.steered(state, "s", NOW)
-    state = lane.ended(state, TurnEnd.completed, "done", NOW)
+    state = lane.record_steered(state, "s", NOW)
+    state = lane.end_turn(state, TurnEnd.completed, "done", NOW)
     assert waiting(state) == ["t", "a"]
     assert [(turn.request_id, turn.end) for turn in state.recent] == [("s", "steered"), ("now", "completed")]
 
@@ -187,17 +189,17 @@ def test_what_a_turn_did_not_take_comes_next() -> None:
 def test_the_conversation_goes_on_from_the_latest_turn_that_left_something() -> None:
     state = busy("a", "b")
     first = state.active.queued.run_id if state.active else ""
-    state = lane.ended(state, TurnEnd.completed, "", NOW)
+    state = lane.end_turn(state, TurnEnd.completed, "", NOW)
     assert state.after == (first,)
-    state = lane.begun(state)
+    state = lane.begin_next_turn(state)
     second = state.active.queued.run_id if state.active else ""
-    state = lane.ended(state, TurnEnd.cancelled, "terminated", NOW)
+    state = lane.end_turn(state, TurnEnd.cancelled, "terminated", NOW)
     assert state.after == (second, first)
 
 
 def test_after_a_turn_that_had_run_before_the_store_knows_which_was_the_latest() -> None:
-    state = lane.ended(busy("a"), TurnEnd.completed, "", NOW)
-    state = lane.ended(lane.repeated(lane.begun(state)), TurnEnd.completed, "", NOW)
+    state = lane.end_turn(busy("a"), TurnEnd.completed, "", NOW)
+    state = lane.end_turn(lane.mark_repeat(lane.begin_next_turn(state)), TurnEnd.completed, "", NOW)
     assert state.after == ()
 
 
@@ -226,7 +228,7 @@ class Lane(RuleBasedStateMachine):
         self.number += 1
         name = f"r{self.number}"
         admission = lane.admit(self.state, request(name, when_busy=when_busy), NOW)
-        if isinstance(admission, Refusal):
+        if isinstance(admission, LaneRefusal):
             assert when_busy == "reject"
             return
         self.accepted.append(name)
@@ -241,34 +243,34 @@ class Lane(RuleBasedStateMachine):
         before = self.state
         for when_busy in ("queue", "reject", "steer", "interrupt"):
             admission = lane.admit(self.state, request(name, when_busy=when_busy), NOW)
-            same = isinstance(admission, Accepted) and admission.answer.duplicate
-            assert same or (isinstance(admission, Refusal) and admission.kind is LaneFault.request_reused)
+            same = isinstance(admission, AcceptedRequest) and admission.answer.duplicate
+            assert same or (isinstance(admission, LaneRefusal) and admission.kind is LaneFault.request_reused)
         assert self.state == before
 
     @precondition(lambda self: self.state.active is None and self.state.queue)
     @rule()
     def begin(self) -> None:
-        self.state = lane.begun(self.state)
+        self.state = lane.begin_next_turn(self.state)
         assert self.state.active is not None
         self.begun.append(self.state.active.queued.request.request_id)
 
     @precondition(lambda self: self.state.active is not None)
     @rule(end=st.sampled_from([TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled]))
     def end(self, end: TurnEnd) -> None:
-        self.state = lane.ended(self.state, end, "", NOW)
+        self.state = lane.end_turn(self.state, end, "", NOW)
         self._told()
 
     @precondition(lambda self: self.state.steering)
     @rule()
     def take(self) -> None:
-        self.state = lane.steered(self.state, self.state.steering[0].request.request_id, NOW)
+        self.state = lane.record_steered(self.state, self.state.steering[0].request.request_id, NOW)
         self._told()
 
     @precondition(lambda self: self.state.steering)
     @rule(took=st.booleans())
     def answer(self, took: bool) -> None:
         message = self.state.steering[-1]
-        self.state = lane.answered(self.state, message, NOW, took=took)
+        self.state = lane.record_turn_answer(self.state, message, NOW, took=took)
         if took:
             self._told()
 
@@ -276,7 +278,7 @@ class Lane(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(waiting(self.state)))
-        dropped = lane.dropped(self.state, name, "", NOW)
+        dropped = lane.drop_request(self.state, name, "", NOW)
         assert dropped is not None
         self.state = dropped
         self._told()
@@ -305,26 +307,26 @@ TestLane = Lane.TestCase
 
 @pytest.mark.parametrize("end", [TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled])
 def test_a_mailbox_hears_once_how_its_request_ended(end: TurnEnd) -> None:
-    state = lane.begun(accepted(IDLE, "r1", mailbox="scribe").state)
-    state = lane.ended(state, end, "so it ended", NOW)
+    state = lane.begin_next_turn(accepted(IDLE, "r1", mailbox="scribe").state)
+    state = lane.end_turn(state, end, "so it ended", NOW)
     assert [(word.mailbox, word.request_id, word.end) for word in state.words] == [("scribe", "r1", end)]
 
 
 def test_a_dropped_request_is_told_to_its_mailbox_too_and_others_are_not() -> None:
     state = accepted(accepted(busy(), "mine", mailbox="scribe").state, "other").state
-    state = lane.dropped(state, "mine", "somebody", NOW) or state
-    state = lane.dropped(state, "other", "somebody", NOW) or state
+    state = lane.drop_request(state, "mine", "somebody", NOW) or state
+    state = lane.drop_request(state, "other", "somebody", NOW) or state
     assert [(word.request_id, word.end) for word in state.words] == [("mine", TurnEnd.dropped)]
 
 
 def test_a_lane_that_closes_is_over_once_nothing_is_left_in_it_or_to_be_told() -> None:
     closing = IDLE.model_copy(update={"closes": True})
-    assert lane.is_over(closing)
-    assert not lane.is_over(IDLE)
+    assert lane.is_lane_over(closing)
+    assert not lane.is_lane_over(IDLE)
     state = accepted(closing, "r1", mailbox="scribe").state
-    assert not lane.is_over(state)
-    state = lane.begun(state)
-    assert not lane.is_over(state)
-    state = lane.ended(state, TurnEnd.completed, "", NOW)
-    assert not lane.is_over(state)
-    assert lane.is_over(state.model_copy(update={"words": ()}))
+    assert not lane.is_lane_over(state)
+    state = lane.begin_next_turn(state)
+    assert not lane.is_lane_over(state)
+    state = lane.end_turn(state, TurnEnd.completed, "", NOW)
+    assert not lane.is_lane_over(state)
+    assert lane.is_lane_over(state.model_copy(update={"words": ()}))

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from contracts.run.events import ToolResultEvent, ToolResultPayload
 from contracts.run.state import Ending, Inheritance, Pending, RunStatus
-from contracts.tool import MOST_ERROR, ToolError, ToolKind
+from contracts.tool import MAX_ERROR, ToolError, ToolKind
 from decisions.run.tool_results import (
     ESCALATES,
-    MOST_RESULT_BYTES,
-    Verdict,
-    correlate,
-    judge,
-    judge_at_door,
-    outcome_of,
+    MAX_OUTSIDE_RESULT,
+    ResultVerdict,
+    correlate_result,
+    judge_result,
+    judge_update_result,
+    outcome_of_result,
     record_result,
 )
 from decisions.tool_requests import nonce_of
@@ -44,26 +44,26 @@ def waiting(new_state: Any, new_call: Any, now: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({}, Verdict.accepted),
-        ({"status": "error"}, Verdict.accepted),
-        ({"run_id": "R2"}, Verdict.foreign_run),
-        ({"run_id": "R2", "step": 99, "tool": "other"}, Verdict.foreign_run),
-        ({"step": 1}, Verdict.stale),
-        ({"step": 2, "tool": "other"}, Verdict.stale),
-        ({"step": 5}, Verdict.step_never_issued),
-        ({"step": 6}, Verdict.step_never_issued),
-        ({"step": 0}, Verdict.step_never_issued),
-        ({"step": -1}, Verdict.step_never_issued),
-        ({"step": 6, "tool": "other"}, Verdict.step_never_issued),
-        ({"tool": "Vote"}, Verdict.wrong_tool),
-        ({"step": 4, "tool": "vote"}, Verdict.wrong_tool),
-        ({"step": 4, "tool": "look"}, Verdict.not_awaited),
+        ({}, ResultVerdict.accepted),
+        ({"status": "error"}, ResultVerdict.accepted),
+        ({"run_id": "R2"}, ResultVerdict.foreign_run),
+        ({"run_id": "R2", "step": 99, "tool": "other"}, ResultVerdict.foreign_run),
+        ({"step": 1}, ResultVerdict.stale),
+        ({"step": 2, "tool": "other"}, ResultVerdict.stale),
+        ({"step": 5}, ResultVerdict.step_never_issued),
+        ({"step": 6}, ResultVerdict.step_never_issued),
+        ({"step": 0}, ResultVerdict.step_never_issued),
+        ({"step": -1}, ResultVerdict.step_never_issued),
+        ({"step": 6, "tool": "other"}, ResultVerdict.step_never_issued),
+        ({"tool": "Vote"}, ResultVerdict.wrong_tool),
+        ({"step": 4, "tool": "vote"}, ResultVerdict.wrong_tool),
+        ({"step": 4, "tool": "look"}, ResultVerdict.not_awaited),
     ],
 )
 def test_each_result_gets_the_verdict_of_the_first_rule_that_it_breaks(
-    waiting: Any, changes: Any, verdict: Verdict
+    waiting: Any, changes: Any, verdict: ResultVerdict
 ) -> None:
-    assert correlate(waiting, result(**changes)) is verdict
+    assert correlate_result(waiting, result(**changes)) is verdict
 
 
 def event(nonce: str | None = None, **fields: Any) -> ToolResultEvent:
@@ -76,9 +76,9 @@ def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: Any) -> No
         ("R1", "R2"), range(-1, 9), ("vote", "look", "charge"), (None, "", "0" * 32)
     ):
         brought = event(nonce, run_id=run_id, step=step, tool=tool)
-        by_signal = judge(state, brought.payload, is_halted=False, is_new=True)
-        verdict = judge_at_door(state, brought, by_signal)
-        assert verdict is (Verdict.wrong_nonce if by_signal is Verdict.accepted else by_signal)
+        by_signal = judge_result(state, brought.payload, is_halted=False, is_new=True)
+        verdict = judge_update_result(state, brought, by_signal)
+        assert verdict is (ResultVerdict.wrong_nonce if by_signal is ResultVerdict.accepted else by_signal)
 
 
 def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: Any) -> None:
@@ -92,9 +92,9 @@ def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: Any) -> None:
         nonce_of(state.model_copy(update={"run_id": "R2"}), calls[0]),
         nonce_of(state.model_copy(update={"secret": ""}), calls[0]),
     ]
-    assert judge_at_door(state, event(right), Verdict.accepted) is Verdict.accepted
+    assert judge_update_result(state, event(right), ResultVerdict.accepted) is ResultVerdict.accepted
     for nonce in others:
-        assert judge_at_door(state, event(nonce), Verdict.accepted) is Verdict.wrong_nonce
+        assert judge_update_result(state, event(nonce), ResultVerdict.accepted) is ResultVerdict.wrong_nonce
     heir = state.model_copy(update={"run_id": "R1.r2", "inherited": (Inheritance(run_id="R1", through=5),)})
     assert nonce_of(heir, calls[0]) == right
 
@@ -106,26 +106,30 @@ def test_what_comes_again_is_known_by_its_content(waiting: Any) -> None:
     taken = record_result(state, result(result="yes"))
     taken = taken.model_copy(update={"pending": taken.pending[1:], "calls": ()})
     same, other = event(nonce, result="yes", completed_at=datetime(2026, 1, 1, tzinfo=UTC)), event(nonce, result="no")
-    by_signal = [judge(taken, each.payload, is_halted=False, is_new=True) for each in (same, other)]
-    assert by_signal == [Verdict.stale, Verdict.conflict]
-    at_door = [judge_at_door(taken, each, verdict) for each, verdict in zip((same, other), by_signal, strict=True)]
-    assert at_door == [Verdict.repeated, Verdict.conflict]
-    assert judge_at_door(taken, event(None, result="no"), Verdict.conflict) is Verdict.wrong_nonce
+    by_signal = [judge_result(taken, each.payload, is_halted=False, is_new=True) for each in (same, other)]
+    assert by_signal == [ResultVerdict.stale, ResultVerdict.conflict]
+    at_door = [
+        judge_update_result(taken, each, verdict) for each, verdict in zip((same, other), by_signal, strict=True)
+    ]
+    assert at_door == [ResultVerdict.repeated, ResultVerdict.conflict]
+    assert judge_update_result(taken, event(None, result="no"), ResultVerdict.conflict) is ResultVerdict.wrong_nonce
 
 
 def test_a_call_of_another_worker_takes_no_result_by_signal(waiting: Any, new_call: Any) -> None:
     queued = new_call("vote", 3).model_copy(update={"kind": ToolKind.queue})
     state = waiting.model_copy(update={"calls": (queued, *waiting.calls[1:])})
-    assert correlate(state, result()) is Verdict.not_awaited
+    assert correlate_result(state, result()) is ResultVerdict.not_awaited
 
 
 @pytest.mark.parametrize("changes", [{}, {"step": 1}, {"step": 99}, {"tool": "other"}])
 def test_after_the_end_every_result_of_this_run_is_terminal(waiting: Any, changes: Any) -> None:
-    assert correlate(waiting.model_copy(update={"ending": ENDED}), result(**changes)) is Verdict.run_terminal
+    assert (
+        correlate_result(waiting.model_copy(update={"ending": ENDED}), result(**changes)) is ResultVerdict.run_terminal
+    )
 
 
 def test_only_a_step_never_issued_and_a_wrong_tool_escalate() -> None:
-    assert {Verdict.step_never_issued, Verdict.wrong_tool} == ESCALATES
+    assert {ResultVerdict.step_never_issued, ResultVerdict.wrong_tool} == ESCALATES
 
 
 @given(
@@ -141,20 +145,20 @@ def test_the_rules_apply_in_order_for_every_result(
 ) -> None:
     pending = tuple(Pending(step=s, tool="vote", since=now, outside=True) for s in sorted(open_steps) if s <= last)
     state = new_state(step=last, pending=pending, ending=ENDED if ended else None)
-    expected = Verdict.accepted
+    expected = ResultVerdict.accepted
     if run_id != "R1":
-        expected = Verdict.foreign_run
+        expected = ResultVerdict.foreign_run
     elif ended:
-        expected = Verdict.run_terminal
+        expected = ResultVerdict.run_terminal
     elif step not in [p.step for p in pending]:
-        expected = Verdict.stale if 1 <= step <= last else Verdict.step_never_issued
+        expected = ResultVerdict.stale if 1 <= step <= last else ResultVerdict.step_never_issued
     elif tool != "vote":
-        expected = Verdict.wrong_tool
-    assert correlate(state, result(run_id=run_id, step=step, tool=tool)) is expected
+        expected = ResultVerdict.wrong_tool
+    assert correlate_result(state, result(run_id=run_id, step=step, tool=tool)) is expected
 
 
 def test_an_error_without_an_error_still_says_something() -> None:
-    outcome = outcome_of(result(status="error"))
+    outcome = outcome_of_result(result(status="error"))
     assert outcome.status == "error"
     assert outcome.error is not None
     assert outcome.error.message
@@ -162,15 +166,15 @@ def test_an_error_without_an_error_still_says_something() -> None:
 
 def test_an_ok_result_never_carries_an_error() -> None:
     error = ToolError(kind="timeout", message="late", retryable=True)
-    assert outcome_of(result(result=1, error=error)).model_dump(exclude_defaults=True) == {"result": 1}
+    assert outcome_of_result(result(result=1, error=error)).model_dump(exclude_defaults=True) == {"result": 1}
 
 
 def test_a_long_error_is_cut_and_a_result_too_large_for_a_page_is_refused() -> None:
-    long = outcome_of(result(status="error", error=ToolError(kind="k" * 9999, message="x" * 100_000)))
+    long = outcome_of_result(result(status="error", error=ToolError(kind="k" * 9999, message="x" * 100_000)))
     assert long.error is not None
-    assert len(long.error.message) == MOST_ERROR
+    assert len(long.error.message) == MAX_ERROR
     assert len(long.error.kind) <= 100
-    assert outcome_of(result(result="x" * (MOST_RESULT_BYTES - 2))).status == "ok"
-    large = outcome_of(result(result="x" * MOST_RESULT_BYTES))
+    assert outcome_of_result(result(result="x" * (MAX_OUTSIDE_RESULT - 2))).status == "ok"
+    large = outcome_of_result(result(result="x" * MAX_OUTSIDE_RESULT))
     assert large.error is not None
     assert large.error.kind == "too_large"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decisions.cron import CronError, check, describe, split_zone
+from decisions.cron import CronError, check_cron, describe_cron, split_zone
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from decisions.cron import CronError, check, describe, split_zone
     ],
 )
 def test_a_line_is_told_in_words(line: str, words: str) -> None:
-    check(line)
-    assert describe(line, None) == words
+    check_cron(line)
+    assert describe_cron(line, None) == words
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_line_is_told_in_words(line: str, words: str) -> None:
 )
 def test_a_line_that_seems_to_mean_something_else_is_refused(line: str, says: str) -> None:
     with pytest.raises(CronError, match=says):
-        check(line)
+        check_cron(line)
 
 
 def test_the_zone_that_holds_is_the_one_that_is_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from contracts.evaluation import Case, Expectation, Facts, Score
-from decisions.evaluation import faults, name_of, rate
+from decisions.evaluation import case_name, failed_checks, pass_rate
 
 GOOD = Facts(
     status="completed",
@@ -23,7 +23,7 @@ ANSWERED = GOOD.model_copy(update={"asked": ("Which shop?",)})
 
 
 def whys(facts: Facts, **expect: Any) -> tuple[str, ...]:
-    return faults(Expectation.model_validate(expect), facts)
+    return failed_checks(Expectation.model_validate(expect), facts)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_a_pattern_that_is_none_is_refused() -> None:
 
 def test_the_rate_is_the_share_that_passed() -> None:
     scores = [Score(run_id="x", why=why, facts=GOOD, seconds=1) for why in ((), (), ("no",), ())]
-    assert rate(scores) == 0.75
+    assert pass_rate(scores) == 0.75
 
 
 def test_a_case_is_called_by_its_name_or_its_goal() -> None:
-    assert name_of(Case(goal="x", name="the name")) == "the name"
-    assert name_of(Case(goal="two\nlines")) == "two lines"
+    assert case_name(Case(goal="x", name="the name")) == "the name"
+    assert case_name(Case(goal="two\nlines")) == "two lines"

@@ -6,15 +6,15 @@ from typing import Any
 from contracts.run.export import ExportedExecution
 from contracts.run.question import Question, QuestionKind
 from contracts.tool import ToolOutcome
-from decisions.telemetry.export import Told, told
-from decisions.text.formatting import waiting_for
+from decisions.telemetry.export import RunFacts, fold_executions
+from decisions.text.formatting import waiting_for_person
 
 AT = "2026-11-22T09:00:{:02}+00:00"
 
 
-def tale(*events: dict[str, Any]) -> Told:
+def tale(*events: dict[str, Any]) -> RunFacts:
     numbered = [{"id": n, "at": AT.format(n), **event} for n, event in enumerate(events, 1)]
-    return told([ExportedExecution(execution="x", events=numbered)])
+    return fold_executions([ExportedExecution(execution="x", events=numbered)])
 
 
 def scheduled(kind: str, **request: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def reply(scheduled_event_id: int, **more: Any) -> dict[str, Any]:
 
 
 def test_what_is_not_known_is_passed_over() -> None:
-    assert tale({"type": "nexus_operation_started"}, {"type": "timer_fired"}) == Told()
+    assert tale({"type": "nexus_operation_started"}, {"type": "timer_fired"}) == RunFacts()
 
 
 def test_turns_add_up_and_a_price_that_is_not_known_makes_the_whole_unknown() -> None:
@@ -116,7 +116,9 @@ def test_a_question_is_told_whole_and_an_approval_is_not_taken_for_one() -> None
     asked = "approve charge" + "?" * 300
     use = {"type": "tool_use", "id": "t1", "name": "ask_human", "input": {"question": asked}}
     turn = (scheduled("plan", turn=1), reply(1, content=[use]))
-    attribute = waiting_for(Question(id="q1", kind=QuestionKind.question, text=asked, asked_at=datetime.now(UTC)))
+    attribute = waiting_for_person(
+        Question(id="q1", kind=QuestionKind.question, text=asked, asked_at=datetime.now(UTC))
+    )
     (question,) = tale(*turn, status("waiting_on_human", attribute)).questions
     assert question.text == asked
     (approval,) = tale(*turn, status("waiting_on_human", "human: approve charge")).questions

@@ -14,9 +14,9 @@ from contracts.run.state import Inheritance, RunState
 from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome
 from decisions import ids
-from decisions.builtin_tools import FOLLOW_UP
-from decisions.followup.tools import commanded, shown
-from decisions.run.limits import DEFAULTS, in_force, left_for_follow_ups, smaller, with_requested
+from decisions.builtin_tools import FOLLOW_UP_TOOLS
+from decisions.followup.tools import build_follow_up_commands, format_command_ids
+from decisions.run.limits import DEFAULTS, apply_requested, follow_up_share, limits_in_force, smaller_share
 
 REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
 DEFINITION = {"definition": {"summary": "Lunch."}}
@@ -24,7 +24,7 @@ WAIT = {"kind": "wait", "description": "d", "input": {"delayMs": 5}}
 
 
 def asked(state: RunState, call: Any) -> FollowUpCommands:
-    commands = commanded(state, call)
+    commands = build_follow_up_commands(state, call)
     assert isinstance(commands, FollowUpCommands), commands
     return commands
 
@@ -63,9 +63,9 @@ def test_a_resumed_run_asks_for_the_same_follow_up_and_task(new_state: Callable[
     heir = new_state(run_id="R1.r2", inherited=(Inheritance(run_id="R1", through=3),))
     for tool, arguments in (("workflow_create", DEFINITION), ("workflow_wait_for_reply", REPLY)):
         call = new_call(tool, step=2, arguments=arguments)
-        assert shown(asked(heir, call)) == shown(asked(new_state(), call))
+        assert format_command_ids(asked(heir, call)) == format_command_ids(asked(new_state(), call))
         later = new_call(tool, step=4, arguments=arguments)
-        assert shown(asked(heir, later)) != shown(asked(new_state(), later))
+        assert format_command_ids(asked(heir, later)) != format_command_ids(asked(new_state(), later))
 
 
 def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], new_call: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
     own = ids.follow_up_id("R1", 2)
     added = asked(new_state(), new_call("workflow_wait_for_reply", step=3, arguments={**REPLY, "workflowId": own}))
     assert added.create is None
-    assert shown(added)["workflowId"] == own
+    assert format_command_ids(added)["workflowId"] == own
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
 def test_ids_that_are_somebody_elses_are_refused(
     new_state: Callable[..., RunState], new_call: Any, tool: str, arguments: dict[str, Any], error: str
 ) -> None:
-    outcome = commanded(new_state(sessions=("y",)), new_call(tool, step=3, arguments=arguments))
+    outcome = build_follow_up_commands(new_state(sessions=("y",)), new_call(tool, step=3, arguments=arguments))
     assert isinstance(outcome, ToolOutcome)
     assert outcome.error is not None
     assert error in outcome.error.message
@@ -108,29 +108,31 @@ def test_ids_that_are_somebody_elses_are_refused(
 
 def test_follow_ups_share_what_their_run_has_left(new_state: Callable[..., RunState], new_call: Any) -> None:
     state = new_state(step=3, follow_ups=1, usage=Usage(input=400))
-    state = state.model_copy(update={"limits": with_requested(state.limits, {"max_steps": 9, "budget_tokens": 1000})})
+    state = state.model_copy(update={"limits": apply_requested(state.limits, {"max_steps": 9, "budget_tokens": 1000})})
     create = asked(state, new_call("workflow_create", step=3, arguments=DEFINITION)).create
     assert create is not None
     assert create.data.share == Share(steps=3, tokens=300, follow_ups=4)
-    resumed = in_force(state.model_copy(update={"share": create.data.share, "requested": {}}), DEFAULTS)
+    resumed = limits_in_force(state.model_copy(update={"share": create.data.share, "requested": {}}), DEFAULTS)
     assert (resumed.max_steps, resumed.budget_tokens, resumed.max_follow_ups) == (3, 300, 4)
 
 
 def test_follow_ups_of_subtasks_count_too(new_state: Callable[..., RunState], new_call: Any) -> None:
     used = new_state(follow_ups=4, delegated=Spent(steps=2, follow_ups=6))
-    outcome = commanded(used, new_call("workflow_create", arguments=DEFINITION))
+    outcome = build_follow_up_commands(used, new_call("workflow_create", arguments=DEFINITION))
     assert isinstance(outcome, ToolOutcome)
-    assert left_for_follow_ups(used.model_copy(update={"follow_ups": 1})).follow_ups == 3
+    assert follow_up_share(used.model_copy(update={"follow_ups": 1})).follow_ups == 3
 
 
 def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState], new_call: Any) -> None:
     """Each resumed run gets a share of what is left, so no chain and no tree of follow-ups goes on for ever."""
     state, count = new_state(), 0
-    while not isinstance(made := commanded(state, new_call("workflow_create", arguments=DEFINITION)), ToolOutcome):
+    while not isinstance(
+        made := build_follow_up_commands(state, new_call("workflow_create", arguments=DEFINITION)), ToolOutcome
+    ):
         assert made.create is not None
-        share = smaller(made.create.data.share, left_for_follow_ups(state.model_copy(update={"follow_ups": 1})))
+        share = smaller_share(made.create.data.share, follow_up_share(state.model_copy(update={"follow_ups": 1})))
         state = new_state(share=share)
-        state = state.model_copy(update={"limits": in_force(state, DEFAULTS)})
+        state = state.model_copy(update={"limits": limits_in_force(state, DEFAULTS)})
         count += 1
     assert count == 10
     assert made.error is not None
@@ -147,7 +149,7 @@ def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState
 def test_a_workflow_id_beside_a_creation_does_not_lift_the_limit(
     new_state: Callable[..., RunState], new_call: Any, tool: str, arguments: dict[str, Any]
 ) -> None:
-    outcome = commanded(new_state(follow_ups=10), new_call(tool, arguments=arguments))
+    outcome = build_follow_up_commands(new_state(follow_ups=10), new_call(tool, arguments=arguments))
     assert isinstance(outcome, ToolOutcome)
     assert outcome.error is not None
     assert "max_follow_ups" in outcome.error.message
@@ -178,7 +180,9 @@ def test_a_wait_is_for_what_comes_after_a_message_on_other_platforms(
     task = asked(new_state(), new_call("workflow_wait_for_reply", arguments=given)).task
     assert task is not None
     assert task.data.input["after"] == "12.5"
-    refused = commanded(new_state(), new_call("workflow_wait_for_reply", arguments={**given, "after": "the last"}))
+    refused = build_follow_up_commands(
+        new_state(), new_call("workflow_wait_for_reply", arguments={**given, "after": "the last"})
+    )
     assert isinstance(refused, ToolOutcome)
     assert refused.error is not None
     assert "after: expected the id of your own message" in refused.error.message
@@ -193,12 +197,12 @@ OF_WAITS = ("description", "input", "channelId", "platform", "after")
 NAMES = ("definition", "summary", "origin", "resumeTarget", "workflowId", "kind", *OF_WAITS)
 
 
-@pytest.mark.parametrize("tool", FOLLOW_UP)
+@pytest.mark.parametrize("tool", FOLLOW_UP_TOOLS)
 @given(given_=st.dictionaries(st.sampled_from(NAMES), JSON | st.fixed_dictionaries({"summary": JSON, "origin": JSON})))
 def test_whatever_the_model_writes_is_a_command_or_an_error_in_a_line(
     tool: str, given_: dict[str, Any], new_state: Callable[..., RunState], new_call: Any
 ) -> None:
-    commands = commanded(new_state(), new_call(tool, arguments=given_))
+    commands = build_follow_up_commands(new_state(), new_call(tool, arguments=given_))
     if isinstance(commands, ToolOutcome):
         assert commands.error is not None
         assert commands.error.kind == "invalid_arguments"

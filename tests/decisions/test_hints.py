@@ -7,8 +7,8 @@ import pytest
 from contracts.run.journal import Journal
 from contracts.run.state import RunState
 from decisions.builtin_tools import GO_ON
-from decisions.run.call_state import controlled
-from decisions.run.journal import kept
+from decisions.run.call_state import run_control_call
+from decisions.run.journal import run_journal_tool
 from decisions.run.reply import take_turn
 from tests.decisions.conftest import NOW
 
@@ -19,7 +19,7 @@ def control(state: RunState, turn: Any) -> RunState:
     state = take_turn(state, turn).state
     for call in state.calls:
         if call.outcome is None:
-            state = controlled(state, call, NOW)
+            state = run_control_call(state, call, NOW)
     return state
 
 
@@ -58,12 +58,12 @@ def test_a_finish_without_an_outcome_or_beside_a_fault_says_how_to_end(new_state
     ],
 )
 def test_the_journal_says_so_where_nothing_is_new(tool: str, arguments: dict[str, Any]) -> None:
-    _, outcome = kept(JOURNAL, tool, arguments)
+    _, outcome = run_journal_tool(JOURNAL, tool, arguments)
     assert GO_ON in str(outcome.result)
 
 
 def test_an_update_without_a_section_names_them() -> None:
-    _, outcome = kept(JOURNAL, "update_run_journal", {})
+    _, outcome = run_journal_tool(JOURNAL, "update_run_journal", {})
     assert outcome.error is not None
     assert outcome.error.message.startswith("give one section at least: texts are objective")
 
@@ -73,5 +73,5 @@ def test_an_update_that_changes_something_needs_no_hint() -> None:
         ("update_run_journal", {"current_state": "done"}),
         ("append_run_journal_entry", {"section": "blockers", "entry": "rain"}),
     ):
-        _, outcome = kept(JOURNAL, tool, arguments)
+        _, outcome = run_journal_tool(JOURNAL, tool, arguments)
         assert GO_ON not in str(outcome.result)

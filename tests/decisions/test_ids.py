@@ -12,11 +12,11 @@ from decisions import ids
 
 @given(run_id=st.text())
 def test_a_run_id_survives_the_trip_through_its_workflow_id(run_id: str) -> None:
-    assert ids.run_id_of(ids.run_workflow_id(run_id)) == run_id
+    assert ids.run_id_of_workflow(ids.run_workflow_id(run_id)) == run_id
 
 
 def test_a_workflow_under_a_foreign_id_is_its_own_run_id() -> None:
-    assert ids.run_id_of("nightly") == "nightly"
+    assert ids.run_id_of_workflow("nightly") == "nightly"
 
 
 def test_the_dedupe_keys_are_the_sources() -> None:
@@ -77,9 +77,9 @@ def test_the_id_of_a_delegation_fits_and_is_plain_where_it_can_be(run_id: str, r
     """Runs that are under way have their delegations under the plain one."""
     long = run_id * repeat
     plain, made = f"run:{long}/delegation:{step}", ids.delegation_workflow_id(long, step)
-    assert len(made.encode("utf-8", "surrogatepass")) <= ids.MOST_WORKFLOW_ID
-    assert (made == plain) is (len(plain.encode("utf-8", "surrogatepass")) <= ids.MOST_WORKFLOW_ID)
-    assert ids.delegating_run_id(made) in (ids.run_id_of(f"run:{long}"), ids.stand_in(long))
+    assert len(made.encode("utf-8", "surrogatepass")) <= ids.MAX_WORKFLOW_ID_BYTES
+    assert (made == plain) is (len(plain.encode("utf-8", "surrogatepass")) <= ids.MAX_WORKFLOW_ID_BYTES)
+    assert ids.delegating_run_id(made) in (ids.run_id_of_workflow(f"run:{long}"), ids.placeholder_id(long))
 
 
 def test_the_ids_of_subtasks_stay_what_they_were() -> None:

@@ -11,15 +11,15 @@ from contracts.run.transcript import Part, PartKind
 from decisions.builtin_tools import LIST_SECTIONS, TEXT_SECTIONS
 from decisions.run.journal import (
     DIGEST,
-    MOST_BYTES,
-    MOST_ENTRIES,
+    MAX_JOURNAL_BYTES,
+    MAX_JOURNAL_ENTRIES,
     READ,
-    digest,
-    kept,
-    refolded,
-    render,
-    shown,
-    with_artifacts,
+    add_artifacts,
+    digest_journal,
+    fill_journal,
+    rebuild_journal,
+    render_journal,
+    run_journal_tool,
 )
 
 UPDATE, APPEND, GET = "update_run_journal", "append_run_journal_entry", "get_run_journal"
@@ -31,13 +31,13 @@ def test_the_sections_are_the_source_s_eight() -> None:
 
 
 def test_texts_are_replaced_and_lists_grow() -> None:
-    journal, told = kept(Journal(objective="a"), UPDATE, {"objective": " b ", "blockers": ["no key"]})
+    journal, told = run_journal_tool(Journal(objective="a"), UPDATE, {"objective": " b ", "blockers": ["no key"]})
     assert (journal.objective, journal.blockers, told.status) == ("b", ("no key",), "ok")
-    journal, _ = kept(journal, APPEND, {"section": "blockers", "entry": "no time"})
+    journal, _ = run_journal_tool(journal, APPEND, {"section": "blockers", "entry": "no time"})
     assert journal.blockers == ("no key", "no time")
-    journal, _ = kept(journal, UPDATE, {"blockers": []})
+    journal, _ = run_journal_tool(journal, UPDATE, {"blockers": []})
     assert journal.blockers == ()
-    same, told = kept(journal, GET, {})
+    same, told = run_journal_tool(journal, GET, {})
     assert (same, told.result) == (journal, f"# Run journal\n\n## Objective\n\nb\n\n{READ}")
 
 
@@ -55,7 +55,7 @@ def test_texts_are_replaced_and_lists_grow() -> None:
 )
 def test_what_does_not_fit_changes_nothing_and_says_what_would(tool: str, arguments: Any, says: str) -> None:
     before = Journal(objective="a")
-    after, told = kept(before, tool, arguments)
+    after, told = run_journal_tool(before, tool, arguments)
     assert after == before
     assert told.error is not None
     assert says in told.error.message
@@ -63,9 +63,9 @@ def test_what_does_not_fit_changes_nothing_and_says_what_would(tool: str, argume
 
 def test_a_full_section_drops_its_oldest_entry_and_says_so() -> None:
     journal = Journal()
-    for number in range(MOST_ENTRIES + 1):
-        journal, told = kept(journal, APPEND, {"section": "decisions", "entry": f"e{number}"})
-    assert (journal.decisions[0], len(journal.decisions)) == ("e1", MOST_ENTRIES)
+    for number in range(MAX_JOURNAL_ENTRIES + 1):
+        journal, told = run_journal_tool(journal, APPEND, {"section": "decisions", "entry": f"e{number}"})
+    assert (journal.decisions[0], len(journal.decisions)) == ("e1", MAX_JOURNAL_ENTRIES)
     assert "oldest one was dropped" in str(told.result)
 
 
@@ -78,7 +78,7 @@ def test_the_digest_tells_objective_state_first_blocker_next_action_and_the_late
         verified_findings=("first", "second"),
     )
     expected = "Objective: ship it\nState: half\nBlocker: key\nNext: ask eva\nFinding: second\nFinding: first"
-    assert digest(journal) == expected
+    assert digest_journal(journal) == expected
 
 
 TEXTS = st.text(max_size=3000)
@@ -93,19 +93,21 @@ def test_a_digest_is_never_too_long(objective: str, state: str, blockers: Any, a
         handoff_next_action=action,
         verified_findings=tuple(findings),
     )
-    assert len(digest(journal)) <= DIGEST
-    assert render(journal).startswith("# Run journal")
+    assert len(digest_journal(journal)) <= DIGEST
+    assert render_journal(journal).startswith("# Run journal")
 
 
 def test_what_the_agent_did_not_write_is_filled_with_what_the_run_knows() -> None:
-    assert shown(Journal(), "the goal", "the finding") == Journal(objective="the goal", current_state="the finding")
+    assert fill_journal(Journal(), "the goal", "the finding") == Journal(
+        objective="the goal", current_state="the finding"
+    )
     own = Journal(objective="mine", current_state="far")
-    assert shown(own, "the goal", "the finding") == own
+    assert fill_journal(own, "the goal", "the finding") == own
 
 
 def test_artifacts_are_noted_once_beside_the_agent_s_own() -> None:
-    journal = with_artifacts(Journal(artifacts=("doc 7",)), ("a.md", "a.md"))
-    assert with_artifacts(journal, ("a.md",)).artifacts == ("doc 7", "a.md")
+    journal = add_artifacts(Journal(artifacts=("doc 7",)), ("a.md", "a.md"))
+    assert add_artifacts(journal, ("a.md",)).artifacts == ("doc 7", "a.md")
 
 
 def reply(use: str, tool: str, arguments: Any, *, text: str = "") -> Part:
@@ -126,9 +128,9 @@ def test_a_fork_has_the_journal_of_its_step() -> None:
         reply("c", APPEND, {"section": "decisions", "entry": "go"}),
         result("c"),
     ]
-    assert refolded(parts, "o") == Journal(objective="o", current_state="one", decisions=("go",))
-    assert refolded(parts[:4], "o") == Journal(objective="o", current_state="one")
-    assert refolded([], "o") == Journal()
+    assert rebuild_journal(parts, "o") == Journal(objective="o", current_state="one", decisions=("go",))
+    assert rebuild_journal(parts[:4], "o") == Journal(objective="o", current_state="one")
+    assert rebuild_journal([], "o") == Journal()
 
 
 def test_a_fork_has_the_objective_of_its_step() -> None:
@@ -142,25 +144,25 @@ def test_a_fork_has_the_objective_of_its_step() -> None:
         reply("d", UPDATE, {"objective": "taste it"}),
         result("d"),
     ]
-    objectives = [refolded(parts[:length], "goal").objective for length in (2, 4, 6, 8)]
+    objectives = [rebuild_journal(parts[:length], "goal").objective for length in (2, 4, 6, 8)]
     assert objectives == ["see it", "hear it", "hear it", "taste it"]
 
 
 def test_a_journal_that_is_full_drops_old_entries_of_the_section_and_none_of_another() -> None:
     journal, large = Journal(decisions=("first",)), "記" * 4000
     for _ in range(10):
-        journal, told = kept(journal, APPEND, {"section": "verified_findings", "entry": large})
+        journal, told = run_journal_tool(journal, APPEND, {"section": "verified_findings", "entry": large})
         assert told.status == "ok"
-        assert len(journal.model_dump_json().encode()) <= MOST_BYTES
+        assert len(journal.model_dump_json().encode()) <= MAX_JOURNAL_BYTES
     assert (journal.decisions, len(journal.verified_findings)) == (("first",), 5)
     assert told.result == "journal: verified_findings now has 5; the oldest one was dropped"
 
 
 def test_what_would_make_a_full_journal_larger_is_refused_and_what_makes_it_smaller_is_not() -> None:
     full = Journal(verified_findings=("x" * 4000,) * 16)
-    same, told = kept(full, UPDATE, {"decisions": ["y" * 4000]})
+    same, told = run_journal_tool(full, UPDATE, {"decisions": ["y" * 4000]})
     assert (same, told.status) == (full, "error")
-    same, told = kept(full, APPEND, {"section": "decisions", "entry": "y" * 4000})
+    same, told = run_journal_tool(full, APPEND, {"section": "decisions", "entry": "y" * 4000})
     assert (same, told.status) == (full, "error")
-    smaller, told = kept(full, UPDATE, {"verified_findings": ["x"]})
+    smaller, told = run_journal_tool(full, UPDATE, {"verified_findings": ["x"]})
     assert (smaller.verified_findings, told.status) == (("x",), "ok")

@@ -8,27 +8,38 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from contracts.conversation import LaneState, SubmitRequest, TurnEnd, Word
+from contracts.conversation import LaneState, SubmitRequest, TurnEnd, TurnNotice
 from contracts.run.signals import HumanInput
 from decisions.conversation import lane, rules
-from decisions.conversation.rules import Begin, Bring, CloseTurn, DropAll, Facts, Leave, Move, StopTurn, Tell, Wait
-from decisions.errors import IllegalMove
+from decisions.conversation.rules import (
+    AwaitEvent,
+    BeginTurn,
+    DeliverErrand,
+    DropAll,
+    EndExecution,
+    LaneFacts,
+    LaneMove,
+    RecordTurn,
+    ReportEnd,
+    StopTurn,
+)
+from decisions.errors import IllegalMoveError
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDLE = LaneState(conversation_id="c")
 
 
-def admitted(state: LaneState, request_id: str, **fields: Any) -> lane.Accepted:
+def admitted(state: LaneState, request_id: str, **fields: Any) -> lane.AcceptedRequest:
     request = SubmitRequest.model_validate({"request_id": request_id, "goal": f"do {request_id}", **fields})
     admission = lane.admit(state, request, NOW)
-    assert isinstance(admission, lane.Accepted), admission
+    assert isinstance(admission, lane.AcceptedRequest), admission
     return admission
 
 
 ERRAND = lane.PassOn(HumanInput(text="blue"))
-WORD = Word(mailbox="scribe", request_id="r", run_id="R", end=TurnEnd.completed)
+WORD = TurnNotice(mailbox="scribe", request_id="r", run_id="R", end=TurnEnd.completed)
 QUEUED = admitted(IDLE, "next").state
-BUSY = admitted(lane.begun(admitted(IDLE, "now").state), "next").state
+BUSY = admitted(lane.begin_next_turn(admitted(IDLE, "now").state), "next").state
 OWES = {"words": (WORD,)}
 
 
@@ -38,37 +49,37 @@ OWES = {"words": (WORD,)}
         (
             rules.errand_waits,
             BUSY.model_copy(update=OWES),
-            Facts(errand=ERRAND, turn_is_over=True, cancelled="enough"),
+            LaneFacts(errand=ERRAND, turn_is_over=True, cancelled="enough"),
         ),
-        (rules.word_waits, BUSY.model_copy(update=OWES), Facts(turn_is_over=True, cancelled="enough")),
-        (rules.turn_is_over, BUSY, Facts(turn_is_over=True, cancelled="enough", history_is_long=True)),
-        (rules.turn_is_to_stop, BUSY, Facts(cancelled="enough", history_is_long=True)),
-        (rules.queue_is_to_go, QUEUED, Facts(cancelled="enough", history_is_long=True)),
-        (rules.lane_is_done, IDLE, Facts(cancelled="enough", history_is_long=True)),
-        (rules.request_waits, QUEUED, Facts(history_is_long=True)),
-        (rules.lane_is_done, BUSY, Facts(history_is_long=True)),
-        (rules.lane_is_done, IDLE.model_copy(update={"closes": True}), Facts()),
-        (rules.request_waits, QUEUED, Facts()),
-        (rules.nothing_is_due, IDLE, Facts()),
-        (rules.nothing_is_due, BUSY, Facts()),
-        (rules.nothing_is_due, BUSY, Facts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
+        (rules.word_waits, BUSY.model_copy(update=OWES), LaneFacts(turn_is_over=True, cancelled="enough")),
+        (rules.turn_is_over, BUSY, LaneFacts(turn_is_over=True, cancelled="enough", history_is_long=True)),
+        (rules.turn_is_to_stop, BUSY, LaneFacts(cancelled="enough", history_is_long=True)),
+        (rules.queue_is_to_drop, QUEUED, LaneFacts(cancelled="enough", history_is_long=True)),
+        (rules.lane_is_done, IDLE, LaneFacts(cancelled="enough", history_is_long=True)),
+        (rules.request_waits, QUEUED, LaneFacts(history_is_long=True)),
+        (rules.lane_is_done, BUSY, LaneFacts(history_is_long=True)),
+        (rules.lane_is_done, IDLE.model_copy(update={"closes": True}), LaneFacts()),
+        (rules.request_waits, QUEUED, LaneFacts()),
+        (rules.nothing_is_due, IDLE, LaneFacts()),
+        (rules.nothing_is_due, BUSY, LaneFacts()),
+        (rules.nothing_is_due, BUSY, LaneFacts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_of_the_rules_that_hold_the_first_one_says_what_is_done(holds: Any, state: LaneState, facts: Facts) -> None:
-    assert next(each for each in rules.RULES if each(state, facts)) is holds
-    assert rules.next_move(state, facts) == holds(state, facts)
+def test_of_the_rules_that_hold_the_first_one_says_what_is_done(holds: Any, state: LaneState, facts: LaneFacts) -> None:
+    assert next(each for each in rules.LANE_RULES if each(state, facts)) is holds
+    assert rules.next_lane_move(state, facts) == holds(state, facts)
 
 
 @pytest.mark.parametrize("state", [BUSY, IDLE])
 def test_a_turn_that_is_begun_beside_another_or_out_of_nothing_is_an_illegal_move(state: LaneState) -> None:
-    with pytest.raises(IllegalMove, match="cannot begin a turn"):
-        lane.begun(state)
+    with pytest.raises(IllegalMoveError, match="cannot begin a turn"):
+        lane.begin_next_turn(state)
 
 
 def test_a_turn_that_ends_where_none_runs_is_an_illegal_move() -> None:
-    with pytest.raises(IllegalMove, match="cannot end a turn"):
-        lane.ended(IDLE, TurnEnd.completed, "", NOW)
+    with pytest.raises(IllegalMoveError, match="cannot end a turn"):
+        lane.end_turn(IDLE, TurnEnd.completed, "", NOW)
 
 
 class Lane(RuleBasedStateMachine):
@@ -77,7 +88,7 @@ class Lane(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.state = IDLE
-        self.errands: list[lane.Errand] = []
+        self.errands: list[lane.LaneErrand] = []
         self.turn_is_over = self.turn_is_told_to_stop = self.history_is_long = self.has_left = False
         self.cancelled: str | None = None
         self.number = 0
@@ -85,10 +96,10 @@ class Lane(RuleBasedStateMachine):
         self.begun: list[str] = []
 
     @property
-    def move(self) -> Move:
+    def move(self) -> LaneMove:
         errand = self.errands[0] if self.errands else None
-        facts = Facts(errand, self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long)
-        return rules.next_move(self.state, facts)
+        facts = LaneFacts(errand, self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long)
+        return rules.next_lane_move(self.state, facts)
 
     @precondition(lambda self: self.cancelled is None)
     @rule(
@@ -123,35 +134,35 @@ class Lane(RuleBasedStateMachine):
     @rule(took=st.booleans())
     def make(self, took: bool) -> None:
         match self.move:
-            case Bring(errand):
+            case DeliverErrand(errand):
                 self.bring(errand, took)
-            case Tell(word):
+            case ReportEnd(word):
                 assert word == self.state.words[0]
-                self.state = lane.heard(self.state)
-            case CloseTurn():
-                self.state, self.turn_is_over = lane.ended(self.state, TurnEnd.completed, "", NOW), False
+                self.state = lane.remove_first_word(self.state)
+            case RecordTurn():
+                self.state, self.turn_is_over = lane.end_turn(self.state, TurnEnd.completed, "", NOW), False
             case StopTurn(errand):
                 assert self.state.active is not None
                 assert errand.run_id == self.state.active.queued.run_id
                 self.turn_is_told_to_stop = True
             case DropAll(reason):
-                self.state = lane.emptied(self.state, reason, NOW)
-            case Begin(message):
-                self.state = lane.begun(self.state)  # raises where a turn runs
+                self.state = lane.drop_all_requests(self.state, reason, NOW)
+            case BeginTurn(message):
+                self.state = lane.begin_next_turn(self.state)  # raises where a turn runs
                 assert self.state.active is not None
                 assert self.state.active.queued == message
                 self.begun.append(message.request.request_id)
-            case Leave():
+            case EndExecution():
                 self.leave()
-            case Wait():
+            case AwaitEvent():
                 self.must_have_nothing_to_do()
 
-    def bring(self, errand: lane.Errand, took: bool) -> None:
+    def bring(self, errand: lane.LaneErrand, took: bool) -> None:
         assert self.errands.pop(0) == errand
-        if isinstance(errand, lane.Answer):
-            self.state = lane.answered(self.state, errand.message, NOW, took=took)
+        if isinstance(errand, lane.AnswerQuestion):
+            self.state = lane.record_turn_answer(self.state, errand.message, NOW, took=took)
         elif isinstance(errand, lane.Steer) and took:
-            self.state = lane.steered(self.state, errand.message.request.request_id, NOW)
+            self.state = lane.record_steered(self.state, errand.message.request.request_id, NOW)
 
     def leave(self) -> None:
         assert not self.errands
@@ -180,9 +191,9 @@ class Lane(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With turns that end, it comes to rest: everything has run, or was dropped."""
         for _ in range(10 * self.number + 20):
-            if self.has_left or (isinstance(self.move, Wait) and self.state.active is None):
+            if self.has_left or (isinstance(self.move, AwaitEvent) and self.state.active is None):
                 break
-            if isinstance(self.move, Wait):
+            if isinstance(self.move, AwaitEvent):
                 self.end_turn()
             self.make(took=True)
         assert (self.state.active, self.state.queue, self.state.steering, self.state.words) == (None, (), (), ())

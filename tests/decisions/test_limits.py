@@ -14,19 +14,19 @@ from contracts.run.state import Ending, RunStatus
 from contracts.run.turn import Usage
 from decisions.run.limits import (
     DEFAULTS,
-    below_ceiling,
-    effective,
+    apply_ceiling,
+    apply_requested,
+    budget_ending,
     format_excess,
-    in_force,
     is_nearly_out_of_time,
     is_out_of_time,
-    set_in,
-    timed_out,
-    turn_limit,
-    used_up,
-    with_requested,
+    limits_in_force,
+    longest_turn,
+    merge_limits,
+    timed_out_ending,
+    values_set_in,
 )
-from decisions.run.outcome import ended_event
+from decisions.run.outcome import end_event_name
 from tests.drawn import running
 
 
@@ -36,14 +36,14 @@ def test_the_defaults_are_the_sources() -> None:
 
 @pytest.mark.parametrize("near", [1, 500])
 def test_the_nearest_wins_up_and_down(near: int) -> None:
-    limits = effective(
+    limits = merge_limits(
         LimitOverrides(max_steps=near), LimitOverrides(max_steps=7, max_turns=9), LimitOverrides(max_reframes=0)
     )
     assert (limits.max_steps, limits.max_turns, limits.max_reframes) == (near, 9, 0)
 
 
 def test_what_nobody_sets_is_the_default() -> None:
-    assert effective(LimitOverrides(), LimitOverrides()) == DEFAULTS
+    assert merge_limits(LimitOverrides(), LimitOverrides()) == DEFAULTS
 
 
 CEILINGS = st.fixed_dictionaries(
@@ -63,27 +63,27 @@ CEILINGS = st.fixed_dictionaries(
 
 @given(CEILINGS, CEILINGS, CEILINGS)
 def test_no_limit_is_above_the_ceiling_and_the_others_are_as_set(ceiling: Any, agent: Any, asked: Any) -> None:
-    wanted = with_requested(with_requested(DEFAULTS, agent), asked)
+    wanted = apply_requested(apply_requested(DEFAULTS, agent), asked)
     state = running((), requested=asked, ceiling=ceiling)
-    limits = in_force(state, with_requested(DEFAULTS, agent))
-    highest = with_requested(DEFAULTS, ceiling)
+    limits = limits_in_force(state, apply_requested(DEFAULTS, agent))
+    highest = apply_requested(DEFAULTS, ceiling)
     for name in set(Limits.model_fields) - {"turn_timeout"}:
         own, most = getattr(wanted, name), getattr(highest, name)
         expected = own if name not in ceiling else most if own is None else min(own, most)
         assert getattr(limits, name) == expected, name
     if "turn_limit" in ceiling:
-        assert turn_limit(limits) <= highest.turn_limit
+        assert longest_turn(limits) <= highest.turn_limit
     assert format_excess(limits, ceiling) == ()
-    assert below_ceiling(limits, ceiling) == limits
+    assert apply_ceiling(limits, ceiling) == limits
 
 
 def test_a_short_turn_limit_of_the_ceiling_bounds_silence_too() -> None:
-    limits = below_ceiling(with_requested(DEFAULTS, {"turn_timeout": "10h"}), {"turn_limit": "5m"})
-    assert turn_limit(limits) == timedelta(minutes=5)
+    limits = apply_ceiling(apply_requested(DEFAULTS, {"turn_timeout": "10h"}), {"turn_limit": "5m"})
+    assert longest_turn(limits) == timedelta(minutes=5)
 
 
 def test_what_is_above_the_ceiling_is_named_with_both_numbers() -> None:
-    limits = with_requested(DEFAULTS, {"max_steps": 500, "hard_limit": "2h", "budget_usd": 1})
+    limits = apply_requested(DEFAULTS, {"max_steps": 500, "hard_limit": "2h", "budget_usd": 1})
     ceiling = {"max_steps": 50, "hard_limit": "1h", "budget_usd": 2, "budget_tokens": 100, "of_a_newer_version": 1}
     assert format_excess(limits, ceiling) == (
         "max_steps 500 is above the project's ceiling of 50",
@@ -143,7 +143,7 @@ def test_time_is_up_at_the_limit_and_not_before(
     state = new_state(active_ms=active, is_closing=is_closing, ending=ending, **limits)
     assert is_out_of_time(state) == (active >= hard and not has_ended)
     assert is_nearly_out_of_time(state) == (active >= soft and not is_closing)
-    assert timed_out(state).reason == RunFailure.hard_limit
+    assert timed_out_ending(state).reason == RunFailure.hard_limit
 
 
 MONEY = st.one_of(st.none(), st.floats(0, 1000, allow_nan=False))
@@ -168,7 +168,7 @@ def test_a_run_is_used_up_exactly_where_a_budget_is_reached(
         *([Escalation.token_budget] if budget_tokens is not None and sum(usage) >= budget_tokens else []),
         *([Escalation.money_budget] if None not in (budget_usd, spent) and spent >= budget_usd else []),
     ]
-    ending = used_up(state)
+    ending = budget_ending(state)
     assert (ending.reason if ending else None) == next(iter(reached), None)
     assert ending is None or (ending.status, "\n" in ending.text) == (RunStatus.escalated, False)
 
@@ -195,7 +195,7 @@ def test_what_is_used_up_stays_used_up(new_state: Any, data: Any) -> None:
             "active_ms": before.active_ms + data.draw(numbers),
         }
     )
-    assert used_up(before) is None or used_up(after) is not None
+    assert budget_ending(before) is None or budget_ending(after) is not None
     assert not is_out_of_time(before) or is_out_of_time(after)
 
 
@@ -212,11 +212,11 @@ OVERRIDES = st.builds(
 
 @given(st.lists(OVERRIDES, max_size=4))
 def test_of_every_limit_the_nearest_setting_counts_also_after_a_way_through_json(layers: list[LimitOverrides]) -> None:
-    limits = effective(*layers)
+    limits = merge_limits(*layers)
     for name in ("max_steps", "soft_limit", "hard_limit", "budget_tokens", "budget_usd"):
         found = [value for layer in layers if (value := getattr(layer, name)) is not None]
         assert getattr(limits, name) == (found[0] if found else getattr(DEFAULTS, name))
-    assert with_requested(DEFAULTS, set_in(LimitOverrides())) == DEFAULTS
+    assert apply_requested(DEFAULTS, values_set_in(LimitOverrides())) == DEFAULTS
     assert type(limits).model_validate_json(limits.model_dump_json()) == limits
 
 
@@ -230,5 +230,5 @@ def test_of_every_limit_the_nearest_setting_counts_also_after_a_way_through_json
     ],
 )
 def test_a_run_at_its_hard_limit_is_told_as_failed(status: Any, event: str) -> None:
-    assert ended_event(Ending(status=status, text="")) == event
-    assert ended_event(None) == "agent_run.cancelled"
+    assert end_event_name(Ending(status=status, text="")) == event
+    assert end_event_name(None) == "agent_run.cancelled"

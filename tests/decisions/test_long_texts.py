@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.models import printable
+from contracts.models import escape_unprintable
 from contracts.run.journal import Journal
-from decisions.run.journal import framing
-from decisions.text.formatting import cut, notice
-from decisions.text.plan import done, items
+from decisions.run.journal import parse_framing
+from decisions.text.formatting import format_signal_notice, truncate
+from decisions.text.plan import plan_items, ticked_items
 
 LENGTH = 100_000
 PIECES = (" ", "\n", " \n", "-", "\n-", "- ", "\n- 1. ", "=\n", "\u3000", "\t", "1. ", "item 1 ", "[x] ", "plan ")
 READERS: dict[str, Callable[[str], object]] = {
-    "printable": printable,
-    "notice": lambda text: notice(text, text),
-    "cut": lambda text: cut(text, 300),
-    "framing": framing,
-    "items": items,
-    "done": lambda text: done(("one", "two"), Journal(current_state=text)),
+    "printable": escape_unprintable,
+    "notice": lambda text: format_signal_notice(text, text),
+    "cut": lambda text: truncate(text, 300),
+    "framing": parse_framing,
+    "items": plan_items,
+    "done": lambda text: ticked_items(("one", "two"), Journal(current_state=text)),
 }
 
 
@@ -38,13 +38,13 @@ def test_no_text_takes_longer_than_its_length(name: str, piece: str) -> None:
 @given(st.text(alphabet=" \t\n\r\x0b\x1c\x85\u2028\u3000ab\u200d"))
 def test_breaks_become_one_blank_with_the_blanks_around_them(text: str) -> None:
     line = re.sub(r"\s*[\t-\r\x1c-\x1f\x85\u2028\u2029]\s*", " ", text)
-    assert printable(text) == line
+    assert escape_unprintable(text) == line
 
 
 @given(st.text(alphabet="-*# \n\tframeplan:x"))
 def test_a_frame_and_a_plan_are_found_as_before(text: str) -> None:
     frame = re.search(r"^\W*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
     plan = re.search(r"^\W*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
-    found = framing(text)
+    found = parse_framing(text)
     assert found.frame == (frame[1].strip() if frame else "")
     assert found.plan == (plan[1] if plan else text).strip()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run.state import Ending, RunStatus
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions.run import call_state, loop, outcome
 from decisions.run.calls import next_batch
 from tests.decisions.player import OK, Player
 
-BAD = failed(ToolFault.tool_error, "it broke")
+BAD = error_outcome(ToolFault.tool_error, "it broke")
 
 
 USES = st.lists(
@@ -114,7 +114,7 @@ def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_mos
         assert player.state.turns <= min(each for each in most if each is not None)
     assert player.winds <= 1
     assert player.endings == 1
-    state = call_state.halted(player.state, (), now)
+    state = call_state.settle_interrupted(player.state, (), now)
     assert all(call.outcome is not None for call in state.calls)
     partial = player.state.ending is not None and player.state.ending.is_partial
     assert not partial or (player.winds == 1 and move.ending.status is RunStatus.completed)
@@ -174,7 +174,7 @@ def test_of_the_rules_that_hold_the_first_one_says_what_is_done(
     new_state: Any, new_call: Any, rule: Any, call: Any, fields: Any, is_spoken_to: bool, is_long: bool
 ) -> None:
     state = new_state(calls=() if call is None else (new_call(**call),), **fields)
-    now = loop.Now(state, next_batch(state), is_long, is_spoken_to)
+    now = loop.LoopFacts(state, next_batch(state), is_long, is_spoken_to)
     assert next(each for each in loop.RULES if each(now)) is rule
     assert loop.next_move(state, history_is_long=is_long, is_spoken_to=is_spoken_to) == rule(now)
 
@@ -200,7 +200,7 @@ def test_a_run_thinks_first_and_rotates_only_between_turns(player: Any, new_turn
 
 
 def test_a_closing_run_that_is_spoken_to_takes_its_last_turn_however_long_its_history_is(player: Any) -> None:
-    closing = loop.wound_up(player().state)
+    closing = loop.start_final_turn(player().state)
     assert loop.next_move(closing, history_is_long=True) == loop.Rotate()
     assert loop.next_move(closing, history_is_long=True, is_spoken_to=True) == loop.Think()
 
@@ -296,8 +296,8 @@ def test_turns_used_up_escalate(player: Any, new_turn: Any) -> None:
 def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any, now: Any) -> None:
     it = player()
     it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
-    it.state = call_state.issued(it.state, it.state.calls[:1], now)
-    state = call_state.halted(it.state, [it.state.calls[1].tool_use_id], now)
+    it.state = call_state.issue_calls(it.state, it.state.calls[:1], now)
+    state = call_state.settle_interrupted(it.state, [it.state.calls[1].tool_use_id], now)
     kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
     assert kinds == ["interrupted", "in_doubt", "interrupted"]
     assert state.pending == ()
@@ -306,11 +306,11 @@ def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any
 def test_the_first_ending_stays(player: Any, new_turn: Any) -> None:
     it = player()
     it.turn(new_turn("done"))
-    assert outcome.escalated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
+    assert outcome.escalate_run(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
 
 
 def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, new_turn: Any, now: Any) -> None:
     it = player()
     it.turn(new_turn("", ("look", {}), ("peek", {})))
-    state = call_state.reissued(call_state.issued(it.state, it.state.calls, now), 2, now)
+    state = call_state.reissue_call(call_state.issue_calls(it.state, it.state.calls, now), 2, now)
     assert [(p.step, p.attempt) for p in state.pending] == [(1, 1), (2, 2)]

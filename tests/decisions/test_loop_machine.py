@@ -18,8 +18,8 @@ from contracts.run.question import QuestionKind
 from contracts.run.state import Call, Ending, RunState, RunStatus
 from contracts.run.transcript import PartKind
 from contracts.run.turn import ModelTurn, Usage
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, failed
-from decisions.text.formatting import details, view
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, error_outcome
+from decisions.text.formatting import run_details, state_view
 from tests.drawn import OWN, Said, a_reply, a_signal, a_state, brought, fitting, turn_of
 from tests.played import Played, failed_model
 
@@ -151,7 +151,7 @@ class Run(RuleBasedStateMachine):
         if outcome is None or (call.effect is Effect.once and call.generation > 1 and rng.random() < 0.3):
             return None
         if rng.random() < 0.1:
-            outcome = failed(ToolFault.in_doubt, "sent, and may have happened")
+            outcome = error_outcome(ToolFault.in_doubt, "sent, and may have happened")
         return outcome.model_copy(update={"duration_ms": rng.randrange(20), "interrupted": rng.random() < 0.1})
 
     @rule(seed=SEEDS)
@@ -256,8 +256,8 @@ class Run(RuleBasedStateMachine):
     def it_can_be_carried_over_and_shown(self) -> None:
         state = self.run.state
         assert through_json(state) == state
-        assert details(state)
-        assert view(state).completed_steps == tuple(sorted(view(state).completed_steps))
+        assert run_details(state)
+        assert state_view(state).completed_steps == tuple(sorted(state_view(state).completed_steps))
 
     def teardown(self) -> None:
         if not hasattr(self, "run"):

@@ -10,20 +10,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pydantic_core import to_json
 
 from contracts.conversation import TurnEnd
-from contracts.mail.commands import Carried, CarryRequest, Done, OrderKind
-from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState
-from contracts.mail.mailbox import Delivery, GiveUp, Looked, MailboxState, Redeliver, TurnEnded
+from contracts.mail.commands import BridgeBatch, BridgeResult, BridgeResults, BridgeTaskKind
+from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, TaskState
+from contracts.mail.mailbox import Delivery, GiveUp, MailboxState, Redeliver, TurnEnded, TurnLookup
 from contracts.mail.message import ReplyHead, TaskHead
 from contracts.mail.peers import Dispatch
 from decisions import ids
 from decisions.mailbox import capacity, commands, dead_letters, peers
 from decisions.mailbox import state as mailbox
 from decisions.mailbox import view as mailbox_told
-from decisions.mailbox.delivery import ending_of, letter_for, may_try_again, run_of
+from decisions.mailbox.delivery import ending_of, may_try_again, new_letter, run_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = MailboxState(agent="ada")
-FAILED = LetterEnding(ack=Ack.failed, details="no")
+FAILED = MessageResult(ack=Ack.failed, details="no")
 SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
 
 
@@ -38,7 +38,7 @@ def message(
     return Delivery(
         file=file or f"{name}.md",
         plan=plan,
-        sha256=ids.letter_key(name, content) + "0" * 44,
+        sha256=ids.message_key(name, content) + "0" * 44,
         head=TaskHead.model_validate({"type": "task", **head}),
         **fields,
     )
@@ -52,7 +52,7 @@ def reply(name: str, task: str, subtask: str) -> Delivery:
 
 
 def delivered(state: MailboxState, *found: Delivery, folder: str = "f") -> tuple[MailboxState, list[str]]:
-    state, answer = mailbox.deliver(state, folder, found, NOW)
+    state, answer = mailbox.judge_deliveries(state, folder, found, NOW)
     assert answer.open == len(state.letters)
     return state, [str(each) for each in answer.verdicts]
 
@@ -63,31 +63,31 @@ def holding(*found: Delivery, state: MailboxState = EMPTY) -> MailboxState:
     return state
 
 
-def bridge(state: MailboxState, now: datetime = NOW, folder: str = "f", **answers: Done) -> MailboxState:
+def bridge(state: MailboxState, now: datetime = NOW, folder: str = "f", **answers: BridgeResult) -> MailboxState:
     """One `carry`, answered as `answers` has it for each kind of order."""
-    state, request = commands.ordered(state, folder, now)
-    return commands.carried(state, request, answered(request, **answers), now)
+    state, request = commands.issue_batch(state, folder, now)
+    return commands.apply_results(state, request, answered(request, **answers), now)
 
 
-def answered(request: CarryRequest, **answers: Done) -> Carried:
-    def done(kind: OrderKind, letter: Letter) -> Done:
+def answered(request: BridgeBatch, **answers: BridgeResult) -> BridgeResults:
+    def done(kind: BridgeTaskKind, letter: InboxMessage) -> BridgeResult:
         if kind in answers:
             return answers[kind]
-        is_taken = kind is OrderKind.take and not letter.is_reply
-        return Done(run_id=run_id_of(letter), at=NOW) if is_taken else Done()
+        is_taken = kind is BridgeTaskKind.take and not letter.is_reply
+        return BridgeResult(run_id=run_id_of(letter), at=NOW) if is_taken else BridgeResult()
 
-    return Carried(done=tuple(done(each.kind, each.letter) for each in request.orders))
+    return BridgeResults(done=tuple(done(each.kind, each.letter) for each in request.orders))
 
 
-def run_id_of(letter: Letter) -> str:
+def run_id_of(letter: InboxMessage) -> str:
     return run_of("ada", letter.task, letter.key, letter.attempt)
 
 
 def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[tuple[str, str]]:
-    return [(str(each.kind), each.letter.file) for each in commands.due(state, folder, now)]
+    return [(str(each.kind), each.letter.file) for each in commands.next_orders(state, folder, now)]
 
 
-def told(letter: Letter, end: TurnEnd) -> TurnEnded:
+def told(letter: InboxMessage, end: TurnEnd) -> TurnEnded:
     request_id = ids.mail_request_id(letter.key, letter.attempt)
     return TurnEnded(request_id=request_id, run_id=run_id_of(letter), end=end)
 
@@ -98,24 +98,26 @@ def running(name: str = "a", **fields: Any) -> MailboxState:
 
 def finished(state: MailboxState, end: TurnEnd = TurnEnd.completed) -> MailboxState:
     """With the one letter that runs brought to its end."""
-    return bridge(mailbox.turn_ended(state, told(state.letters[0], end), NOW))
+    return bridge(mailbox.end_letter_turn(state, told(state.letters[0], end), NOW))
 
 
-def states(letter: Letter) -> list[str]:
+def states(letter: InboxMessage) -> list[str]:
     return [str(each.state) for each in letter.transitions]
 
 
 def test_a_message_is_consumed_before_it_runs_and_ends_once() -> None:
     state = holding(message("a"))
-    state, request = commands.ordered(state, "f", later(1))
+    state, request = commands.issue_batch(state, "f", later(1))
     (take,) = request.orders
-    assert (take.kind, states(take.letter)) == (OrderKind.take, ["CONSUMED"])
+    assert (take.kind, states(take.letter)) == (BridgeTaskKind.take, ["CONSUMED"])
     assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.admitted, None)
-    state = commands.carried(state, request, Carried(done=(Done(run_id="r", at=later(2)),)), later(3))
+    state = commands.apply_results(
+        state, request, BridgeResults(done=(BridgeResult(run_id="r", at=later(2)),)), later(3)
+    )
     assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.running, "r")
     assert orders(state) == []
-    state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), later(4))
-    (finish,) = commands.due(state, "f", later(4))
+    state = mailbox.end_letter_turn(state, told(state.letters[0], TurnEnd.completed), later(4))
+    (finish,) = commands.next_orders(state, "f", later(4))
     assert states(finish.letter) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
     assert [each.at for each in finish.letter.transitions] == [later(1), later(2), later(4)]
     state = bridge(state)
@@ -124,7 +126,7 @@ def test_a_message_is_consumed_before_it_runs_and_ends_once() -> None:
 
 
 def test_a_take_that_does_not_tell_when_the_folder_was_told_is_followed_by_the_state() -> None:
-    state = bridge(holding(message("a")), take=Done(run_id="r"))
+    state = bridge(holding(message("a")), take=BridgeResult(run_id="r"))
     assert orders(state) == [("write_state", "a.md")]
     assert orders(bridge(state)) == []
 
@@ -147,10 +149,10 @@ def test_a_take_that_does_not_tell_when_the_folder_was_told_is_followed_by_the_s
 def test_what_comes_while_a_message_runs(again: Delivery, verdict: str, ordered: list[tuple[str, str, str]]) -> None:
     state, verdicts = delivered(running(), again)
     assert verdicts == [verdict]
-    due = commands.due(state, "f", NOW)
+    due = commands.next_orders(state, "f", NOW)
     assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
     twice, verdicts = delivered(state, again)
-    assert commands.due(twice, "f", NOW) == due, "what is ordered is ordered once"
+    assert commands.next_orders(twice, "f", NOW) == due, "what is ordered is ordered once"
 
 
 @pytest.mark.parametrize(
@@ -167,19 +169,19 @@ def test_what_comes_when_the_task_is_done(again: Delivery, verdict: str, ordered
     run_id = state.recent[0].run_id
     state, verdicts = delivered(state, again)
     assert verdicts == [verdict]
-    due = commands.due(state, "f", NOW)
+    due = commands.next_orders(state, "f", NOW)
     assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
-    assert [each.run_id for each in due if each.kind is OrderKind.resend] == [run_id] * (verdict == "task_done")
+    assert [each.run_id for each in due if each.kind is BridgeTaskKind.resend] == [run_id] * (verdict == "task_done")
     assert orders(bridge(state)) == []
 
 
 def test_another_run_than_the_usual_is_remembered_as_the_one_that_did_it() -> None:
-    state = finished(bridge(holding(message("a")), take=Done(run_id="another", at=NOW)))
+    state = finished(bridge(holding(message("a")), take=BridgeResult(run_id="another", at=NOW)))
     assert (
         state.tasks[ids.task_key("p", "t-a", None)[: capacity.BY]].run_id is None
     )  # the word of its end names the run
-    state = bridge(holding(message("b")), take=Done(run_id="another", at=NOW))
-    state = commands.looked(state, state.letters, Looked(ends=(TurnEnd.completed,)), NOW)
+    state = bridge(holding(message("b")), take=BridgeResult(run_id="another", at=NOW))
+    state = commands.apply_look(state, state.letters, TurnLookup(ends=(TurnEnd.completed,)), NOW)
     state, _ = delivered(bridge(state), message("c", task="t-b"))
     assert [each.run_id for each in state.orders] == ["another"]
 
@@ -207,8 +209,8 @@ def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
     state, verdicts = delivered(EMPTY, message("a", fault="two files fit"))
     assert verdicts == ["dead"]
     assert state.dead == ()
-    (finish,) = commands.due(state, "f", NOW)
-    assert finish.letter.ending == LetterEnding(ack=Ack.failed, details="two files fit", fault="BadMessage")
+    (finish,) = commands.next_orders(state, "f", NOW)
+    assert finish.letter.ending == MessageResult(ack=Ack.failed, details="two files fit", fault="BadMessage")
     after = bridge(state)
     assert [each.key for each in dead_letters.newly_dead(state, after)] == [state.letters[0].key]
 
@@ -222,13 +224,13 @@ def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
     assert (verdicts, orders(state)) == (["blocked"], [])
     state, verdicts = delivered(state, message("a", undecided=("y",)))
     assert (verdicts, orders(state)) == (["admitted"], [("take", "a.md")])
-    state = bridge(state, take=Done(run_id="r", is_blocked=True, at=NOW))
+    state = bridge(state, take=BridgeResult(run_id="r", is_blocked=True, at=NOW))
     letter = state.letters[0]
     blocked = "BLOCKED_WAITING_INPUT"
     assert (states(letter), letter.undecided) == ([blocked, "CONSUMED", blocked], ("y",))
-    state = mailbox.input_picked(state, letter.key, NOW)
+    state = mailbox.record_pick(state, letter.key, NOW)
     assert (states(state.letters[0])[-1], orders(state)) == ("RUNNING", [("write_state", "a.md")])
-    assert mailbox.input_picked(state, letter.key, NOW).notices == (
+    assert mailbox.record_pick(state, letter.key, NOW).notices == (
         f"input_picked: no message {letter.key} waits for it",
     )
 
@@ -241,20 +243,22 @@ def test_a_blocked_message_may_turn_out_faulty() -> None:
 
 def test_a_person_gives_up_what_would_wait_for_ever() -> None:
     state, _ = delivered(running(), message("b", missing=("x",)), message("c"))
-    state = mailbox.given_up(state, GiveUp(message_id="b", by="eva"), NOW)
-    state = mailbox.given_up(state, GiveUp(message_id="c"), NOW)
+    state = mailbox.give_up_letters(state, GiveUp(message_id="b", by="eva"), NOW)
+    state = mailbox.give_up_letters(state, GiveUp(message_id="c"), NOW)
     assert orders(state) == [("finish", "b.md"), ("finish", "c.md")]
-    assert mailbox.given_up(state, GiveUp(message_id="a"), NOW).letters == state.letters, "that has a run"
+    assert mailbox.give_up_letters(state, GiveUp(message_id="a"), NOW).letters == state.letters, "that has a run"
     state = bridge(state)
     assert [(each.message_id, each.why) for each in state.dead] == [("b", "given up by eva"), ("c", "given up")]
     assert delivered(state, message("d", task="t-b"))[1] == ["admitted"]
-    assert mailbox.given_up(state, GiveUp(message_id="b"), NOW).notices == ("give_up: no message b waits for anything",)
+    assert mailbox.give_up_letters(state, GiveUp(message_id="b"), NOW).notices == (
+        "give_up: no message b waits for anything",
+    )
 
 
 def test_a_word_that_overtakes_the_bridge_counts() -> None:
-    state, request = commands.ordered(holding(message("a")), "f", NOW)
-    state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
-    state = commands.carried(state, request, answered(request), NOW)
+    state, request = commands.issue_batch(holding(message("a")), "f", NOW)
+    state = mailbox.end_letter_turn(state, told(state.letters[0], TurnEnd.completed), NOW)
+    state = commands.apply_results(state, request, answered(request), NOW)
     assert states(state.letters[0]) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
     assert orders(state) == [("finish", "a.md")]
 
@@ -264,9 +268,9 @@ def test_words_that_are_late_or_about_nothing_change_nothing() -> None:
     word = told(state.letters[0], TurnEnd.completed)
     over = finished(state)
     for each, held in ((over, word), (state, word.model_copy(update={"request_id": "mail:x:1"}))):
-        assert mailbox.turn_ended(each, held, NOW) is each
+        assert mailbox.end_letter_turn(each, held, NOW) is each
     waiting = holding(message("a"))
-    assert mailbox.turn_ended(waiting, word, NOW) is waiting, "nobody took it yet"
+    assert mailbox.end_letter_turn(waiting, word, NOW) is waiting, "nobody took it yet"
 
 
 @pytest.mark.parametrize("end", [end for end in TurnEnd if end is not TurnEnd.completed])
@@ -294,30 +298,36 @@ def test_only_what_has_done_nothing_and_may_pass_is_tried_again(
 
 
 def test_a_run_that_did_nothing_is_tried_again_after_a_pause() -> None:
-    state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.failed), NOW)
-    state = bridge(state, finish=Done(again=True))
+    state = mailbox.end_letter_turn(running(), told(running().letters[0], TurnEnd.failed), NOW)
+    state = bridge(state, finish=BridgeResult(again=True))
     (letter,) = state.letters
     assert (letter.attempt, states(letter), state.failed) == (2, ["CONSUMED", "RUNNING"], 0)
     assert commands.next_change(state, NOW) == later(10)
     assert (orders(state, later(9)), orders(state, later(10))) == ([], [("take", "a.md")])
-    state = mailbox.turn_ended(bridge(state, later(10)), told(letter, TurnEnd.completed), later(11))
+    state = mailbox.end_letter_turn(bridge(state, later(10)), told(letter, TurnEnd.completed), later(11))
     state = bridge(state, later(11))
     state, _ = delivered(state, message("b", task="t-a"))
     assert state.orders[0].run_id == run_id_of(letter)
 
 
 def test_what_could_not_be_taken_is_taken_later() -> None:
-    state = bridge(holding(message("a")), take=Done())
+    state = bridge(holding(message("a")), take=BridgeResult())
     assert (orders(state), orders(state, later(5))) == ([], [("take", "a.md")])
 
 
 def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> None:
-    state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.completed), NOW)
+    state = mailbox.end_letter_turn(running(), told(running().letters[0], TurnEnd.completed), NOW)
     state, _ = delivered(state, message("a", file="a2"), message("b", missing=("x",)))
     assert [kind for kind, _ in orders(state)] == ["skip", "finish", "write_state"]
     now, pauses = NOW, []
     for _ in range(8):
-        state = bridge(state, now, finish=Done(later=True), skip=Done(later=True), write_state=Done(later=True))
+        state = bridge(
+            state,
+            now,
+            finish=BridgeResult(later=True),
+            skip=BridgeResult(later=True),
+            write_state=BridgeResult(later=True),
+        )
         assert orders(state, now) == []
         due = commands.next_change(state, now)
         assert due is not None
@@ -333,16 +343,16 @@ def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> Non
 
 def test_what_is_to_be_done_with_one_file_keeps_its_order() -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
-    state = bridge(delivered(EMPTY, bad)[0], bury=Done(later=True))
-    state = dead_letters.redeliver(state, Redeliver(), NOW)
+    state = bridge(delivered(EMPTY, bad)[0], bury=BridgeResult(later=True))
+    state = dead_letters.redeliver_dead_letters(state, Redeliver(), NOW)
     assert orders(state) == []
     assert orders(state, later(5)) == [("bury", "x"), ("restore", "x")]
 
 
 def test_the_bridge_has_the_last_word_about_an_end() -> None:
-    state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.completed), NOW)
-    assert [each.why for each in bridge(state, finish=Done(ending=FAILED)).dead] == ["no"]
-    state = bridge(holding(message("a")), take=Done(ending=FAILED))
+    state = mailbox.end_letter_turn(running(), told(running().letters[0], TurnEnd.completed), NOW)
+    assert [each.why for each in bridge(state, finish=BridgeResult(ending=FAILED)).dead] == ["no"]
+    state = bridge(holding(message("a")), take=BridgeResult(ending=FAILED))
     assert orders(state) == [("finish", "a.md")]
 
 
@@ -350,10 +360,10 @@ def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
     state = finished(running(), TurnEnd.failed)
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(state, bad)[0])
-    assert dead_letters.redeliver(state, Redeliver(message_id="nobody"), NOW).notices
-    one = dead_letters.redeliver(state, Redeliver(message_id="a"), NOW)
+    assert dead_letters.redeliver_dead_letters(state, Redeliver(message_id="nobody"), NOW).notices
+    one = dead_letters.redeliver_dead_letters(state, Redeliver(message_id="a"), NOW)
     assert (orders(one), [each.file for each in one.dead]) == ([("restore", "a.md")], ["x"])
-    state = dead_letters.redeliver(one, Redeliver(), NOW)
+    state = dead_letters.redeliver_dead_letters(one, Redeliver(), NOW)
     assert (orders(state), state.dead) == ([("restore", "a.md"), ("restore", "x")], ())
     state, verdicts = delivered(bridge(state), message("a", file="back.md"))
     assert (verdicts, state.letters[0].attempt) == (["admitted"], 2)
@@ -362,48 +372,48 @@ def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
 
 def test_replies_are_taken_whatever_else_is_about_their_task() -> None:
     state = holding(reply("a", "r.1", "s"), reply("b", "r.1", "s"))
-    state = bridge(state, take=Done(ending=LetterEnding(ack=Ack.succeeded, details="ALREADY_DONE")))
+    state = bridge(state, take=BridgeResult(ending=MessageResult(ack=Ack.succeeded, details="ALREADY_DONE")))
     state = bridge(state)
     assert (state.letters, state.tasks, [each.details for each in state.recent]) == ((), {}, ["ALREADY_DONE"] * 2)
 
 
 def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_reply() -> None:
-    state = peers.dispatched(EMPTY, SENT, NOW)
-    state = peers.dispatched(state, SENT, NOW)
-    assert list(commands.folders(state)) == []
-    state = bridge(mailbox.attached(state, "f"))
+    state = peers.add_dispatch(EMPTY, SENT, NOW)
+    state = peers.add_dispatch(state, SENT, NOW)
+    assert list(commands.folders_with_work(state)) == []
+    state = bridge(mailbox.attach_folder(state, "f"))
     assert [each.stage for each in state.letters] == [Stage.sent]
     state = holding(reply("x", "r.1", "a"), state=state)
-    state = bridge(state, take=Done(ending=LetterEnding(ack=Ack.succeeded, details="RESOLVED")))
+    state = bridge(state, take=BridgeResult(ending=MessageResult(ack=Ack.succeeded, details="RESOLVED")))
     assert [each.is_reply for each in state.letters] == [True]
     assert bridge(state).letters == ()
 
 
 def test_a_subtask_is_taken_back_wherever_it_is() -> None:
-    outgoing = mailbox.attached(peers.dispatched(EMPTY, SENT, NOW), "f")
-    for state in (outgoing, bridge(outgoing), mailbox.attached(EMPTY, "f")):
-        taken = peers.withdrawn(peers.withdrawn(state, SENT, NOW), SENT, NOW)
+    outgoing = mailbox.attach_folder(peers.add_dispatch(EMPTY, SENT, NOW), "f")
+    for state in (outgoing, bridge(outgoing), mailbox.attach_folder(EMPTY, "f")):
+        taken = peers.withdraw_dispatch(peers.withdraw_dispatch(state, SENT, NOW), SENT, NOW)
         assert (taken.letters, [kind for kind, _ in orders(taken)]) == ((), ["withdraw"])
-        again = peers.dispatched(taken, SENT, NOW)
+        again = peers.add_dispatch(taken, SENT, NOW)
         assert [kind for kind, _ in orders(again)] == ["dispatch"]
-    assert peers.withdrawn(peers.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
-    assert bridge(outgoing, dispatch=Done(ending=FAILED)).letters == ()
-    state = mailbox.attached(EMPTY, "f")
+    assert peers.withdraw_dispatch(peers.add_dispatch(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
+    assert bridge(outgoing, dispatch=BridgeResult(ending=FAILED)).letters == ()
+    state = mailbox.attach_folder(EMPTY, "f")
     for n in range(1000):
-        state = peers.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
+        state = peers.withdraw_dispatch(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
     assert (state.orders[-1].letter.subtask_id, 20 < len(state.orders) < 100) == ("a999", True)
     assert state.notices[-1] == f"withdraw: not done: r.1-a{999 - len(state.orders)}"
     long = SENT.model_copy(update={"task_id": "x" * 5000})
-    assert peers.withdrawn(EMPTY, long, NOW).notices
-    assert peers.dispatched(EMPTY, long, NOW).notices
+    assert peers.withdraw_dispatch(EMPTY, long, NOW).notices
+    assert peers.add_dispatch(EMPTY, long, NOW).notices
 
 
 def test_a_flood_in_one_plan_does_not_starve_another() -> None:
     flood = [message(f"a{n}", plan="A") for n in range(200)]
     few = [message(f"b{n}", plan="B") for n in range(5)]
     state = holding(*flood, *few)
-    takes = [each.letter.plan for each in commands.due(state, "f", NOW)]
-    assert len(takes) == commands.MOST_CARRIED
+    takes = [each.letter.plan for each in commands.next_orders(state, "f", NOW)]
+    assert len(takes) == commands.MAX_BATCH
     assert takes[:10].count("B") == 5
 
 
@@ -437,36 +447,38 @@ def test_every_plan_is_served_within_a_round_even_if_others_refill(plans: list[s
     state = holding(*(message(str(n), plan=plan) for n, plan in enumerate(plans)))
     wanted = set(plans)
     for batch in range(len(plans)):
-        state, request = commands.ordered(state, "f", NOW)
+        state, request = commands.issue_batch(state, "f", NOW)
         taken = [each.letter.plan for each in request.orders]
         wanted -= set(taken)
-        state = commands.carried(state, request, Carried(done=(Done(ending=FAILED),) * len(taken)), NOW)
+        state = commands.apply_results(
+            state, request, BridgeResults(done=(BridgeResult(ending=FAILED),) * len(taken)), NOW
+        )
         state = state.model_copy(update={"letters": tuple(x for x in state.letters if x.stage is Stage.admitted)})
         refill = [message(f"{batch}-{n}", plan=plan) for n, plan in enumerate(taken)]
         state = holding(*refill, state=state)
         if not wanted:
             break
-    assert batch <= len(set(plans)) // commands.MOST_CARRIED
+    assert batch <= len(set(plans)) // commands.MAX_BATCH
 
 
 def test_so_many_run_at_once_and_replies_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MOST_RUNNING", 3)
+    monkeypatch.setattr(commands, "MAX_RUNNING", 3)
     state = holding(*(message(str(n)) for n in range(5)))
-    state, request = commands.ordered(state, "f", NOW)
+    state, request = commands.issue_batch(state, "f", NOW)
     assert len(request.orders) == 3
     assert len(orders(state)) == 3, "what was lost in between is taken again, and nothing beyond it"
-    state = commands.carried(state, request, answered(request), NOW)
+    state = commands.apply_results(state, request, answered(request), NOW)
     assert orders(state) == []
     state = holding(reply("r", "t", "s"), state=state)
     assert orders(state) == [("take", "r.md")]
-    state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
+    state = mailbox.end_letter_turn(state, told(state.letters[0], TurnEnd.completed), NOW)
     assert sorted(orders(state)) == [("finish", "0.md"), ("take", "3.md"), ("take", "r.md")]
 
 
 def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(commands, "MOST_RUNNING", 3)
+    monkeypatch.setattr(commands, "MAX_RUNNING", 3)
     state = bridge(holding(*(message(f"{n}", plan="p") for n in range(5))))
     state = holding(message("b", plan="q"), message("c", plan="q"), state=state)
     assert orders(state) == [("take", "b.md")]
@@ -475,7 +487,7 @@ def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_
 
 def filled(plan: str = "p", folder: str = "f", **fields: Any) -> MailboxState:
     state = EMPTY
-    for n in range(capacity.MOST_OPEN + 1):
+    for n in range(capacity.MAX_OPEN + 1):
         state, verdicts = delivered(state, message(f"full-{n}", plan=plan, **fields), folder=folder)
         if verdicts == ["full"]:
             return state
@@ -498,7 +510,7 @@ def test_a_flood_of_one_plan_or_one_folder_leaves_room_for_another() -> None:
 
 def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> None:
     state = running()
-    for n in range(capacity.MOST_ORDERS + 1):
+    for n in range(capacity.MAX_ORDERS + 1):
         state, verdicts = delivered(state, message("a", file=f"{n}"))
     assert verdicts == ["full"]
     assert delivered(state, message("a", file="x"), folder="g")[1] == ["duplicate"]
@@ -506,32 +518,32 @@ def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> No
 
 def test_runs_that_are_silent_are_looked_at_later_and_later() -> None:
     state = bridge(holding(message("a"), message("b")))
-    assert commands.stale(state, later(59)) == ()
+    assert commands.stale_letters(state, later(59)) == ()
     pauses, now = [], NOW
     for _ in range(6):
         due = commands.next_change(state, now)
         assert due is not None
         pauses.append((due - now).total_seconds())
         now = due
-        silent = commands.stale(state, now)
+        silent = commands.stale_letters(state, now)
         assert len(silent) == 2
-        state = commands.looked(state, silent, Looked(ends=(None, None)), now)
+        state = commands.apply_look(state, silent, TurnLookup(ends=(None, None)), now)
     assert pauses == [60, 120, 240, 480, 900, 900]
-    state = commands.looked(state, state.letters, Looked(ends=(TurnEnd.completed, TurnEnd.dropped)), now)
+    state = commands.apply_look(state, state.letters, TurnLookup(ends=(TurnEnd.completed, TurnEnd.dropped)), now)
     assert [each.ending and str(each.ending.ack) for each in state.letters] == ["SUCCEEDED", "FAILED"]
     assert commands.next_change(state, now) is None
 
 
 def test_a_look_that_failed_is_a_look() -> None:
     state = running()
-    assert commands.looked(state, state.letters, None, later(60)).letters[0].looks == 1
-    request = commands.look(state, state.letters)
+    assert commands.apply_look(state, state.letters, None, later(60)).letters[0].looks == 1
+    request = commands.build_look_request(state, state.letters)
     assert (request.run_ids, len(request.lanes)) == ((run_id_of(state.letters[0]),), 1)
 
 
 def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     state = EMPTY
-    for n in range(capacity.MOST_OPEN + 2):
+    for n in range(capacity.MAX_OPEN + 2):
         state, verdicts = delivered(state, message(str(n)))
         if verdicts == ["full"]:
             break
@@ -540,15 +552,15 @@ def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     assert delivered(state, message("0"), message("new"))[1] == ["known", "full"]
     assert delivered(state, reply("r", "t", "s"))[1] == ["admitted"], "work that is in hand may wait for it"
     before = state
-    for n in range(capacity.MOST_ORDERS + 2):
+    for n in range(capacity.MAX_ORDERS + 2):
         state, verdicts = delivered(state, message("0", file=f"{n}"))
     assert verdicts == ["full"]
-    assert len(state.orders) < capacity.MOST_ORDERS + 1
-    first = peers.dispatched(before, SENT, NOW)
-    state = bridge(mailbox.attached(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
+    assert len(state.orders) < capacity.MAX_ORDERS + 1
+    first = peers.add_dispatch(before, SENT, NOW)
+    state = bridge(mailbox.attach_folder(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
     state = state.model_copy(update={"letters": (*state.letters, *before.letters)})
     for n in range(capacity.WAITED_FOR + 2):
-        state = peers.dispatched(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
+        state = peers.add_dispatch(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
     away = [each.subtask_id for each in state.letters if each.delegation]
     assert (away[0], len(state.notices) > 0) == ("b0", True), "what was sent goes first, and then it is told"
 
@@ -559,24 +571,24 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
     for n in range(5100):
         found = message(f"{n}-{long}"[:200], plan=long, task=f"{n}-{long}"[:200])
         end = TurnEnd.completed if n % 2 else TurnEnd.failed
-        letter = letter_for("f", found, found.head, NOW) if found.head else None
+        letter = new_letter("f", found, found.head, NOW) if found.head else None
         assert letter is not None
-        state = mailbox._accepted(state, letter)
-        state = mailbox.over(state, letter, ending_of(end), NOW)
-        state = mailbox._done(state, letter)
+        state = mailbox._accept_letter(state, letter)
+        state = mailbox.finish_letter(state, letter, ending_of(end), NOW)
+        state = mailbox._remember_task(state, letter)
     assert len(to_json(state.model_copy(update={"letters": (), "dead": ()}))) < 420 * 1024, "of an ordinary one"
     for n in range(800):
         state, _ = delivered(state, message(f"open {n}"), reply(f"reply {n}", "t", str(n)))
         if n < 300:
             state, _ = delivered(state, message(f"{n}-{long}"[:190], file=f"{n}-{long}"))
-    assert (len(state.seen), len(state.tasks)) == (capacity.MOST_SEEN, capacity.MOST_TASKS)
+    assert (len(state.seen), len(state.tasks)) == (capacity.MAX_SEEN, capacity.MAX_TASKS)
     assert len(state.letters) > 200
     assert len(to_json(state)) < 1024 * 1024
     assert MailboxState.model_validate_json(to_json(state)) == state
 
 
 def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "MOST_SEEN", 3)
+    monkeypatch.setattr(mailbox, "MAX_SEEN", 3)
     state = holding(message("a"), *(message(f"later {n}") for n in range(5)))
     assert state.letters[0].key[: capacity.BY] not in state.seen
     state, verdicts = delivered(state, message("a"), message("a", file="a2"))
@@ -589,17 +601,17 @@ def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.Mo
 def test_what_people_see_of_a_mailbox() -> None:
     state = finished(running(), TurnEnd.failed)
     state, _ = delivered(state, message("b", missing=("x",)), message("c"))
-    view = mailbox_told.view(capacity.noticed(state, "`odd`"))
+    view = mailbox_told.mailbox_view(capacity.add_mailbox_notice(state, "`odd`"))
     assert [(each.message_id, each.stage, each.ack) for each in view.open] == [
         ("b", Stage.blocked, None),
         ("c", Stage.admitted, None),
     ]
     assert (view.accepted, view.skipped, view.failed, view.orders) == (3, 0, 1, 2)
     assert view.open[0].state is TaskState.blocked
-    text = mailbox_told.details(capacity.noticed(state, "odd"))
+    text = mailbox_told.format_mailbox_details(capacity.add_mailbox_notice(state, "odd"))
     for words in ("1 blocked · 1 admitted", "3 accepted · 0 skipped · 1 failed", "FAILED `a`", "odd"):
         assert words in text
-    assert "empty" in mailbox_told.details(EMPTY)
+    assert "empty" in mailbox_told.format_mailbox_details(EMPTY)
 
 
 NAMES = [f"m{n}" for n in range(8)]
@@ -614,7 +626,7 @@ class Box(RuleBasedStateMachine):
         self.now = NOW
         self.accepted: list[str] = []
         self.ended: list[str] = []
-        self.flying: CarryRequest | None = None
+        self.flying: BridgeBatch | None = None
         self.restored: list[str] = []
 
     def became(self, state: MailboxState) -> None:
@@ -632,13 +644,13 @@ class Box(RuleBasedStateMachine):
     )
     def deliver(self, name: str, file: str, plan: str, fields: dict[str, Any]) -> None:
         found = message(name, plan=plan, task=f"t{int(name[1]) % 5}", file=f"{name}{file}", **fields)
-        known = self.state.seen.get(ids.letter_key(name, found.sha256)[: capacity.BY])
+        known = self.state.seen.get(ids.message_key(name, found.sha256)[: capacity.BY])
         state, verdicts = delivered(self.state, found)
         (verdict,) = verdicts
-        key = ids.letter_key(name, found.sha256)
+        key = ids.message_key(name, found.sha256)
         is_new = known is None or known.again
         if verdict in ("admitted", "blocked") and is_new:
-            assert capacity.letter_of(state, key) is not None
+            assert capacity.find_letter(state, key) is not None
         assert verdict != "full"
         self.became(state)
 
@@ -646,10 +658,10 @@ class Box(RuleBasedStateMachine):
     def no_message(self) -> None:
         self.became(delivered(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
 
-    @precondition(lambda self: self.flying is None and bool(commands.due(self.state, "f", self.now)))
+    @precondition(lambda self: self.flying is None and bool(commands.next_orders(self.state, "f", self.now)))
     @rule()
     def send(self) -> None:
-        state, self.flying = commands.ordered(self.state, "f", self.now)
+        state, self.flying = commands.issue_batch(self.state, "f", self.now)
         keys = [each.letter.key for each in self.flying.orders if each.letter.stage is not Stage.ending]
         assert len(keys) == len(set(keys)) or self.state.orders
         self.became(state)
@@ -659,18 +671,21 @@ class Box(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject) -> None:
         assert self.flying is not None
         of_take = [
-            Done(),
-            Done(run_id="r", at=NOW),
-            Done(run_id="r"),
-            Done(run_id="r", is_blocked=True),
-            Done(ending=FAILED),
+            BridgeResult(),
+            BridgeResult(run_id="r", at=NOW),
+            BridgeResult(run_id="r"),
+            BridgeResult(run_id="r", is_blocked=True),
+            BridgeResult(ending=FAILED),
         ]
-        answers = {"take": of_take, "finish": [Done(), Done(later=True), Done(again=True), Done(ending=FAILED)]}
+        answers = {
+            "take": of_take,
+            "finish": [BridgeResult(), BridgeResult(later=True), BridgeResult(again=True), BridgeResult(ending=FAILED)],
+        }
         done = [
-            data.draw(st.sampled_from(answers.get(each.kind, [Done(), Done(later=True)])))
+            data.draw(st.sampled_from(answers.get(each.kind, [BridgeResult(), BridgeResult(later=True)])))
             for each in self.flying.orders
         ]
-        self.became(commands.carried(self.state, self.flying, Carried(done=tuple(done)), self.now))
+        self.became(commands.apply_results(self.state, self.flying, BridgeResults(done=tuple(done)), self.now))
         self.flying = None
 
     @precondition(lambda self: self.flying is not None)
@@ -682,7 +697,7 @@ class Box(RuleBasedStateMachine):
     def word(self, name: str, end: TurnEnd, attempt: int) -> None:
         for each in self.state.letters:
             if each.message_id == name and each.attempt == attempt:
-                self.became(mailbox.turn_ended(self.state, told(each, end), self.now))
+                self.became(mailbox.end_letter_turn(self.state, told(each, end), self.now))
 
     @rule(seconds=st.sampled_from([1, 30, 900]))
     def time_passes(self, seconds: int) -> None:
@@ -690,22 +705,22 @@ class Box(RuleBasedStateMachine):
 
     @rule(end=st.sampled_from([None, TurnEnd.completed, TurnEnd.failed]))
     def look(self, end: TurnEnd | None) -> None:
-        silent = commands.stale(self.state, self.now)
-        self.became(commands.looked(self.state, silent, Looked(ends=(end,) * len(silent)), self.now))
+        silent = commands.stale_letters(self.state, self.now)
+        self.became(commands.apply_look(self.state, silent, TurnLookup(ends=(end,) * len(silent)), self.now))
 
     @rule(picked=st.sampled_from(NAMES))
     def pick(self, picked: str) -> None:
         for each in self.state.letters:
             if each.message_id == picked:
-                self.became(mailbox.input_picked(self.state, each.key, self.now))
+                self.became(mailbox.record_pick(self.state, each.key, self.now))
 
     @rule(name=st.sampled_from(NAMES))
     def give_up(self, name: str) -> None:
-        self.became(mailbox.given_up(self.state, GiveUp(message_id=name), self.now))
+        self.became(mailbox.give_up_letters(self.state, GiveUp(message_id=name), self.now))
 
     @rule()
     def redeliver(self) -> None:
-        self.became(dead_letters.redeliver(self.state, Redeliver(), self.now))
+        self.became(dead_letters.redeliver_dead_letters(self.state, Redeliver(), self.now))
 
     @rule()
     def rotates(self) -> None:
@@ -727,7 +742,7 @@ class Box(RuleBasedStateMachine):
     @invariant()
     def nothing_is_stuck(self) -> None:
         """Each letter has an order, a run, a time, or waits for inputs."""
-        due = {each.letter.key for each in commands.due(self.state, "f", self.now)}
+        due = {each.letter.key for each in commands.next_orders(self.state, "f", self.now)}
         for each in self.state.letters:
             waits = each.stage in (Stage.running, Stage.blocked) or (each.not_before or NOW) > self.now
             assert waits or each.key in due or len(self.state.orders) > 5
@@ -741,8 +756,10 @@ class Box(RuleBasedStateMachine):
                 if each.stage is Stage.blocked:
                     self.became(mailbox.to_end(self.state, each, FAILED, self.now))
             self.became(bridge(self.state, self.now))
-            silent = commands.stale(self.state, self.now)
-            self.became(commands.looked(self.state, silent, Looked(ends=(TurnEnd.completed,) * len(silent)), self.now))
+            silent = commands.stale_letters(self.state, self.now)
+            self.became(
+                commands.apply_look(self.state, silent, TurnLookup(ends=(TurnEnd.completed,) * len(silent)), self.now)
+            )
         assert (self.state.letters, orders(self.state, self.now)) == ((), [])
         self.each_ends_once()
 
@@ -751,6 +768,6 @@ TestBox = Box.TestCase
 
 
 def test_the_timeline_shows_what_a_bridge_is_to_do() -> None:
-    state, request = commands.ordered(holding(message("a"), message("b")), "f", NOW)
-    assert mailbox_told.summary(request.orders) == "take 2"
+    state, request = commands.issue_batch(holding(message("a"), message("b")), "f", NOW)
+    assert mailbox_told.summarize_orders(request.orders) == "take 2"
     assert len(state.letters) == 2

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 from contracts.mcp import PinState
 from contracts.tool import Effect
 from decisions.mcp import (
-    MOST_DIFFERENCE,
-    difference,
+    MAX_PIN_DIFFERENCE,
+    diff_pins,
     effect_of,
     foreign_reference,
     is_looser,
     is_server_name,
     is_sound,
-    pin,
-    remarks,
-    server_of,
-    states,
+    name_rejection,
+    pin_states,
+    pin_tool,
+    schema_texts,
+    server_of_tool,
     tool_name,
-    unfit,
 )
 
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -53,7 +53,7 @@ def test_read_is_loosest_and_once_is_strictest() -> None:
 @pytest.mark.parametrize("name", ["git", "my-server", "a_b", "A1"])
 def test_a_server_may_be_called(name: str) -> None:
     assert is_server_name(name)
-    assert server_of(tool_name(name, "_x__y")) == name
+    assert server_of_tool(tool_name(name, "_x__y")) == name
 
 
 @pytest.mark.parametrize("name", ["", "a__b", "a_", "_a", "my server", "ä", "a.b", "a\n"])
@@ -63,7 +63,7 @@ def test_a_server_may_not_be_called(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fetch", "__x", "git__", "git_status"])
 def test_what_is_no_servers_tool(name: str) -> None:
-    assert server_of(name) is None
+    assert server_of_tool(name) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_is_no_servers_tool(name: str) -> None:
     ],
 )
 def test_a_name_that_does_not_fit_says_what_to_do(server: str, tool: str, said: str | None) -> None:
-    why = unfit(server, tool)
+    why = name_rejection(server, tool)
     assert why is None if said is None else why is not None and said in why
 
 
@@ -88,8 +88,8 @@ JSON = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.te
 
 @given(st.text(), st.dictionaries(st.text(), JSON))
 def test_a_pin_is_sound_and_does_not_depend_on_the_order_of_fields(description: str, schema: dict[str, Any]) -> None:
-    kept = pin(description, schema, {"a": 1, "b": 2})
-    turned = pin(description, dict(reversed(schema.items())), {"b": 2, "a": 1})
+    kept = pin_tool(description, schema, {"a": 1, "b": 2})
+    turned = pin_tool(description, dict(reversed(schema.items())), {"b": 2, "a": 1})
     assert is_sound(kept)
     assert kept.sha256 == turned.sha256
     assert not is_sound(kept.model_copy(update={"description": f"{description}!"}))
@@ -97,17 +97,17 @@ def test_a_pin_is_sound_and_does_not_depend_on_the_order_of_fields(description: 
 
 def test_every_part_of_a_definition_counts() -> None:
     kinds = {
-        pin("a", OBJECT, {}).sha256,
-        pin("b", OBJECT, {}).sha256,
-        pin("a", {**OBJECT, "title": "x"}, {}).sha256,
-        pin("a", OBJECT, {"readOnlyHint": True}).sha256,
+        pin_tool("a", OBJECT, {}).sha256,
+        pin_tool("b", OBJECT, {}).sha256,
+        pin_tool("a", {**OBJECT, "title": "x"}, {}).sha256,
+        pin_tool("a", OBJECT, {"readOnlyHint": True}).sha256,
     }
     assert len(kinds) == 4
 
 
 def test_each_tool_has_its_state() -> None:
-    a, b = pin("a", OBJECT, {}), pin("b", OBJECT, {})
-    assert states({"same": a, "other": a, "left": a}, {"same": a, "other": b, "come": b}) == {
+    a, b = pin_tool("a", OBJECT, {}), pin_tool("b", OBJECT, {})
+    assert pin_states({"same": a, "other": a, "left": a}, {"same": a, "other": b, "come": b}) == {
         "come": PinState.new,
         "left": PinState.gone,
         "other": PinState.changed,
@@ -116,13 +116,13 @@ def test_each_tool_has_its_state() -> None:
 
 
 def test_a_difference_shows_both_sides_and_has_an_end() -> None:
-    told = difference(pin("a", OBJECT, {}), pin("b\nc", OBJECT, {"readOnlyHint": True}))
+    told = diff_pins(pin_tool("a", OBJECT, {}), pin_tool("b\nc", OBJECT, {"readOnlyHint": True}))
     assert "-description: a" in told
     assert "+description: c" in told
     assert '+  "readOnlyHint": true' in told
     assert "-inputSchema" not in told
     assert "+inputSchema" not in told
-    assert len(difference(None, pin("x" * 100_000, OBJECT, {}))) < MOST_DIFFERENCE + 20
+    assert len(diff_pins(None, pin_tool("x" * 100_000, OBJECT, {}))) < MAX_PIN_DIFFERENCE + 20
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_difference_shows_both_sides_and_has_an_end() -> None:
     ],
 )
 def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> None:
-    told = difference(pin("Reads.", OBJECT, {}), pin(now, OBJECT, {}))
+    told = diff_pins(pin_tool("Reads.", OBJECT, {}), pin_tool(now, OBJECT, {}))
     assert shown in told.splitlines()
     assert told.replace("\n", "").isprintable()
 
@@ -160,7 +160,7 @@ def test_all_words_of_a_schema_are_told_wherever_they_are() -> None:
             "mode": {"enum": ["fast", "x" * 61], "items": {"properties": {"in": {"description": "Deep."}}}},
         }
     }
-    assert dict(remarks(schema)) == {
+    assert dict(schema_texts(schema)) == {
         "path": "Where.",
         "mode.enum.1": "x" * 61,
         "mode.items.properties.in": "Deep.",

@@ -2,18 +2,18 @@
 
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run.turn import Usage
-from contracts.tool import ToolOutcome, failed
-from decisions.telemetry.metrics import Count, of_call, of_event, of_usage
+from contracts.tool import ToolOutcome, error_outcome
+from decisions.telemetry.metrics import Count, count_event, count_tokens, count_tool_call
 
 
 def test_every_event_is_counted_by_its_name() -> None:
-    assert of_event("agent.loop.detected", {"tier": "hard"}) == (
+    assert count_event("agent.loop.detected", {"tier": "hard"}) == (
         Count("perdure_events", {"event": "agent.loop.detected"}),
     )
 
 
 def test_a_retry_is_counted_by_its_tool() -> None:
-    assert of_event("agent.tool.retry", {"tool": "charge", "step": 4})[1] == Count(
+    assert count_event("agent.tool.retry", {"tool": "charge", "step": 4})[1] == Count(
         "perdure_tool_retries", {"tool": "charge"}
     )
 
@@ -25,23 +25,26 @@ def test_the_end_of_a_run_is_counted_with_its_reason() -> None:
         ("escalated", Escalation.step_budget),
         ("failed", RunFailure.rate_limited),
     ):
-        (_, ended) = of_event(f"agent_run.{name}", {"reason": reason or None})
+        (_, ended) = count_event(f"agent_run.{name}", {"reason": reason or None})
         assert ended == Count("perdure_runs", {"status": name, "reason": reason})
 
 
 def test_a_reason_and_a_kind_that_somebody_made_up_are_other() -> None:
-    assert of_event("agent_run.failed", {"reason": "it was a Tuesday"})[1].labels["reason"] == "other"
-    assert of_call("charge", failed("tuesday", "no"))[0].labels["error"] == "other"
+    assert count_event("agent_run.failed", {"reason": "it was a Tuesday"})[1].labels["reason"] == "other"
+    assert count_tool_call("charge", error_outcome("tuesday", "no"))[0].labels["error"] == "other"
 
 
 def test_a_call_is_counted_as_what_became_of_it() -> None:
-    ok, refused = of_call("charge", ToolOutcome(result=1)), of_call("charge", failed(ToolFault.denied, "no"))
+    ok, refused = (
+        count_tool_call("charge", ToolOutcome(result=1)),
+        count_tool_call("charge", error_outcome(ToolFault.denied, "no")),
+    )
     assert ok == (Count("perdure_tool_calls", {"tool": "charge", "status": "ok", "error": ""}),)
     assert refused == (Count("perdure_tool_calls", {"tool": "charge", "status": "error", "error": "denied"}),)
 
 
 def test_tokens_are_counted_by_direction_and_none_is_not_counted() -> None:
-    assert of_usage("m", Usage(input=7, output=3)) == (
+    assert count_tokens("m", Usage(input=7, output=3)) == (
         Count("perdure_tokens", {"model": "m", "direction": "input"}, 7),
         Count("perdure_tokens", {"model": "m", "direction": "output"}, 3),
     )

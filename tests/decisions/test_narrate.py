@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 from contracts.run.question import Question, QuestionKind
 from contracts.run.state import Ending, RunStatus
 from contracts.tool import ToolOutcome
-from decisions.run.journal import render
-from decisions.run.outcome import ending_event, handoff, handoff_sections
+from decisions.run.journal import render_journal
+from decisions.run.outcome import ending_event, format_handoff, parse_handoff
 from decisions.text import formatting
 
 
 @given(text=st.text(), length=st.integers(1, 300))
 def test_a_cut_text_is_one_line_of_at_most_the_length(text: str, length: int) -> None:
-    line = formatting.cut(text, length)
+    line = formatting.truncate(text, length)
     assert len(line) <= length
     assert line.splitlines() in ([], [line])
 
 
 def test_a_notice_of_a_signal_holds_nothing_that_a_terminal_obeys() -> None:
-    said = formatting.notice("\x1b[31mred\u202e", "no such\nsignal " * 100)
+    said = formatting.format_signal_notice("\x1b[31mred\u202e", "no such\nsignal " * 100)
     assert said.startswith("[U+001B][31mred[U+202E]: no such signal")
     assert len(said) == 300
 
 
 def test_what_fits_is_not_cut() -> None:
-    assert formatting.cut("  a \n b ", 3) == "a b"
-    assert formatting.cut("abcd", 3) == "ab…"
+    assert formatting.truncate("  a \n b ", 3) == "a b"
+    assert formatting.truncate("abcd", 3) == "ab…"
 
 
 @given(
@@ -52,12 +52,12 @@ def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(
     new_state: Any, now: Any, kind: str, body: str
 ) -> None:
     question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=now)
-    assert body in formatting.details(new_state(question=question))
+    assert body in formatting.run_details(new_state(question=question))
 
 
 def test_where_only_signed_answers_count_nothing_is_offered_for_pasting(new_state: Any, now: Any) -> None:
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=now, call="c0ffee")
-    told = formatting.details(new_state(question=question, answer_keys={"k1": "x"}))
+    told = formatting.run_details(new_state(question=question, answer_keys={"k1": "x"}))
     assert "Only signed answers are taken" in told
     assert "question_id" not in told
 
@@ -65,10 +65,10 @@ def test_where_only_signed_answers_count_nothing_is_offered_for_pasting(new_stat
 def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open(new_state: Any, now: Any) -> None:
     fields = {"asked_at": now, "call": "c0ffee", "expires_at": now + timedelta(hours=1)}
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
-    told = formatting.details(new_state(question=question))
+    told = formatting.run_details(new_state(question=question))
     assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in told
     assert "question q1, until 2026-02-16 13:00:00 UTC" in told
-    assert formatting.view(new_state(question=question)).model_dump(mode="json")["question"] == {
+    assert formatting.state_view(new_state(question=question)).model_dump(mode="json")["question"] == {
         "id": "q1",
         "kind": "approval",
         "text": "charge",
@@ -98,14 +98,14 @@ def asks(now: Any, kind: str, text: str, tool: str | None) -> Question:
 
 @given(text=st.text(min_size=1), tool=st.none() | st.text(max_size=300))
 def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, tool: str | None) -> None:
-    assert len(formatting.waiting_for(asks(now, "approval", text, tool))) <= 200
+    assert len(formatting.waiting_for_person(asks(now, "approval", text, tool))) <= 200
 
 
 def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_them(new_state: Any, now: Any) -> None:
     arguments = {"text": "x" * 9000, "to": "e\u202eve", "note": " " * 5000 + "DANGER"}
     text = formatting.format_approval("note", arguments)
     question = Question(id="q1", kind=QuestionKind.approval, text=text, options=("approve", "deny"), asked_at=now)
-    details = formatting.details(new_state(question=question))
+    details = formatting.run_details(new_state(question=question))
     for shown in (text, details):
         assert "x" * 9000 in shown
         assert "e[U+202E]ve" in shown
@@ -123,16 +123,16 @@ def test_a_call_that_no_person_could_be_shown_whole_is_not_asked_about() -> None
 
 
 def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
-    assert formatting.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
-    assert formatting.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: asks: Which one?"
+    assert formatting.waiting_for_person(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
+    assert formatting.waiting_for_person(asks(now, "question", "Which one?", "ask_human")) == "human: asks: Which one?"
 
 
 def test_no_words_of_a_model_or_a_sender_pass_for_an_approval(now: Any) -> None:
-    approval = formatting.waiting_for(asks(now, "approval", "refund …", "refund"))
+    approval = formatting.waiting_for_person(asks(now, "approval", "refund …", "refund"))
     for kind in QuestionKind:
-        shown = formatting.waiting_for(asks(now, kind, "approve refund", "refund"))
+        shown = formatting.waiting_for_person(asks(now, kind, "approve refund", "refund"))
         assert (shown == approval) == (kind is QuestionKind.approval), kind
-    hidden = formatting.waiting_for(asks(now, "question", "\b" * 20 + "\u202eapprove" + "x" * 400, "ask_human"))
+    hidden = formatting.waiting_for_person(asks(now, "question", "\b" * 20 + "\u202eapprove" + "x" * 400, "ask_human"))
     assert hidden.startswith("human: asks: [U+0008]")
     assert len(hidden) == 200
 
@@ -140,7 +140,7 @@ def test_no_words_of_a_model_or_a_sender_pass_for_an_approval(now: Any) -> None:
 def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_state: Any, now: Any) -> None:
     question = asks(now, "question", "Pay $5?", "ask_human")
     state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, question=question, step=3)
-    text = formatting.details(state.model_copy(update={"last_finding": "$9", "ending": None}))
+    text = formatting.run_details(state.model_copy(update={"last_finding": "$9", "ending": None}))
     for said in ("spend", "step 3 of 20", "USD 0.5000", "Pay", "1. pay", "**running**"):
         assert said in text
     assert text.count("$") == text.count("\\$") == 4
@@ -148,7 +148,7 @@ def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_st
 
 def test_the_view_tells_finished_steps_apart_from_open_ones(new_state: Any, new_call: Any) -> None:
     done = new_call("look", 2).model_copy(update={"outcome": ToolOutcome()})
-    view = formatting.view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
+    view = formatting.state_view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
     assert view.completed_steps == (1, 2)
     assert (view.step, view.max_steps, view.reframes, view.max_reframes) == (4, 20, 0, 2)
 
@@ -174,18 +174,18 @@ def test_an_escalation_event_carries_reason_detail_and_hand_off(new_state: Any) 
     assert event["type"] == "agent.escalated"
     assert set(event["payload"]) == {"run_id", "goal", "reason", "detail", "steps_taken", "artifacts", "handoff"}
     assert (event["payload"]["reason"], event["payload"]["detail"]) == ("asked", "no rights")
-    assert "Blocker: no rights" in handoff(new_state(ending=ending))
+    assert "Blocker: no rights" in format_handoff(new_state(ending=ending))
 
 
 @given(blocker=st.text(), goal=st.text(min_size=1))
 def test_a_handoff_has_four_sections_whatever_is_in_them(new_state: Any, blocker: str, goal: str) -> None:
     ending = Ending(status=RunStatus.failed, text=blocker)
-    sections = handoff_sections(handoff(new_state(goal=goal, ending=ending)))
+    sections = parse_handoff(format_handoff(new_state(goal=goal, ending=ending)))
     assert list(sections) == ["objective", "state", "blocker", "next"]
     assert sections["blocker"] == " ".join(blocker.split())[:600].rstrip()
-    assert handoff_sections("") == {}
+    assert parse_handoff("") == {}
 
 
 def test_the_journal_shows_the_sections_that_hold_something(new_state: Any) -> None:
     journal = new_state().journal.model_copy(update={"objective": "see it", "artifacts": ("a.md", "b.md")})
-    assert render(journal) == "# Run journal\n\n## Objective\n\nsee it\n\n## Artifacts\n\n- a.md\n- b.md\n"
+    assert render_journal(journal) == "# Run journal\n\n## Objective\n\nsee it\n\n## Artifacts\n\n- a.md\n- b.md\n"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from contracts.failures import Escalation, RunFailure
 from contracts.run.state import Ending, RunState, RunStatus
 from contracts.run.transcript import Part, PartKind
-from contracts.tool import ToolOutcome, failed
-from decisions.conversation.omission import OUT_OF_TIME, close_unanswered, omit, unanswered_kind, visible
-from decisions.run.compaction import brief_of, divided, messages_of, narrated
-from decisions.run.outcome import completed, escalated
+from contracts.tool import ToolOutcome, error_outcome
+from decisions.conversation.omission import OUT_OF_TIME, close_unanswered, omit_parts, unanswered_kind, visible_parts
+from decisions.run.compaction import brief_of, divide_parts, messages_of, narrate_parts
+from decisions.run.outcome import complete_run, escalate_run
 from decisions.run.transcript import brief_part, goal_part, note_part, result_part, said_part
 from tests.decisions.test_context import compacted, is_sound
 
@@ -76,7 +76,7 @@ def test_what_a_turn_did_stays_and_only_an_unanswered_result_of_a_refused_one_is
 
 
 def test_a_result_that_is_withheld_still_says_how_the_call_ended() -> None:
-    doubt = result_part("a", "charge", 1, failed("in_doubt", "POISON"))
+    doubt = result_part("a", "charge", 1, error_outcome("in_doubt", "POISON"))
     text = shown([*close([goal("pay"), reply("", "a"), doubt], 0, "ModelRefused"), *ASKED])
     assert "in_doubt: (the message was left out)" in text
     assert "POISON" not in text
@@ -122,10 +122,10 @@ def test_a_summary_of_what_is_left_out_later_goes_with_it() -> None:
     old = [part for n in range(20) for part in (goal(f"POISON {n}"), reply(f"answer {n}"))]
     parts = compacted(old)
     assert "THE SUMMARY" in shown(parts)
-    left = [*parts, omit(parts, 0, 2, "A person took a message out."), *ASKED]
+    left = [*parts, omit_parts(parts, 0, 2, "A person took a message out."), *ASKED]
     text = shown(left)
     assert ("THE SUMMARY" in text, "POISON 0" in text, "POISON 1" in text) == (False, False, True)
-    assert "POISON 0" not in narrated(left, len(left), 100_000)
+    assert "POISON 0" not in narrate_parts(left, len(left), 100_000)
     assert shown(compacted(left))
     assert brief_of(left) == ""
     kept = [*parts, goal("POISON X")]
@@ -135,10 +135,10 @@ def test_a_summary_of_what_is_left_out_later_goes_with_it() -> None:
 def test_which_ends_are_without_an_answer(new_state: Any) -> None:
     state = new_state()
     ends: list[tuple[RunState, str | None]] = [
-        (completed(state, "done", ()), None),
-        (completed(state, "so far", (), is_partial=True), OUT_OF_TIME),
-        (escalated(state, Escalation.asked, "help"), None),
-        (escalated(state, Escalation.model_declined, "no"), "model_declined"),
+        (complete_run(state, "done", ()), None),
+        (complete_run(state, "so far", (), is_partial=True), OUT_OF_TIME),
+        (escalate_run(state, Escalation.asked, "help"), None),
+        (escalate_run(state, Escalation.model_declined, "no"), "model_declined"),
         (state, None),
     ]
     for reason in RunFailure:
@@ -169,5 +169,5 @@ def test_whatever_turns_end_the_conversation_is_sound_and_grows_as_if_it_was_rea
         messages = messages_of(parts, messages, start)
         assert messages == messages_of(parts, [], 0)
         assert is_sound([*messages_of([*parts, *ASKED], [], 0)])
-        assert len(visible(parts)) == len(parts)
-        assert divided(parts, 4, 10_000, is_deep=True).tail <= len(parts)
+        assert len(visible_parts(parts)) == len(parts)
+        assert divide_parts(parts, 4, 10_000, is_deep=True).tail <= len(parts)

@@ -3,7 +3,7 @@
 import pytest
 
 from contracts.run.journal import Journal
-from decisions.text.plan import done, items
+from decisions.text.plan import plan_items, ticked_items
 
 PLAN = ("Fetch a.", "Measure b", "Finish.")
 
@@ -20,7 +20,7 @@ PLAN = ("Fetch a.", "Measure b", "Finish.")
     ],
 )
 def test_a_plan_is_read_as_its_items(plan: str, read: tuple[str, ...]) -> None:
-    assert items(plan) == read
+    assert plan_items(plan) == read
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_a_plan_is_read_as_its_items(plan: str, read: tuple[str, ...]) -> None:
     ],
 )
 def test_an_item_is_ticked_where_the_journal_says_so(says: str, ticked: set[int]) -> None:
-    assert done(PLAN, Journal(current_state=says)) == ticked
-    assert done(PLAN, Journal(verified_findings=(says,))) == ticked
-    assert done(PLAN, Journal(objective=says, blockers=(says,))) == set()
+    assert ticked_items(PLAN, Journal(current_state=says)) == ticked
+    assert ticked_items(PLAN, Journal(verified_findings=(says,))) == ticked
+    assert ticked_items(PLAN, Journal(objective=says, blockers=(says,))) == set()

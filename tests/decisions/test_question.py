@@ -7,7 +7,7 @@ import pytest
 
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
-from decisions.run.question import DECISIONS, refusal
+from decisions.run.question import QUESTION_DECISIONS, answer_rejection
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALL = "c0ffee"
@@ -46,32 +46,35 @@ def question(kind: str, **fields: Any) -> Question:
     ],
 )
 def test_each_kind_of_question_takes_its_own_answers(kind: str, answer: dict[str, Any], says: str | None) -> None:
-    refused = refusal(question(kind), HumanInput.model_validate(answer))
+    refused = answer_rejection(question(kind), HumanInput.model_validate(answer))
     assert refused is None if says is None else says in (refused or "")
 
 
 def test_without_an_open_question_every_answer_is_refused() -> None:
-    assert refusal(None, HumanInput(text="yes")) == "no question is open on this run"
+    assert answer_rejection(None, HumanInput(text="yes")) == "no question is open on this run"
 
 
 def test_a_question_closes_at_its_time_and_says_so() -> None:
     yes, hour = HumanInput(decision=Decision.approve), timedelta(hours=1)
     timed, timeless = question("approval", expires_at=NOW + hour), question("approval")
-    assert refusal(timed, yes, now=NOW + hour - timedelta(seconds=1)) is None
-    assert refusal(timed, yes, now=NOW + hour) == "question q2 has expired without an answer"
-    assert refusal(timeless, yes, now=NOW + 9999 * hour) is None
+    assert answer_rejection(timed, yes, now=NOW + hour - timedelta(seconds=1)) is None
+    assert answer_rejection(timed, yes, now=NOW + hour) == "question q2 has expired without an answer"
+    assert answer_rejection(timeless, yes, now=NOW + 9999 * hour) is None
 
 
 def test_a_late_answer_hears_that_its_question_has_expired() -> None:
     expired = "question q2 has expired without an answer"
-    assert refusal(None, HumanInput(decision=Decision.approve), expired="q2") == expired
-    assert refusal(None, HumanInput(question_id="q2", text="yes"), expired="q2") == expired
-    assert refusal(None, HumanInput(question_id="q1", text="yes"), expired="q2") == "no question is open on this run"
+    assert answer_rejection(None, HumanInput(decision=Decision.approve), expired="q2") == expired
+    assert answer_rejection(None, HumanInput(question_id="q2", text="yes"), expired="q2") == expired
+    assert (
+        answer_rejection(None, HumanInput(question_id="q1", text="yes"), expired="q2")
+        == "no question is open on this run"
+    )
 
 
 def test_every_kind_has_its_row_of_known_decisions() -> None:
-    assert set(DECISIONS) == set(QuestionKind)
-    assert all(isinstance(decision, Decision) for row in DECISIONS.values() for decision in row)
+    assert set(QUESTION_DECISIONS) == set(QuestionKind)
+    assert all(isinstance(decision, Decision) for row in QUESTION_DECISIONS.values() for decision in row)
 
 
 @pytest.mark.parametrize(
@@ -85,5 +88,5 @@ def test_every_kind_has_its_row_of_known_decisions() -> None:
 )
 def test_a_choice_takes_one_of_its_options(answer: dict[str, Any], says: str | None) -> None:
     asked = question("choice", options=("a.csv", "b.csv"))
-    refused = refusal(asked, HumanInput.model_validate(answer))
+    refused = answer_rejection(asked, HumanInput.model_validate(answer))
     assert refused is None if says is None else says in (refused or "")

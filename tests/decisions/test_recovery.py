@@ -3,7 +3,7 @@
 import pytest
 
 from contracts.run.compaction import Recoveries, Recovery
-from decisions.run.recovery import next_recovery, recovered
+from decisions.run.recovery import next_recovery, record_recovery
 
 C, P, A = Recovery.compact, Recovery.prune, Recovery.ask
 
@@ -26,5 +26,5 @@ def test_the_rungs(turns: list[int], stages: list[Recovery | None]) -> None:
         stage = next_recovery(done, turn)
         climbed.append(stage)
         if stage:
-            done = recovered(done, stage, turn)
+            done = record_recovery(done, stage, turn)
     assert climbed == stages

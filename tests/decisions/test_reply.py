@@ -6,7 +6,7 @@ import pytest
 
 from contracts.failures import Escalation, RunFailure
 from contracts.run.state import RunStatus
-from decisions.errors import IllegalMove
+from decisions.errors import IllegalMoveError
 from decisions.run import loop
 
 
@@ -86,6 +86,6 @@ def test_a_reply_while_calls_are_open_is_an_illegal_move(player: Any, new_turn: 
     it = player()
     it.turn(new_turn("", ("look", {}), prefix="a"))
     before = it.state
-    with pytest.raises(IllegalMove, match="cannot take a reply: calls are open: a0"):
+    with pytest.raises(IllegalMoveError, match="cannot take a reply: calls are open: a0"):
         it.turn(new_turn("done"))
     assert it.state is before

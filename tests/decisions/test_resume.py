@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 from contracts.failures import RunFailure
 from contracts.run.state import Ending, Pending, RunStatus
 from contracts.run.transcript import Part, PartKind
-from contracts.tool import Effect, ToolOutcome, failed
+from contracts.tool import Effect, ToolOutcome, error_outcome
 from decisions.ids import resumed_id
-from decisions.run.call_state import approved
+from decisions.run.call_state import record_approval
 from decisions.run.calls import needs_approval
-from decisions.run.resume import NoSuchStep, cut_after, forked, origin_of, refusal, resumed
+from decisions.run.resume import (
+    StepNotFoundError,
+    cut_after_step,
+    fork_state,
+    origin_of,
+    resume_rejection,
+    resume_state,
+)
 from decisions.run.transcript import add_message, goal_part, note_part, result_part
 
 
@@ -45,7 +52,7 @@ def test_wherever_a_conversation_is_cut_every_tool_use_has_one_result_right_afte
     parts = conversation(turns)
     step = data.draw(st.integers(0, sum(turns)))
     messages: list[dict[str, Any]] = []
-    for part in cut_after(new_state(), parts, step, None):
+    for part in cut_after_step(new_state(), parts, step, None):
         add_message(messages, part)
     assert messages[-1]["role"] == "user"
     for asked, answered in pairwise(messages):
@@ -57,10 +64,10 @@ def test_wherever_a_conversation_is_cut_every_tool_use_has_one_result_right_afte
 
 
 def test_a_step_that_is_not_there_is_refused(new_state: Any) -> None:
-    with pytest.raises(NoSuchStep, match="the steps are 0 to 3"):
-        cut_after(new_state(), conversation([1, 2]), 4, None)
-    with pytest.raises(NoSuchStep, match="the steps are 0 to 0"):
-        cut_after(new_state(), [goal_part("see", {})], 1, None)
+    with pytest.raises(StepNotFoundError, match="the steps are 0 to 3"):
+        cut_after_step(new_state(), conversation([1, 2]), 4, None)
+    with pytest.raises(StepNotFoundError, match="the steps are 0 to 0"):
+        cut_after_step(new_state(), [goal_part("see", {})], 1, None)
 
 
 def test_a_fork_is_told_of_the_effects_that_came_after_it_and_of_no_reads(new_state: Any) -> None:
@@ -70,18 +77,18 @@ def test_a_fork_is_told_of_the_effects_that_came_after_it_and_of_no_reads(new_st
         result_part("b", "look", 3, ToolOutcome()),
         result_part("c", "save", 4, ToolOutcome()),
     ]
-    note = cut_after(new_state(), parts, 1, "be kind")[-1].content[0]["text"]
+    note = cut_after_step(new_state(), parts, 1, "be kind")[-1].content[0]["text"]
     assert "made: charge (step 2), save (step 4)." in note
     assert note.endswith("be kind")
-    assert "made:" not in cut_after(new_state(), parts, 4, None)[-1].content[0]["text"]
+    assert "made:" not in cut_after_step(new_state(), parts, 4, None)[-1].content[0]["text"]
 
 
 def test_a_fork_is_told_of_the_open_turn_and_not_of_what_was_refused(new_state: Any, new_call: Any, now: Any) -> None:
     done = new_call("save", 2, outcome=ToolOutcome(result="x"))
-    refused = new_call("save", 3, tool_use_id="r", outcome=failed("denied", "a person denied this call"))
+    refused = new_call("save", 3, tool_use_id="r", outcome=error_outcome("denied", "a person denied this call"))
     open_ = new_call("charge", 4)
     origin = new_state(calls=(done, refused, open_), pending=(Pending(step=4, tool="charge", since=now),))
-    note = cut_after(origin, conversation([1])[:-1], 1, None)[-1].content[0]["text"]
+    note = cut_after_step(origin, conversation([1])[:-1], 1, None)[-1].content[0]["text"]
     assert "made: save (step 2). That" in note
     assert "In flight when the fork was made: charge (step 4); it may have happened." in note
 
@@ -98,13 +105,13 @@ def test_a_resumed_run_carries_all_but_how_its_origin_ended(new_state: Any, new_
         approved_tools=("charge",),
         ending=Ending(status=RunStatus.failed, text="no key", reason=RunFailure.model_refused),
     )
-    state = resumed(origin, "a.r2", "x2", now)
+    state = resume_state(origin, "a.r2", "x2", now)
     assert (state.run_id, state.status, state.step, state.turns) == ("a.r2", RunStatus.running, 4, 3)
     assert (state.ending, state.pending, state.approved_tools, state.interrupted) == (None, (), (), True)
     assert state.calls == origin.calls
     assert state.doubtful == (origin.calls[0].tool_use_id,)
     assert [owner_of(state, step) for step in (1, 4, 5)] == ["a", "a", None]
-    again = resumed(state.model_copy(update={"step": 6}), "a.r3", "x3", now)
+    again = resume_state(state.model_copy(update={"step": 6}), "a.r3", "x3", now)
     assert again.doubtful == state.doubtful  # also where the heir ended before it could look
     assert [owner_of(again, step) for step in (4, 5, 6, 7)] == ["a", "a.r2", "a.r2", None]
 
@@ -114,40 +121,40 @@ def test_what_waited_for_approval_was_not_in_flight_and_what_was_approved_was(
 ) -> None:
     call = new_call("guarded", 4, effect=Effect.once)
     origin = new_state(step=4, calls=(call,), pending=(Pending(step=4, tool="guarded", since=now),), expired="q1")
-    waiting = resumed(origin, "a.r2", "x2", now)
+    waiting = resume_state(origin, "a.r2", "x2", now)
     assert (waiting.doubtful, waiting.expired) == ((), None)
-    let, call = approved(origin, call)
-    assert resumed(let, "a.r2", "x2", now).doubtful == (call.tool_use_id,)
+    let, call = record_approval(origin, call)
+    assert resume_state(let, "a.r2", "x2", now).doubtful == (call.tool_use_id,)
     for_the_run = origin.model_copy(update={"approved_tools": ("guarded",)})
-    assert resumed(for_the_run, "a.r2", "x2", now).doubtful == (call.tool_use_id,)
+    assert resume_state(for_the_run, "a.r2", "x2", now).doubtful == (call.tool_use_id,)
 
 
 def test_an_approval_outlives_its_run_only_for_the_very_call_in_flight(new_state: Any, new_call: Any, now: Any) -> None:
     """It is looked up under its old key: that is the same use of the approval, not a second one."""
     origin = new_state(step=4, calls=(new_call("guarded", 4),), approved_tools=("guarded",))
-    origin, _ = approved(origin, origin.calls[0])
-    heir = resumed(origin, "a.r2", "x2", now)
+    origin, _ = record_approval(origin, origin.calls[0])
+    heir = resume_state(origin, "a.r2", "x2", now)
     assert [needs_approval(heir, call) for call in (heir.calls[0], new_call("guarded", 5))] == [False, True]
-    fork = forked(origin, conversation([1])[:-1], 1, "b", "xb", now)
+    fork = fork_state(origin, conversation([1])[:-1], 1, "b", "xb", now)
     assert (fork.calls, fork.approved_tools) == ((), ())
 
 
 def test_the_later_steps_of_a_fork_are_its_own(new_state: Any, now: Any) -> None:
     origin = new_state(run_id="a", step=5, turns=5)
-    kept = cut_after(origin, conversation([1, 1, 1]), 2, None)
-    state = forked(origin, kept, 2, "b", "xb", now)
+    kept = cut_after_step(origin, conversation([1, 1, 1]), 2, None)
+    state = fork_state(origin, kept, 2, "b", "xb", now)
     assert (state.step, state.turns, state.usage.input, state.cost_usd) == (2, 2, 0, 0.0)
     assert [owner_of(state, step) for step in (2, 3)] == ["a", None]
 
 
 def test_reframes_are_counted_as_far_as_a_fork_goes(new_state: Any, now: Any) -> None:
     parts = [goal_part("see", {}), result_part("a", "reframe", None, ToolOutcome()), note_part("x")]
-    assert forked(new_state(reframes=2), parts, 0, "b", "xb", now).reframes == 1
+    assert fork_state(new_state(reframes=2), parts, 0, "b", "xb", now).reframes == 1
 
 
 @pytest.mark.parametrize("status", list(RunStatus))
 def test_failed_and_timed_out_runs_are_offered_for_resume_and_no_others(status: RunStatus) -> None:
-    why = refusal("a", status)
+    why = resume_rejection("a", status)
     assert (why is None) == (status in (RunStatus.failed, RunStatus.timed_out))
     if status in (RunStatus.completed, RunStatus.escalated, RunStatus.cancelled):
         assert "perdure fork a --step N" in (why or "")

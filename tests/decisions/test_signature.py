@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from contracts.run.signals import Decision, HumanInput
 from contracts.sender import Sender
-from decisions.signature import Asked, sign, signature_error
+from decisions.signature import SignedQuestion, add_signature, signature_error
 from perdure.answer_keys import AnswerKeys, MissingKeyError, format_public, read_answer_keys
-from perdure.codec import BadKeys
+from perdure.codec import InvalidKeysError
 
 ONE = "k1:" + "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
 OTHER = "k2:" + "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI="
 KEYS = read_answer_keys(ONE)
 WORD = st.text(max_size=200)
-ASKED = Asked("r1", "e1", "q1", "c1")
+ASKED = SignedQuestion("r1", "e1", "q1", "c1")
 APPROVAL = HumanInput(question_id="q1", call="c1", decision=Decision.approve, by="ann", sender=Sender(door="cli"))
-SIGNED = sign("r1", "e1", APPROVAL, "k1", KEYS.secret["k1"])
+SIGNED = add_signature("r1", "e1", APPROVAL, "k1", KEYS.secret["k1"])
 
 
 def test_a_signed_answer_holds_and_an_unsigned_one_does_where_no_key_is_named() -> None:
@@ -53,35 +53,35 @@ def test_a_changed_answer_does_not(changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked("r2", "e1", "q1", "c1"),
-        Asked("r1", "e2", "q1", "c1"),
-        Asked("r1", "e1", "q2", "c1"),
-        Asked("r1", "e1", "q1"),
+        SignedQuestion("r2", "e1", "q1", "c1"),
+        SignedQuestion("r1", "e2", "q1", "c1"),
+        SignedQuestion("r1", "e1", "q2", "c1"),
+        SignedQuestion("r1", "e1", "q1"),
     ],
 )
-def test_it_answers_no_other_run_execution_question_or_call(asked: Asked) -> None:
+def test_it_answers_no_other_run_execution_question_or_call(asked: SignedQuestion) -> None:
     assert signature_error(KEYS.public, asked, SIGNED) is not None
 
 
 @given(st.builds(HumanInput, question_id=WORD, call=st.none() | WORD, text=st.none() | st.text(), by=WORD))
 def test_whatever_is_said_can_be_signed_and_checked_after_the_way_through_history(answer: HumanInput) -> None:
-    asked = Asked("r1", "e1", str(answer.question_id), answer.call)
-    signed = sign("r1", "e1", answer, "k1", KEYS.secret["k1"])
+    asked = SignedQuestion("r1", "e1", str(answer.question_id), answer.call)
+    signed = add_signature("r1", "e1", answer, "k1", KEYS.secret["k1"])
     came = HumanInput.model_validate_json(signed.model_dump_json(exclude_none=True))
     assert signature_error(KEYS.public, asked, came) is None
 
 
 def test_the_first_key_that_the_run_takes_signs() -> None:
     both = read_answer_keys(f"{OTHER},{ONE}")
-    assert str(both.signed("r1", "e1", KEYS.public, APPROVAL).signature).startswith("k1:")
-    assert str(both.signed("r1", "e1", both.public, APPROVAL).signature).startswith("k2:")
-    assert both.signed("r1", "e1", {}, APPROVAL) == APPROVAL
+    assert str(both.sign_for("r1", "e1", KEYS.public, APPROVAL).signature).startswith("k1:")
+    assert str(both.sign_for("r1", "e1", both.public, APPROVAL).signature).startswith("k2:")
+    assert both.sign_for("r1", "e1", {}, APPROVAL) == APPROVAL
 
 
 @pytest.mark.parametrize("held", [OTHER, "k1:" + OTHER.partition(":")[2], f"k1:public:{KEYS.public['k1']}"])
 def test_who_lacks_the_secret_key_is_told_which(held: str) -> None:
     with pytest.raises(MissingKeyError, match="only answers signed with key k1"):
-        read_answer_keys(held).signed("r1", "e1", KEYS.public, APPROVAL)
+        read_answer_keys(held).sign_for("r1", "e1", KEYS.public, APPROVAL)
 
 
 def test_a_public_key_checks_what_its_secret_one_signs() -> None:
@@ -90,6 +90,6 @@ def test_a_public_key_checks_what_its_secret_one_signs() -> None:
 
 @pytest.mark.parametrize("text", ["k1", "k1:public:", "k1:short", f"{ONE},{ONE}", "k1:private:" + ONE[3:]])
 def test_keys_that_are_none_are_refused_and_not_shown(text: str) -> None:
-    with pytest.raises(BadKeys) as refused:
+    with pytest.raises(InvalidKeysError) as refused:
         read_answer_keys(text)
     assert ONE[3:] not in str(refused.value)

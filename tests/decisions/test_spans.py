@@ -1,8 +1,8 @@
 """What a span says: names, numbers and kinds, and nothing of the conversation."""
 
 from contracts.run.turn import ModelTurn, TurnRequest, Usage
-from contracts.tool import Effect, ToolCall, ToolOutcome, failed
-from decisions.telemetry.spans import about_event, about_request, about_result, about_run, name_of
+from contracts.tool import Effect, ToolCall, ToolOutcome, error_outcome
+from decisions.telemetry.spans import event_attributes, request_attributes, result_attributes, run_attributes, span_name
 
 CALL = ToolCall(step=3, tool="charge", tool_use_id="toolu_1", arguments={"card": "4711"}, effect=Effect.once)
 USAGE = Usage(input=5, output=2, cache_read=100, cache_write=10)
@@ -12,13 +12,13 @@ TURN = ModelTurn(
 
 
 def test_a_call_is_named_by_its_tool_and_keeps_its_arguments_to_itself() -> None:
-    said = about_request("call_tool", CALL)
-    assert (name_of("call_tool", CALL), said["gen_ai.tool.name"]) == ("execute_tool charge", "charge")
+    said = request_attributes("call_tool", CALL)
+    assert (span_name("call_tool", CALL), said["gen_ai.tool.name"]) == ("execute_tool charge", "charge")
     assert "4711" not in str(said)
 
 
 def test_a_turn_counts_what_the_cache_took_part_in_as_read() -> None:
-    said = about_result(TURN)
+    said = result_attributes(TURN)
     assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (115, 2)
     assert said["gen_ai.usage.cache_read.input_tokens"] == 100
     assert said["gen_ai.response.finish_reasons"] == ("tool_use",)
@@ -27,19 +27,22 @@ def test_a_turn_counts_what_the_cache_took_part_in_as_read() -> None:
 
 def test_a_turn_is_a_chat_by_the_convention_and_other_work_is_not() -> None:
     request = TurnRequest(turn=1, length=1, head="h", definition="d")
-    assert about_request("plan", request)["gen_ai.operation.name"] == "chat"
-    assert (name_of("plan", request), about_request("open_run", None)) == ("plan", {})
+    assert request_attributes("plan", request)["gen_ai.operation.name"] == "chat"
+    assert (span_name("plan", request), request_attributes("open_run", None)) == ("plan", {})
 
 
 def test_an_outcome_that_is_an_error_tells_its_kind_and_not_its_words() -> None:
-    assert about_result(ToolOutcome(result="a secret")) == {"perdure.outcome": "ok"}
-    assert about_result(failed("denied", "a secret")) == {"perdure.outcome": "error", "error.type": "denied"}
+    assert result_attributes(ToolOutcome(result="a secret")) == {"perdure.outcome": "ok"}
+    assert result_attributes(error_outcome("denied", "a secret")) == {
+        "perdure.outcome": "error",
+        "error.type": "denied",
+    }
 
 
 def test_an_event_tells_its_numbers_and_words_and_no_sentence() -> None:
     told = {"event": "agent.tool.retry", "tool": "charge", "attempt": 2, "delay_seconds": None, "why": "card was 4711"}
-    assert about_event(told) == {"perdure.tool": "charge", "perdure.attempt": 2}
+    assert event_attributes(told) == {"perdure.tool": "charge", "perdure.attempt": 2}
 
 
 def test_a_span_names_its_run() -> None:
-    assert about_run("run:a") == {"perdure.run_id": "a", "temporalWorkflowID": "run:a"}
+    assert run_attributes("run:a") == {"perdure.run_id": "a", "temporalWorkflowID": "run:a"}

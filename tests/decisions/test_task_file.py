@@ -4,17 +4,17 @@ from typing import Any
 import pytest
 
 from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage
+from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage
 from contracts.run.state import RunStatus, RunView
 from contracts.run.turn import Usage
-from decisions.mailbox.task_file import is_of_another, page, status_of
+from decisions.mailbox.task_file import is_of_another, render_task_page, status_of
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def letter(**more: Any) -> Letter:
+def letter(**more: Any) -> InboxMessage:
     told = {"key": "k", "task": "t", "folder": "f", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
-    return Letter.model_validate({**told, "sender": "a", "stage": Stage.running, "heard_at": AT, **more})
+    return InboxMessage.model_validate({**told, "sender": "a", "stage": Stage.running, "heard_at": AT, **more})
 
 
 def view(status: RunStatus = RunStatus.running, turns: int = 1) -> RunView:
@@ -55,8 +55,8 @@ def delegation(status: DelegationStatus, *subtasks: SubtaskStatus) -> Delegation
 
 RUNNING = delegation(DelegationStatus.running, SubtaskStatus.running, SubtaskStatus.waiting)
 DONE = delegation(DelegationStatus.done, SubtaskStatus.done)
-WELL = LetterEnding(ack=Ack.succeeded, details="")
-BAD = LetterEnding(ack=Ack.failed, details="")
+WELL = MessageResult(ack=Ack.succeeded, details="")
+BAD = MessageResult(ack=Ack.failed, details="")
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ BAD = LetterEnding(ack=Ack.failed, details="")
     ],
 )
 def test_a_tasks_status_follows_from_its_run(
-    of: Letter, run: RunView | None, delegations: list[DelegationState], status: str
+    of: InboxMessage, run: RunView | None, delegations: list[DelegationState], status: str
 ) -> None:
     assert status_of(of, run, delegations) == status
 
 
 def test_the_page_of_a_task_that_is_delegated() -> None:
-    told = page(letter(), "Do it.\n", view(), [RUNNING], "")
+    told = render_task_page(letter(), "Do it.\n", view(), [RUNNING], "")
     assert "mode: coordinating\nstatus: executing\n" in told
     assert "| s0 | b | dispatched |\n| s1 | b | pending |" in told
     assert "### s0\n\nfound | it" in told
 
 
 def test_the_page_of_a_task_that_is_done() -> None:
-    told = page(letter(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
+    told = render_task_page(letter(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
     assert told.startswith('---\ntask_id: t1\nplan_id: p\nfrom: "x\\" y"\nmode: direct\nstatus: done\n')
     assert told.endswith("## Result\n\nHere it is.\n")
 
@@ -105,9 +105,9 @@ def test_the_page_of_a_task_that_is_done() -> None:
     ],
 )
 def test_a_page_says_whose_it_is(other: dict[str, str], is_another: bool) -> None:
-    written = page(letter(run_id="r"), "x", None, (), "").encode()
+    written = render_task_page(letter(run_id="r"), "x", None, (), "").encode()
     assert is_of_another(written, letter(**other)) is is_another
-    assert not is_of_another(page(letter(**other), "x", None, (), "").encode(), letter(**other))
+    assert not is_of_another(render_task_page(letter(**other), "x", None, (), "").encode(), letter(**other))
 
 
 @pytest.mark.parametrize("text", [b"", b"my notes", b"---\nnotes: 1\n---\n"])

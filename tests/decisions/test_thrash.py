@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from contracts.delegation import Spent
 from contracts.run.loop_detection import Rung, Tier
 from contracts.run.state import Call, RunState
-from contracts.tool import Effect, ToolKind, ToolOutcome, failed
-from decisions.run.loop_detection import Looked, directed, looked
+from contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
+from decisions.run.loop_detection import LoopCheck, check_for_loops, reset_detection
 
 SEARCH, SHELL, LOOK = "search", "shell", "look"
 EFFECTS = {SEARCH: Effect.read, LOOK: Effect.read, SHELL: Effect.once}
@@ -19,7 +19,7 @@ New = Callable[..., RunState]
 
 
 def call(tool: str, arguments: Any, result: Any = "", *, fails: bool = False, number: int = 0) -> Call:
-    outcome = failed("tool_error", str(result)) if fails else ToolOutcome(result=result)
+    outcome = error_outcome("tool_error", str(result)) if fails else ToolOutcome(result=result)
     return Call(
         tool_use_id=f"u{number}",
         tool=tool,
@@ -31,10 +31,10 @@ def call(tool: str, arguments: Any, result: Any = "", *, fails: bool = False, nu
     )
 
 
-def played(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Looked]:
-    seen: list[Looked] = []
+def played(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[LoopCheck]:
+    seen: list[LoopCheck] = []
     for turn in turns:
-        seen.append(looked(state, turn if isinstance(turn, tuple) else (turn,)))
+        seen.append(check_for_loops(state, turn if isinstance(turn, tuple) else (turn,)))
         state = seen[-1].state
     return seen
 
@@ -134,7 +134,7 @@ def test_another_way_leads_back_down(new_state: New) -> None:
 
 def test_a_person_s_word_is_a_new_beginning(new_state: New) -> None:
     circle = [call(SEARCH, "x", "r")] * 5
-    state = directed(played(new_state(), circle)[-1].state)
+    state = reset_detection(played(new_state(), circle)[-1].state)
     assert state.forced is None
     assert climbed(state, circle) == [None, None, N, D, A]
 
@@ -162,7 +162,7 @@ def test_a_rung_is_climbed_only_with_a_literal_detection_and_only_by_calls_that_
     known: set[tuple[str, int]] = set()
     state = new_state()
     for tool, arguments, result in made:
-        last = looked(state, (call(tool, arguments, result or ""),))
+        last = check_for_loops(state, (call(tool, arguments, result or ""),))
         state = last.state
         if last.escalated_to:
             assert any(thrash.is_barren for thrash in last.seen)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.followup import TaskResolved
-from contracts.models import MOST_DEPTH
-from contracts.topic import MOST_EVENT, Event, Sent, Subscription, TopicState
+from contracts.models import MAX_NESTING
+from contracts.topic import MAX_EVENT, Event, Sent, Subscription, TopicState
 from decisions.followup import reply, topic
-from decisions.followup.topic import MOST_SUBSCRIPTIONS, TIME_TO_LIVE
+from decisions.followup.topic import MAX_SUBSCRIPTIONS, TIME_TO_LIVE
 from decisions.ids import topic_key
 
 
@@ -29,12 +29,16 @@ HAPPENINGS = st.lists(st.tuples(st.sampled_from(["event", "subscribe"]), st.samp
 
 @given(happenings=HAPPENINGS)
 def test_whoever_waits_hears_of_each_event_once_in_any_order(happenings: list[tuple[str, str]]) -> None:
-    state = topic.opened("k", 0)
+    state = topic.open_topic("k", 0)
     sent: list[tuple[str, str]] = []
     for what, name in happenings:
-        state = topic.received(state, event(name), 1) if what == "event" else topic.subscribed(state, waits(name), 1)
-        while due := next(topic.todo(state, 1), None):
-            state = topic.told(state, *due)
+        state = (
+            topic.record_event(state, event(name), 1)
+            if what == "event"
+            else topic.record_subscription(state, waits(name), 1)
+        )
+        while due := next(topic.pending_deliveries(state, 1), None):
+            state = topic.record_delivery(state, *due)
             sent.append((due[0].subscriber, topic.event_id(due[1])))
     events = {f"discord:c:{name}" for what, name in happenings if what == "event"}
     waiting = {f"wf:{name}" for what, name in happenings if what == "subscribe"}
@@ -47,15 +51,15 @@ def test_the_reply_to_a_message_comes_where_its_task_waits(parts: list[str]) -> 
     wanted = reply.ReplyInput(channel_id=channel, message_id=message)
     raw = {"discord": {"replyToMessageId": message}}
     said = event("r", channelId=channel, userId=user, raw=raw)
-    assert topic.topic_of(said) == reply.topic(wanted)
-    assert reply.reply(wanted, said) is not None
+    assert topic.topic_of(said) == reply.reply_topic(wanted)
+    assert reply.match_reply(wanted, said) is not None
 
 
 def test_an_event_that_no_longer_fits_is_not_news_when_it_comes_again() -> None:
-    state = topic.opened("k", 0)
-    for number in range(topic.MOST_KEPT + 1):
-        state = topic.received(state, event(str(number)), 1)
-    assert topic.received(state, event("0"), 2) == state
+    state = topic.open_topic("k", 0)
+    for number in range(topic.MAX_EVENTS + 1):
+        state = topic.record_event(state, event(str(number)), 1)
+    assert topic.record_event(state, event("0"), 2) == state
 
 
 def in_slack(ts: str, text: str, platform: str = "slack") -> Event:
@@ -67,14 +71,14 @@ def test_a_second_question_in_a_thread_is_told_only_what_came_after_it() -> None
     about = {"platform": "slack", "channelId": "c", "messageId": "100.1"}
     second = reply.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
     first = reply.AnyReplyInput.model_validate(about)
-    state = topic.subscribed(topic.opened(reply.topic(first), 0), waits("first"), 0)
+    state = topic.record_subscription(topic.open_topic(reply.reply_topic(first), 0), waits("first"), 0)
     for said in (in_slack("999.9", "yes"), in_slack("1000.000200", "my own"), in_slack("1000.0003", "Friday")):
-        state = topic.received(state, said, 1)
-    state = topic.subscribed(topic.gone(state, "wf:first"), waits("second"), 2)
-    told = [said for _, said in topic.todo(state, 2)]
-    assert [said.data.text for said in told if reply.reply(first, said)] == ["yes", "my own", "Friday"]
-    assert [said.data.text for said in told if reply.reply(second, said)] == ["Friday"]
-    assert reply.reply(second, in_slack("soon", "not to be ordered")) is None
+        state = topic.record_event(state, said, 1)
+    state = topic.record_subscription(topic.end_subscriptions(state, "wf:first"), waits("second"), 2)
+    told = [said for _, said in topic.pending_deliveries(state, 2)]
+    assert [said.data.text for said in told if reply.match_reply(first, said)] == ["yes", "my own", "Friday"]
+    assert [said.data.text for said in told if reply.match_reply(second, said)] == ["Friday"]
+    assert reply.match_reply(second, in_slack("soon", "not to be ordered")) is None
 
 
 @pytest.mark.parametrize("wanted", ["slack", " Slack"])
@@ -82,8 +86,8 @@ def test_a_second_question_in_a_thread_is_told_only_what_came_after_it() -> None
 def test_a_platform_is_one_however_it_is_written(wanted: str, told: str) -> None:
     waits_for = reply.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
     said = in_slack("101.1", "yes", told)
-    assert topic.topic_of(said) == reply.topic(waits_for)
-    assert reply.reply(waits_for, said) is not None
+    assert topic.topic_of(said) == reply.reply_topic(waits_for)
+    assert reply.match_reply(waits_for, said) is not None
 
 
 def test_ids_that_run_into_one_another_are_different_topics() -> None:
@@ -98,43 +102,43 @@ def test_an_event_that_replies_to_nothing_has_no_topic() -> None:
 
 
 def test_it_outlives_its_time_while_somebody_waits() -> None:
-    state = topic.subscribed(topic.opened("k", 0), waits("a", TIME_TO_LIVE + 10), 0)
-    assert not topic.is_over(state, TIME_TO_LIVE)
+    state = topic.record_subscription(topic.open_topic("k", 0), waits("a", TIME_TO_LIVE + 10), 0)
+    assert not topic.is_topic_over(state, TIME_TO_LIVE)
     assert topic.next_look(state, TIME_TO_LIVE) == TIME_TO_LIVE + 10
-    assert topic.is_over(state, TIME_TO_LIVE + 10)
-    assert not topic.is_over(topic.subscribed(state, waits("a"), 0), 10 * TIME_TO_LIVE)
-    ended = topic.subscribed(topic.subscribed(state, waits("a"), 0), waits("a", 0), 0)
-    assert topic.is_over(ended, TIME_TO_LIVE)
+    assert topic.is_topic_over(state, TIME_TO_LIVE + 10)
+    assert not topic.is_topic_over(topic.record_subscription(state, waits("a"), 0), 10 * TIME_TO_LIVE)
+    ended = topic.record_subscription(topic.record_subscription(state, waits("a"), 0), waits("a", 0), 0)
+    assert topic.is_topic_over(ended, TIME_TO_LIVE)
 
 
 def test_an_event_after_the_last_subscription_is_late_and_told_to_nobody() -> None:
-    state = topic.subscribed(topic.opened("k", 0), waits("a", 5), 0)
-    state = topic.received(state, event("r"), 6)
-    assert (state.late, list(topic.todo(state, 6))) == (("discord:c:r",), [])
+    state = topic.record_subscription(topic.open_topic("k", 0), waits("a", 5), 0)
+    state = topic.record_event(state, event("r"), 6)
+    assert (state.late, list(topic.pending_deliveries(state, 6))) == (("discord:c:r",), [])
 
 
 def test_a_subscriber_that_has_ended_is_told_nothing_more() -> None:
-    state = topic.subscribed(topic.subscribed(topic.opened("k", 0), waits("a"), 0), waits("b"), 0)
-    state = topic.received(topic.gone(state, "wf:a"), event("r"), 1)
-    assert [each.subscriber for each, _ in topic.todo(state, 1)] == ["wf:b"]
+    state = topic.record_subscription(topic.record_subscription(topic.open_topic("k", 0), waits("a"), 0), waits("b"), 0)
+    state = topic.record_event(topic.end_subscriptions(state, "wf:a"), event("r"), 1)
+    assert [each.subscriber for each, _ in topic.pending_deliveries(state, 1)] == ["wf:b"]
 
 
 def test_however_many_have_ended_those_that_wait_are_kept() -> None:
-    state = topic.subscribed(topic.opened("k", 0), waits("first"), 0)
-    for n in range(3 * MOST_SUBSCRIPTIONS):
-        state = topic.subscribed(topic.subscribed(state, waits(f"{n}"), 1), waits(f"{n}", 0), 1)
-    state = topic.received(state, event("r"), 1)
-    assert [each.subscriber for each, _ in topic.todo(state, 1)] == ["wf:first"]
-    assert len(state.subscriptions) == MOST_SUBSCRIPTIONS
+    state = topic.record_subscription(topic.open_topic("k", 0), waits("first"), 0)
+    for n in range(3 * MAX_SUBSCRIPTIONS):
+        state = topic.record_subscription(topic.record_subscription(state, waits(f"{n}"), 1), waits(f"{n}", 0), 1)
+    state = topic.record_event(state, event("r"), 1)
+    assert [each.subscriber for each, _ in topic.pending_deliveries(state, 1)] == ["wf:first"]
+    assert len(state.subscriptions) == MAX_SUBSCRIPTIONS
 
 
 def test_what_it_keeps_is_bounded_and_told() -> None:
-    state = topic.opened("k", 0)
+    state = topic.open_topic("k", 0)
     for n in range(30):
-        state = topic.received(state, event(f"r{n}"), 1)
+        state = topic.record_event(state, event(f"r{n}"), 1)
     assert (len(state.events), state.forgotten, topic.event_id(state.events[-1])) == (20, 10, "discord:c:r29")
     for n in range(10):
-        state = topic.received(state, event(f"big{n}", "x" * (MOST_EVENT - 500)), 1)
+        state = topic.record_event(state, event(f"big{n}", "x" * (MAX_EVENT - 500)), 1)
     assert len(state.model_dump_json()) < 1_200_000
     assert TopicState.model_validate(state.model_dump(mode="json")) == state
 
@@ -144,42 +148,42 @@ def nested(depth: int) -> Any:
 
 
 def test_an_event_that_is_nested_too_deep_to_be_passed_on_is_refused() -> None:
-    raw = {"discord": {"replyToMessageId": "m"}, "deep": nested(MOST_DEPTH - 1)}
+    raw = {"discord": {"replyToMessageId": "m"}, "deep": nested(MAX_NESTING - 1)}
     assert TaskResolved(task_id="t", event=event("r", raw=raw)).event is not None
     with pytest.raises(ValueError, match="nested 50 deep"):
-        event("r", raw={"deep": nested(MOST_DEPTH)})
+        event("r", raw={"deep": nested(MAX_NESTING)})
     with pytest.raises(ValueError, match="nested 50 deep"):
-        Event.model_validate({**event("r").model_dump(), "headers": {"deep": nested(MOST_DEPTH)}})
+        Event.model_validate({**event("r").model_dump(), "headers": {"deep": nested(MAX_NESTING)}})
 
 
 def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:
-    why = topic.too_large(event("a", "x" * 3_000_000))
+    why = topic.event_size_error(event("a", "x" * 3_000_000))
     assert why is not None
     assert why.startswith("the event has 3,000,")
-    assert topic.too_large(event("a", "x" * 200_000)) is None
+    assert topic.event_size_error(event("a", "x" * 200_000)) is None
 
 
 def test_what_a_topic_carries_over_fits_one_payload() -> None:
     """2 MiB: with all events as large as it keeps, and each told to all who may wait."""
-    state = topic.opened("k" * 1000, 0)
-    for number in range(MOST_SUBSCRIPTIONS):
+    state = topic.open_topic("k" * 1000, 0)
+    for number in range(MAX_SUBSCRIPTIONS):
         subscriber = f"wf:{number:0500}"
-        state = topic.subscribed(state, Subscription(subscriber=subscriber, task_id=f"{number:0200}"), 0)
-    for number in range(topic.MOST_KEPT):
-        state = topic.received(state, event(f"{number:0200}", "x" * 40_000), 0)
-    due = list(topic.todo(state, 1))
+        state = topic.record_subscription(state, Subscription(subscriber=subscriber, task_id=f"{number:0200}"), 0)
+    for number in range(topic.MAX_EVENTS):
+        state = topic.record_event(state, event(f"{number:0200}", "x" * 40_000), 0)
+    due = list(topic.pending_deliveries(state, 1))
     for subscription, told in due:
-        state = topic.told(state, subscription, told)
-    assert len(due) == MOST_SUBSCRIPTIONS * topic.MOST_KEPT
-    assert next(topic.todo(state, 1), None) is None
+        state = topic.record_delivery(state, subscription, told)
+    assert len(due) == MAX_SUBSCRIPTIONS * topic.MAX_EVENTS
+    assert next(topic.pending_deliveries(state, 1), None) is None
     assert len(state.model_dump_json()) < 2 * 1024 * 1024
 
 
 def test_what_an_earlier_version_has_sent_is_not_sent_again() -> None:
-    state = topic.received(topic.subscribed(topic.opened("k", 0), waits("a"), 0), event("one"), 0)
+    state = topic.record_event(topic.record_subscription(topic.open_topic("k", 0), waits("a"), 0), event("one"), 0)
     sent = (Sent(subscriber="wf:a", task_id="t", event="discord:c:one"),)
-    state = topic.carried(state.model_copy(update={"sent": sent}))
-    assert list(topic.todo(state, 1)) == []
-    again = topic.subscribed(topic.received(state, event("two"), 1), waits("b"), 1)
-    told = [(each.subscriber, topic.event_id(said)) for each, said in topic.todo(again, 1)]
+    state = topic.migrate_marks(state.model_copy(update={"sent": sent}))
+    assert list(topic.pending_deliveries(state, 1)) == []
+    again = topic.record_subscription(topic.record_event(state, event("two"), 1), waits("b"), 1)
+    told = [(each.subscriber, topic.event_id(said)) for each, said in topic.pending_deliveries(again, 1)]
     assert told == [("wf:b", "discord:c:one"), ("wf:a", "discord:c:two"), ("wf:b", "discord:c:two")]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from contracts.run.transcript import Page, Part
+from contracts.run.transcript import Part, TranscriptPage
 from contracts.tool import ToolError, ToolOutcome
 from decisions.run.transcript import (
     PAGE_BYTES,
@@ -98,7 +98,7 @@ def test_a_page_says_where_it_starts_and_where_the_live_parts_do(start: int) -> 
     for text in "abc":
         transcript.append(note_part(text))
     page = transcript.page(start, None, ())
-    assert isinstance(page, Page)
+    assert isinstance(page, TranscriptPage)
     assert (page.live_from, page.total) == (4, 7)
     assert page.start + len(page.parts) == max(7, start)
 

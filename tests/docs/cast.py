@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from perdure.testkit.model_server import Answer, calls, fails, says, slow
+from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says, slow
 from tests.docs.stage import Stage
 
 CLERK = "---\ndescription: looks after orders\ntools: [charge]\n---\nYou look after orders.\n"
@@ -20,7 +20,7 @@ input_schema = { type = "object", properties = { cents = { type = "number" } }, 
 """
 
 
-def script(body: dict[str, Any]) -> Answer:
+def script(body: dict[str, Any]) -> ScriptedAnswer:
     """A model that does what the first words of the goal say, and ends with "Done."."""
     told = json.dumps(body["messages"])
     turn = sum(message["role"] == "assistant" for message in body["messages"])
@@ -31,7 +31,7 @@ def script(body: dict[str, Any]) -> Answer:
 
 
 LOOK = calls(("list_files", {}))
-ACTS: dict[str, list[Answer]] = {
+ACTS: dict[str, list[ScriptedAnswer]] = {
     "Ask me": [calls(("ask_human", {"question": "Which shop?"}))],
     "Charge": [calls(("charge", {"cents": 1250}))],
     "Fail": [fails(status=400, times=1, then=says("Done."))],

@@ -16,7 +16,7 @@ import pytest
 from temporalio.client import Client
 
 import cli
-from devserver import embedded
+from devserver import embedded_server
 from perdure.converter import data_converter
 from tests.preloaded import program
 
@@ -163,7 +163,7 @@ class Served:
 @pytest.fixture(scope="module")
 async def served(make_project: MakeProject) -> AsyncIterator[Served]:
     project = make_project()
-    async with embedded(project.home) as server:
+    async with embedded_server(project.home) as server:
         client = await Client.connect(server.address, data_converter=data_converter)
         yield Served(project, client, server.address)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from devserver import embedded
+from devserver import embedded_server
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.conftest import Project
 from tests.preloaded import program
@@ -77,7 +77,7 @@ async def project(make_project: Any) -> AsyncIterator[Project]:
     """Its embedded server is held up, so that no command has to start one."""
     with ScriptedModel(reply) as model:
         project: Project = make_project(ANTHROPIC_BASE_URL=model.base_url, PERDURE_MODEL="scripted")
-        async with embedded(project.home):
+        async with embedded_server(project.home):
             yield project
 
 

@@ -16,8 +16,8 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 
 from contracts.run.state import RunStatus
-from perdure.client.errors import NoSuchRun
-from perdure.client.runs import state as state_of
+from perdure.client.errors import RunNotFoundError
+from perdure.client.runs import query_run_state as state_of
 from tests.preloaded import program
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")
@@ -43,7 +43,7 @@ async def is_waiting(served: Any, run_id: str) -> bool:
     """Whether the run's question is open."""
     try:
         state = await state_of(served.client, run_id)
-    except NoSuchRun:  # the command has not come to its start yet
+    except RunNotFoundError:  # the command has not come to its start yet
         return False
     return state is not None and state.status == RunStatus.waiting_on_human
 

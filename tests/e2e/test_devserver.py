@@ -21,7 +21,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 import devserver
-from devserver import DevServer, ServerDidNotStart, embedded
+from devserver import DevServer, ServerStartError, embedded_server
 from perdure.process import supervisor
 
 ROOT = Path(devserver.__file__).parent
@@ -136,7 +136,7 @@ async def test_processes_that_start_at_once_share_one_server_until_the_last_leav
         server = about(home)["pid"]
         starter, other = (first, second) if seen[0][1] else (second, first)
         await starter.leaves()
-        async with embedded(home) as joined:
+        async with embedded_server(home) as joined:
             assert not joined.started
             assert about(home)["pid"] == server
         await other.leaves()
@@ -162,7 +162,7 @@ async def test_sigkill_of_a_user_that_is_still_starting_the_server_leaves_nothin
 async def test_a_run_with_search_attributes_survives_a_restart_in_a_folder_with_an_odd_name(home: Path) -> None:
     odd = home / "my project? #1 100%20 'sure' & so on"
     waiting = SearchAttributePair(SearchAttributeKey.for_keyword("WaitingFor"), "human: approve charge")
-    async with embedded(odd) as first:
+    async with embedded_server(odd) as first:
         await (await Client.connect(first.address)).start_workflow(
             "AgentRun",
             id="run:r1",
@@ -170,7 +170,7 @@ async def test_a_run_with_search_attributes_survives_a_restart_in_a_folder_with_
             search_attributes=TypedSearchAttributes([waiting]),
         )
     await until(lambda: down(odd))
-    async with embedded(odd) as second:
+    async with embedded_server(odd) as second:
         assert second == first  # on the same ports, and started again
         run = await (await Client.connect(second.address)).get_workflow_handle("run:r1").describe()
         assert run.status is WorkflowExecutionStatus.RUNNING
@@ -178,24 +178,24 @@ async def test_a_run_with_search_attributes_survives_a_restart_in_a_folder_with_
 
 
 async def test_a_user_that_comes_while_the_server_is_being_ended_gets_a_new_one(home: Path) -> None:
-    async with embedded(home) as first:
+    async with embedded_server(home) as first:
         ended = about(home)["pid"]
     await until(lambda: locked(home / "users.lock", fcntl.LOCK_SH))
     assert alive(ended)
-    async with embedded(home) as second:
+    async with embedded_server(home) as second:
         assert second == first
         assert not alive(ended)
 
 
 async def test_a_server_that_was_killed_comes_back_with_what_it_knew(home: Path) -> None:
-    async with embedded(home) as server:
+    async with embedded_server(home) as server:
         client = await Client.connect(server.address)
         await client.start_workflow("AgentRun", id="run:r1", task_queue="nobody")
         born, first = time.monotonic(), about(home)["pid"]
         await until(lambda: time.monotonic() - born > supervisor.CRASH_LOOP)
         os.kill(first, signal.SIGKILL)
         await until(lambda: about(home)["pid"] != first)
-        async with embedded(home) as joined:
+        async with embedded_server(home) as joined:
             assert joined == DevServer(server.address, server.ui, started=False)
         run = await client.get_workflow_handle("run:r1").describe()  # the old connection works again
         assert run.status is WorkflowExecutionStatus.RUNNING
@@ -207,17 +207,17 @@ async def test_after_a_server_that_died_young_the_next_user_gets_a_new_one(home:
         first = about(home)["pid"]
         os.kill(first, signal.SIGKILL)
         await until(lambda: down(home))
-        async with embedded(home) as server:
+        async with embedded_server(home) as server:
             assert server.started
             assert about(home)["pid"] != first
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to help")
 async def test_a_killed_supervisor_takes_its_server_along(home: Path) -> None:
-    async with embedded(home):
+    async with embedded_server(home):
         os.kill(parent(about(home)["pid"]), signal.SIGKILL)
         await until(lambda: down(home))
-        async with embedded(home) as server:
+        async with embedded_server(home) as server:
             assert server.started
 
 
@@ -226,7 +226,7 @@ async def test_a_file_left_by_a_machine_that_went_down_is_not_believed(home: Pat
         address = f"127.0.0.1:{stranger.getsockname()[1]}"
         left = {"pid": os.getpid(), "address": address, "ui": "http://127.0.0.1:1", "started_at": ""}
         (home / "server.json").write_text(json.dumps(left))
-        async with embedded(home) as server:
+        async with embedded_server(home) as server:
             assert server.started
             assert server.address != address
 
@@ -235,7 +235,7 @@ async def test_projects_that_start_at_once_get_a_server_each(home: Path) -> None
     together = asyncio.Barrier(3)
 
     async def start(project: str) -> tuple[DevServer, str]:
-        async with embedded(home / project) as server:
+        async with embedded_server(home / project) as server:
             await together.wait()
             return server, (await namespace(server)).namespace_info.id
 
@@ -248,16 +248,16 @@ async def test_projects_that_start_at_once_get_a_server_each(home: Path) -> None
 async def test_a_given_port_in_use_is_one_clear_error(home: Path, which: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        with pytest.raises(ServerDidNotStart) as refused:
-            async with embedded(home, **{which: port}):
+        with pytest.raises(ServerStartError) as refused:
+            async with embedded_server(home, **{which: port}):
                 pass
     assert str(refused.value) == f"port {port} cannot be used (Address already in use): choose another port, or omit it"
 
 
 async def test_a_broken_database_is_one_line_with_its_cause(home: Path) -> None:
     (home / "temporal.db").write_text("no database " * 1000)
-    with pytest.raises(ServerDidNotStart, match="file is not a database") as failed:
-        async with embedded(home):
+    with pytest.raises(ServerStartError, match="file is not a database") as failed:
+        async with embedded_server(home):
             pass
     assert "\n" not in str(failed.value)
 
@@ -265,7 +265,7 @@ async def test_a_broken_database_is_one_line_with_its_cause(home: Path) -> None:
 @pytest.fixture(scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Path, DevServer]]:
     home = tmp_path_factory.mktemp("running")
-    async with embedded(home, dynamic_config={"limit.blobSize.error": 1_000_000}) as server:
+    async with embedded_server(home, dynamic_config={"limit.blobSize.error": 1_000_000}) as server:
         yield home, server
     await until(lambda: down(home))
 
@@ -281,8 +281,8 @@ async def test_a_setting_given_by_the_caller_reaches_the_server(running: tuple[P
 
 async def test_a_port_given_while_the_server_runs_on_another_is_refused(running: tuple[Path, DevServer]) -> None:
     home, server = running
-    with pytest.raises(ServerDidNotStart, match=f"running at {server.address}"):
-        async with embedded(home, port=1):
+    with pytest.raises(ServerStartError, match=f"running at {server.address}"):
+        async with embedded_server(home, port=1):
             pass
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.client.run_list import find, listing
+from perdure.client.run_list import find_run, iterate_runs
 from perdure.testkit.model_server import ScriptedModel, calls, fails, says, slow
 from tests.e2e.notes import CODE, PROJECT
 
@@ -127,8 +127,8 @@ def test_steps_tokens_cost_and_time_are_told(report: dict[str, Any]) -> None:
 async def test_a_question_that_nobody_expects_cancels_its_run(report: dict[str, Any], served: Any) -> None:
     (case,) = [case for case in report["cases"] if case["name"] == "surprises"]
     for result in case["results"]:
-        assert (await find(served.client, result["run_id"])).status == "cancelled"
-    assert [each.run_id async for each in listing(served.client, limit=None) if each.is_open] == []
+        assert (await find_run(served.client, result["run_id"])).status == "cancelled"
+    assert [each.run_id async for each in iterate_runs(served.client, limit=None) if each.is_open] == []
 
 
 def test_enough_that_pass_are_enough(table: Any) -> None:
@@ -147,13 +147,13 @@ async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: An
     with table.running("eval", "slow.yaml", "--concurrency", "2") as process:
 
         async def at_work() -> bool:
-            return len([each async for each in listing(served.client) if each.status == "running"]) == 2
+            return len([each async for each in iterate_runs(served.client) if each.status == "running"]) == 2
 
         await until(at_work)
         done = process.signalled(signal.SIGINT)
     assert done.code == 130
     assert done.err == "cancelling 2 runs …\n"
-    assert [each.run_id async for each in listing(served.client, limit=None) if each.is_open] == []
+    assert [each.run_id async for each in iterate_runs(served.client, limit=None) if each.is_open] == []
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from temporalio.client import Client
 
 from contracts.run.export import Export
-from devserver import embedded
-from perdure.client.errors import NoSuchRun
-from perdure.client.runs import ended, state
+from devserver import embedded_server
+from perdure.client.errors import RunNotFoundError
+from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.notes import CODE, PROJECT
@@ -64,14 +64,14 @@ async def exported(make_project: Any, model: ScriptedModel, until: Any) -> Async
     for name, text in {"perdure.toml": PROJECT, "notes.py": CODE, "agents/clerk.md": AGENT}.items():
         project.write(name, text)
     project.write("agents/helper.md", "---\ntools: []\n---\n")
-    async with embedded(project.home) as server:
+    async with embedded_server(project.home) as server:
         client = await Client.connect(server.address, data_converter=data_converter)
         project.env["TEMPORAL_ADDRESS"] = server.address
 
         async def asks(run_id: str, question: str) -> bool:
             try:
-                view = await state(client, run_id)
-            except NoSuchRun:
+                view = await query_run_state(client, run_id)
+            except RunNotFoundError:
                 return False
             return view is not None and view.question is not None and view.question.id == question
 
@@ -84,7 +84,7 @@ async def exported(make_project: Any, model: ScriptedModel, until: Any) -> Async
             await until(lambda: asks("whole", "q2"))
             handle = client.get_workflow_handle("run:whole")
             await handle.signal("human_input", {"decision": "approve", "by": "adam"})
-            assert (await ended(client, "whole")).status == "completed"
+            assert (await wait_for_run_end(client, "whole")).status == "completed"
             done = project.perdure("trace", "whole", "--export")
             assert (done.code, done.err) == (0, "")
         bare = project.perdure("trace", "whole", "--export", "whole.json", "--with-subtasks")

@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from contracts.conversation import LaneView, SubmitRequest
-from devserver import embedded
+from devserver import embedded_server
 from perdure.client import lanes
 from perdure.client.connection import connect
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says
@@ -60,24 +60,24 @@ async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(
             told: int = project.perdure("event", "-", typed="\n".join(lines), TEMPORAL_ADDRESS=address).code
             return told
 
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             client = await connect(server.address)
             assert publish(server.address, reply("before")) == 0
             with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
                 worker.until("worker ready")
                 for way in WAYS:
                     request = SubmitRequest(request_id="discord:x:1", goal=f"ask B: {way}", request_client="discord")
-                    await lanes.submit(client, QUEUE, f"x-{way}", request)
+                    await lanes.submit_with_retry(client, QUEUE, f"x-{way}", request)
 
                 async def has(way: str, turns: int) -> bool:
-                    view = await lanes.look(client, f"x-{way}")  # None until a worker that has just begun answers
+                    view = await lanes.query_lane(client, f"x-{way}")  # None until a worker that has just begun answers
                     return view is not None and len(view.recent) >= turns
 
                 await until(lambda: has("wrong", 1))
                 assert publish(server.address, reply("wrong", user="C"), reply("wrong", to="another")) == 0
                 assert publish(server.address, reply("wrong", to=None)) == 1  # no strict reply
         await until(lambda: is_gone(server.address))  # nobody uses it any more
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             assert server.started
             client = await connect(server.address)
             assert publish(server.address, reply("wrong"), reply("wrong"), reply("wrong", number=2)) == 0
@@ -104,6 +104,6 @@ def is_gone(address: str) -> bool:
 
 
 async def look(client: Any, way: str) -> LaneView:
-    view = await lanes.look(client, f"x-{way}")
+    view = await lanes.query_lane(client, f"x-{way}")
     assert view is not None
     return view

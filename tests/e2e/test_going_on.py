@@ -56,7 +56,7 @@ def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Any) -> None
         assert (shown["origin"], shown["goal"], shown["completed_steps"]) == ("first", "take two notes", [1, 2])
         again = project.perdure("resume", "first.r2")
         assert again.code == 1
-        assert again.err.startswith("perdure: run first.r2 has ended completed, and only failed or timed-out runs")
+        assert again.err.startswith("perdure: run first.r2 has ended completed; only failed or timed-out runs can")
     with ScriptedModel([note("one"), note("two, differently"), finish]) as model:
         project.env["ANTHROPIC_BASE_URL"] = model.base_url
         forked = project.perdure("fork", "first.r2", "--step", "1", "--say", "the second one differently", "--json")

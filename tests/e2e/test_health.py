@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from perdure.testkit.model_server import Answer, calls, says
+from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import worlds
 
@@ -14,7 +14,7 @@ from tests.workflows.conftest import worlds
 async def test_a_compaction_and_a_nudge_are_told_in_a_line_each(served: Any, tmp_path: Path) -> None:
     numbers = count(1)
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if "You summarise" in str(body["system"]):
             return says("So far: lorem.")
         number = next(numbers)

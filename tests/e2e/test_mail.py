@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from activities.mailbox.message import read
+from activities.mailbox.message import parse_message
 from contracts.mail.message import ReplyHead, ReplyStatus
-from devserver import embedded
+from devserver import embedded_server
 from perdure.testkit.model_server import Reply, ScriptedModel, calls
 
 
@@ -45,7 +45,7 @@ class Box:
         path = self.folder / "outbox" / plan / f"t{number}-reply.md"
         if not path.exists():
             return None
-        head, body = read(path.read_bytes(), plan)
+        head, body = parse_message(path.read_bytes(), plan)
         assert isinstance(head, ReplyHead)
         return head, body
 
@@ -141,7 +141,7 @@ def test_a_dead_letter_comes_again_where_it_is_asked_for(project: Any, box: Box)
 
 
 async def test_a_killed_bridge_loses_nothing_and_a_dormant_one_wakes(project: Any, box: Box, until: Any) -> None:
-    async with embedded(project.home) as server:
+    async with embedded_server(project.home) as server:
         there = {"TEMPORAL_ADDRESS": server.address}
         with project.running(script="worker.py", **there) as worker:
             worker.until("worker ready")
@@ -163,7 +163,7 @@ async def test_a_killed_bridge_loses_nothing_and_a_dormant_one_wakes(project: An
 
 
 async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until: Any) -> None:
-    async with embedded(project.home) as server:
+    async with embedded_server(project.home) as server:
         there = {"TEMPORAL_ADDRESS": server.address, "PERDURE_ANSWER_KEY": ANSWER_KEY}
         with project.running(script="worker.py", **there) as worker:
             worker.until("worker ready")
@@ -244,7 +244,7 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
         project.write("agents/outsider.md", "---\nmailbox: true\n---\n")
         project.write("agents/boss.md", "---\ntools: []\npeers: [outsider]\n---\nYou coordinate.")
         boss, peer = Box(project.folder / "boss"), project.folder / "peer"
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             there = {"TEMPORAL_ADDRESS": server.address}
             with project.running(script="worker.py", **there) as worker:
                 worker.until("worker ready")
@@ -255,7 +255,7 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
                 ):
                     await until(lambda: list(peer.glob("inbox/*/*-s1.md")))
                     (asked,) = peer.glob("inbox/*/*-s1.md")
-                    head, body = read(asked.read_bytes(), asked.parent.name)
+                    head, body = parse_message(asked.read_bytes(), asked.parent.name)
                     assert (head.subtask_id, head.sender, "a b c" in body) == ("s1", "boss", True)
                     assert asked.read_text().count("message_id") == 1
                     page = boss.folder / "tasks" / "t1" / "task.md"

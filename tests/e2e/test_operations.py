@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 import cli
 from contracts.run.events import StartEvent
 from decisions.ids import root_span_id, trace_id
-from perdure.client.runs import start
+from perdure.client.runs import start_or_get_run
 from perdure.testkit.model_server import ScriptedModel, calls
 
 PAGE = Path(cli.__file__).parent / "docs" / "operations.md"
@@ -134,7 +134,7 @@ async def told(served: Any, until: Callable[..., Any]) -> Told:
         with project.running(script="worker.py", **environment) as worker:
             worker.until("worker ready")
             event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "ask them all"}})
-            await (await start(served.client, "watched", event, "watched")).result()
+            await (await start_or_get_run(served.client, "watched", event, "watched")).result()
             async with httpx.AsyncClient(trust_env=False) as http:
 
                 async def scraped() -> str:

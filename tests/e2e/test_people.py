@@ -10,9 +10,9 @@ import pytest
 from temporalio.client import Client
 
 from contracts.run.state import RunStatus
-from devserver import embedded
-from perdure.client.errors import NoSuchRun
-from perdure.client.runs import ended, state
+from devserver import embedded_server
+from perdure.client.errors import RunNotFoundError
+from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls, fails
 
@@ -64,8 +64,8 @@ class Shop:
     async def waits(self, run_id: str, question: str = "q1") -> None:
         async def asks() -> bool:
             try:
-                view = await state(self.client, run_id)
-            except NoSuchRun:
+                view = await query_run_state(self.client, run_id)
+            except RunNotFoundError:
                 return False
             return view is not None and view.question is not None and view.question.id == question
 
@@ -84,7 +84,7 @@ async def shop(make_project: Any, model: ScriptedModel, until: Any) -> AsyncIter
     project.write("perdure.toml", TOOL)
     project.write("notes.py", CODE)
     project.write("agents/clerk.md", AGENT)
-    async with embedded(project.home) as server:
+    async with embedded_server(project.home) as server:
         client = await Client.connect(server.address, data_converter=data_converter)
         project.env["TEMPORAL_ADDRESS"] = server.address
         with project.running(script="worker.py") as worker:
@@ -105,7 +105,7 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     assert (accepted.code, accepted.out, accepted.err) == (0, "accepted\n", "")
     await shop.waits("noting", "q2")
     assert shop.perdure("deny", "noting", "--question", "q2", "--reason", "one is enough").out == "accepted\n"
-    assert (await ended(shop.client, "noting")).status == RunStatus.completed
+    assert (await wait_for_run_end(shop.client, "noting")).status == RunStatus.completed
     page = await shop.client.get_workflow_handle("run:noting").query("transcript")
     told = [part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result"]
     assert told[:2] == ["noted milk", "denied: a person denied this call: one is enough"]
@@ -121,7 +121,7 @@ async def test_a_tool_is_approved_for_the_rest_of_a_run(shop: Shop) -> None:
     await shop.starts("note it", "trusted")
     await shop.waits("trusted")
     assert shop.perdure("approve", "trusted", "--tool").out == "accepted\n"
-    assert (await ended(shop.client, "trusted")).status == RunStatus.completed
+    assert (await wait_for_run_end(shop.client, "trusted")).status == RunStatus.completed
 
 
 async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_else(shop: Shop) -> None:
@@ -156,7 +156,7 @@ async def test_whoever_takes_over_an_escalated_or_failed_run_reads_how_it_stands
     shop: Shop, goal: str, run_id: str, objective: str, blocker: str
 ) -> None:
     await shop.starts(goal, run_id)
-    end = await ended(shop.client, run_id)
+    end = await wait_for_run_end(shop.client, run_id)
     told = json.loads(shop.perdure("show", run_id, "--json").out)
     assert told["end"]["status"] == told["status"] == end.status
     assert told["handoff"].keys() == HANDOFF
@@ -177,7 +177,7 @@ async def test_a_run_without_a_handoff_shows_none(shop: Shop) -> None:
 
 async def test_a_call_of_a_built_in_tool_that_was_refused_is_traced(shop: Shop) -> None:
     await shop.starts("ask nothing", "asked nothing")
-    assert (await ended(shop.client, "asked nothing")).status == RunStatus.completed
+    assert (await wait_for_run_end(shop.client, "asked nothing")).status == RunStatus.completed
     refused = "  ✗ ask_human  step 1  invalid_arguments: `question` is required: ask one question, in a sentence"
     assert refused in shop.perdure("trace", "asked nothing").out.splitlines()
 

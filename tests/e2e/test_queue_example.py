@@ -18,8 +18,8 @@ from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client
 
 from activities.telemetry.attributes import PENDING_TOOLS
-from devserver import embedded
-from perdure.client.runs import ended, state
+from devserver import embedded_server
+from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls
 
@@ -84,7 +84,7 @@ async def shop(make_project: Any, until: Any) -> AsyncIterator[Shop]:
     shutil.copy(EXAMPLE / "perdure.toml", project.folder)
     shutil.copytree(EXAMPLE / "agents", project.folder / "agents")
     with ScriptedModel(reply) as model:
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             client = await Client.connect(server.address, data_converter=data_converter)
             env = {"ANTHROPIC_BASE_URL": model.base_url, "ANTHROPIC_API_KEY": "sk-test"}
             with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address, **env) as worker:
@@ -95,7 +95,7 @@ async def shop(make_project: Any, until: Any) -> AsyncIterator[Shop]:
 async def all_of_it(shop: Shop, command: list[str]) -> None:
     with shop.warehouse(command):
         await shop.starts("all of it", "all")
-        end = await asyncio.wait_for(ended(shop.client, "all"), 120)
+        end = await asyncio.wait_for(wait_for_run_end(shop.client, "all"), 120)
     assert end.status == "completed"
     look, amiss, order, _ = await shop.results("all")
     assert json.loads(look) == {"item": "milk", "left": 12}
@@ -139,7 +139,7 @@ async def test_a_read_whose_worker_is_killed_runs_again_on_the_next_one(shop: Sh
         process.send_signal(signal.SIGKILL)
         process.wait(60)
     with shop.warehouse(PYTHON):
-        end = await asyncio.wait_for(ended(shop.client, "killed"), 120)
+        end = await asyncio.wait_for(wait_for_run_end(shop.client, "killed"), 120)
     assert found.typed_search_attributes.get(PENDING_TOOLS) == ["look_up_stock:1"]
     assert end.status == "completed"
     assert json.loads((await shop.results("killed"))[0]) == {"item": "milk", "left": 12}
@@ -147,7 +147,7 @@ async def test_a_read_whose_worker_is_killed_runs_again_on_the_next_one(shop: Sh
 
 async def test_an_effect_whose_worker_is_killed_is_asked_about_and_never_repeated(shop: Shop) -> None:
     async def asks() -> bool:
-        view = await state(shop.client, "killed")
+        view = await query_run_state(shop.client, "killed")
         return view is not None and view.question is not None and view.question.kind == "resume_unsafe"
 
     with shop.warehouse(PYTHON, seconds=300) as process:
@@ -159,7 +159,7 @@ async def test_an_effect_whose_worker_is_killed_is_asked_about_and_never_repeate
         await shop.until(asks)
         answer = ("answer", "killed", "--decision", "use_result", "order 7")
         said = await asyncio.to_thread(shop.project.perdure, *answer, TEMPORAL_ADDRESS=shop.address)
-        end = await asyncio.wait_for(ended(shop.client, "killed"), 120)
+        end = await asyncio.wait_for(wait_for_run_end(shop.client, "killed"), 120)
     assert said.code == 0, said.err
     assert end.status == "completed"
     assert (await shop.results("killed"))[0] == "order 7"

@@ -9,9 +9,9 @@ import pytest
 
 from contracts.run.state import RunStatus
 from contracts.sender import SCHEDULE
-from perdure.client.run_list import listing
-from perdure.client.runs import ended
-from perdure.client.starter import starter_of
+from perdure.client.run_list import iterate_runs
+from perdure.client.runs import wait_for_run_end
+from perdure.client.starter import find_starter
 
 QUEUE = "by-the-clock"  # nobody works on it
 
@@ -42,9 +42,9 @@ async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_wor
         return bool(described.info.num_actions_skipped_overlap)
 
     await until(skipped)
-    (run,) = [each async for each in listing(served.client) if each.run_id.startswith("often-")]
+    (run,) = [each async for each in iterate_runs(served.client) if each.run_id.startswith("often-")]
     assert re.fullmatch(r"often-\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", run.run_id)
-    starter = await starter_of(served.client, run)
+    starter = await find_starter(served.client, run)
     assert starter is not None
     assert starter.sender == SCHEDULE
     row = listed(schedule)["often"]
@@ -146,6 +146,6 @@ async def test_a_worker_does_what_a_schedule_begins(worked: Any, critique: str) 
     run = worked.project.perdure
     assert run("schedule", "add", "daily", "--every", "1d", "--goal", critique).code == 0
     begun = json.loads(run("schedule", "trigger", "daily", "--json").out)["run_id"]
-    end = await ended(worked.client, begun)
+    end = await wait_for_run_end(worked.client, begun)
     assert (end.status, (end.event or {})["payload"]["goal"]) == (RunStatus.completed, critique)
     assert run("schedule", "remove", "daily").code == 0

@@ -20,12 +20,12 @@ from activities.project import Project
 from contracts.agent import Agent
 from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolKind, ToolOutcome
-from perdure.client.run_events import Over, Started
-from perdure.client.runs import ended, state
+from perdure.client.run_events import RunEnded, RunStarted
+from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, ScriptedModel, calls
 from perdure.testkit.tools import ScriptedTool
-from worker import build
+from worker import build_worker
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 
@@ -115,7 +115,7 @@ async def shell(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Asy
     with ScriptedModel(model) as server:
         anthropic = AsyncAnthropic(api_key="none", base_url=server.base_url, max_retries=0)
         queue = f"q-{uuid4().hex[:8]}"
-        async with anthropic, build(client, project, queue, MessagesModel(anthropic)):
+        async with anthropic, build_worker(client, project, queue, MessagesModel(anthropic)):
             yield Shell(client, queue)
 
 
@@ -242,10 +242,10 @@ async def test_a_bad_start_can_be_looked_at(shell: Shell, name: str) -> None:
     with pytest.raises(WorkflowFailureError):
         await shell.client.get_workflow_handle(workflow).result()
     run_id = workflow.removeprefix("run:")
-    seen = [happening async for happening in Watch(shell.client, run_id, follow=False).happenings()]
-    assert [type(happening) for happening in seen] == [Started, Over]
-    assert await state(shell.client, run_id) is None
-    assert (await ended(shell.client, run_id)).kind == "InvalidInput"
+    seen = [happening async for happening in Watch(shell.client, run_id, follow=False).events()]
+    assert [type(happening) for happening in seen] == [RunStarted, RunEnded]
+    assert await query_run_state(shell.client, run_id) is None
+    assert (await wait_for_run_end(shell.client, run_id)).kind == "InvalidInput"
 
 
 async def test_a_start_that_is_not_even_json_is_a_typed_failure(shell: Shell) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from devserver import _binary
-from perdure.client.run_list import find
+from devserver import _find_binary
+from perdure.client.run_list import find_run
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Unguarded
 from tests.workflows.conftest import worlds
-from workflows.unknown import Unknown
+from workflows.unknown import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -35,7 +35,7 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
         async with it.worker():
             run = await it.start(run_id=run_id)
             await it.until_state(run, question=True)
-        async with it.worker(workflows=(Unguarded, Unknown)):
+        async with it.worker(workflows=(Unguarded, UnknownWorkflow)):
             await run.signal("no_such_signal")
             moved = monotonic()
             await until(lambda: is_wedged(served.client, run_id), SHOWN_WITHIN)
@@ -63,13 +63,13 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
 
 
 async def is_wedged(client: Any, run_id: str) -> bool:
-    return (await find(client, run_id)).is_wedged
+    return (await find_run(client, run_id)).is_wedged
 
 
 def set_current(address: str, build_id: str) -> None:
     """The command of docs/upgrading.md. The server hears of a build with its worker's first poll, a moment late."""
     version = ("--deployment-name", "shop", "--build-id", build_id)
-    command = [_binary(), "worker", "deployment", "set-current-version", *version, "--yes", "--address", address]
+    command = [_find_binary(), "worker", "deployment", "set-current-version", *version, "--yes", "--address", address]
     deadline = monotonic() + 20
     while (done := subprocess.run(command, check=False, capture_output=True, text=True)).returncode:
         assert monotonic() < deadline, done.stderr

@@ -15,10 +15,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
 from contracts.run.events import StartEvent
-from devserver import embedded
+from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
-from perdure.client.runs import start
-from perdure.testkit.model_server import Answer, ScriptedModel, calls
+from perdure.client.runs import start_or_get_run
+from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
 from tests.browser import browsing, needs_browser, picture
 
 pytestmark = needs_browser
@@ -115,10 +115,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield started
 
 
-def replies(site: str) -> Callable[[Json], Answer]:
+def replies(site: str) -> Callable[[Json], ScriptedAnswer]:
     """Fetches the page, asks a person, and finishes with the answer; a lead has two others write first."""
 
-    def reply(body: Json) -> Answer:
+    def reply(body: Json) -> ScriptedAnswer:
         lead = "You lead." in json.dumps(body["system"])
         if lead or "a chapter" in json.dumps(body["messages"][0]):
             return led(body) if lead else calls(("finish", {"outcome": "a chapter on it"}))
@@ -133,7 +133,7 @@ def replies(site: str) -> Callable[[Json], Answer]:
     return reply
 
 
-def led(body: Json) -> Answer:
+def led(body: Json) -> ScriptedAnswer:
     turn = sum(message["role"] == "assistant" for message in body["messages"])
     tasks = [
         {"id": name, "agent": "writer", "instructions": f"write a chapter on {name}", "depends_on": needs}
@@ -150,7 +150,7 @@ class Scene:
 
     async def start(self, goal: str = "read and ask", agent: str = "default") -> Run:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, "agent": agent}})
-        return await start(self.client, "perdure", event, f"ui-{uuid4().hex[:8]}")
+        return await start_or_get_run(self.client, "perdure", event, f"ui-{uuid4().hex[:8]}")
 
     async def waiting(self, until: Any, goal: str = "read and ask", agent: str = "default") -> Run:
         """A run that waits for a person."""
@@ -177,7 +177,7 @@ async def scene(make_project: Any, site: str, driver: Any) -> AsyncIterator[Scen
             file.write(
                 '[tools.charge]\nkind = "python"\neffect = "once"\napproval = "always"\ntarget = "till:charge"\n'
             )
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             client = await connect(server.address)
             await register_search_attributes(client)
             with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
-from devserver import embedded
+from devserver import embedded_server
 from perdure.answer_keys import format_public, read_answer_keys
-from perdure.client.runs import ended, state
+from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls
 
@@ -71,11 +71,11 @@ class Till:
 
     async def waits(self, run_id: str) -> Any:
         async def asks() -> bool:
-            view = await state(self.client, run_id)
+            view = await query_run_state(self.client, run_id)
             return view is not None and view.question is not None
 
         await self.until(asks)
-        return await state(self.client, run_id)
+        return await query_run_state(self.client, run_id)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ async def till(make_project: Any, until: Any) -> AsyncIterator[Till]:
         project.write("perdure.toml", PROJECT)
         project.write("till.py", CODE)
         project.write("agents/default.md", "---\ntools: [pay, look, tell]\n---\n")
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             client = await Client.connect(server.address, data_converter=data_converter)
             scopes = ("runs:start", "runs:read", "human:answer", "tools:result")
             flags = [flag for scope in scopes for flag in ("--scope", scope)]
@@ -108,7 +108,7 @@ async def test_a_door_records_what_it_knows_whatever_its_caller_writes(till: Til
     run_id = begun.json()["run_id"]
     question = (await till.waits(run_id)).question
     assert till.project.perdure("deny", run_id, "--by", "root").code == 0
-    assert (await ended(till.client, run_id)).status == "completed"
+    assert (await wait_for_run_end(till.client, run_id)).status == "completed"
     assert question.call
     told = (await till.http.get(f"/v1/runs/{run_id}")).json()
     known = {"door": "gateway", "token": "ann"}
@@ -144,11 +144,11 @@ async def test_results_cancels_and_requests_say_it_too(till: Till) -> None:
         "/v1/conversations/who/requests", json={"request_id": "r1", "goal": "tell it", "origin": {"user_id": "boss"}}
     )
     assert again.status_code == 200  # the same request, whatever was claimed of its sender
-    await ended(till.client, run_id)
+    await wait_for_run_end(till.client, run_id)
     waits = (await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}})).json()["run_id"]
     await till.waits(waits)
     await till.http.post(f"/v1/runs/{waits}/cancel", json={"reason": "no"})
-    assert (await ended(till.client, waits)).status == "cancelled"
+    assert (await wait_for_run_end(till.client, waits)).status == "cancelled"
     known = {"door": "gateway", "token": "ann"}
     for named, name in ((run_id, "deliver_result"), (waits, "cancel")):
         record = json.loads(till.project.perdure("trace", named, "--export").out)
@@ -176,7 +176,7 @@ async def test_only_a_door_with_the_key_answers(till: Till) -> None:
     answered = await till.http.post(f"/v1/runs/{second}/answer", json={"decision": "approve"})
     assert answered.status_code == 200, answered.text
     for run_id in run_ids:
-        assert (await ended(till.client, run_id)).status == "completed"
+        assert (await wait_for_run_end(till.client, run_id)).status == "completed"
     record = json.loads(till.project.perdure("trace", second, "--export").out)
     (said,) = record["questions"][0]["answers"]
     assert (said["by"], said["sender"], said["signature"][:3]) == ("ann", {"door": "gateway", "token": "ann"}, "k1:")
@@ -184,7 +184,7 @@ async def test_only_a_door_with_the_key_answers(till: Till) -> None:
 
 async def test_a_tool_and_what_it_starts_get_no_address_of_temporal_and_no_key(till: Till) -> None:
     run_id = (await till.http.post("/v1/runs", json={"payload": {"goal": "look around"}})).json()["run_id"]
-    await ended(till.client, run_id)
+    await wait_for_run_end(till.client, run_id)
     page = await till.client.get_workflow_handle(f"run:{run_id}").query("transcript")
     seen = next(part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result")
     assert seen.count("PATH") >= 2

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from devserver import embedded
+from devserver import embedded_server
 from perdure.client.connection import register_search_attributes
 from perdure.converter import data_converter
-from perdure.testkit.model_server import Answer, ScriptedModel, calls
+from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
 from tests.e2e.conftest import Process, Project, make_project, site, until, until_fixture
 
 __all__ = ["make_project", "site", "until_fixture"]  # fixtures
@@ -61,7 +61,7 @@ You are tested.
 Json = dict[str, Any]
 
 
-def replies(body: Json) -> Answer:
+def replies(body: Json) -> ScriptedAnswer:
     """By the first word of the goal: `say`, `ask`, `charge`, `lookup`; then it finishes with what came back."""
     turn = sum(message["role"] == "assistant" for message in body["messages"])
     said = str(body["messages"][0]["content"])
@@ -192,7 +192,7 @@ async def house(make_project: Callable[..., Project]) -> AsyncIterator[House]:
         project = make_project(ANTHROPIC_BASE_URL=model.base_url, **secrets)
         project.write("perdure.toml", PROJECT)
         project.write("agents/default.md", AGENT)
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             client = await Client.connect(server.address, data_converter=data_converter)
             await register_search_attributes(client)
             with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.problems import Failure
-from gateway.request_body import read_json
+from gateway.problems import ApiError
+from gateway.request_body import read_body_json
 from tests.gateway.conftest import Door
 
 BAD = {
@@ -26,22 +26,22 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_json_that_says_no_one_thing_is_refused(name: str) -> None:
-    with pytest.raises(Failure) as failure:
-        read_json(BAD[name])
+    with pytest.raises(ApiError) as failure:
+        read_body_json(BAD[name])
     assert failure.value.status_code == 400
     assert "limit" not in failure.value.detail
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "9" * 5000])
 def test_the_place_of_what_no_reader_agrees_on_is_told(number: str) -> None:
-    with pytest.raises(Failure) as failure:
-        read_json(f'{{"payload": {{"context": {{"sums": [{{"of": {number}}}]}}}}}}'.encode())
+    with pytest.raises(ApiError) as failure:
+        read_body_json(f'{{"payload": {{"context": {{"sums": [{{"of": {number}}}]}}}}}}'.encode())
     assert failure.value.field == "payload.context.sums.0.of"
     assert failure.value.detail.startswith("the body: payload.context.sums.0.of: ")
 
 
 def test_what_is_plain_is_taken() -> None:
-    assert read_json(rb'{"a": ["\ud83d\ude00", 1.5, null, -3]}') == {"a": ["😀", 1.5, None, -3]}
+    assert read_body_json(rb'{"a": ["\ud83d\ude00", 1.5, null, -3]}') == {"a": ["😀", 1.5, None, -3]}
 
 
 @pytest.mark.parametrize("name", [name for name in BAD if name != "nothing"])

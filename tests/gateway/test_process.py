@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import httpx
 
-from devserver import embedded
+from devserver import embedded_server
 from tests.e2e.conftest import Project, until
 from tests.gateway.conftest import make_token
 
@@ -41,7 +41,7 @@ async def test_without_temporal_it_says_so_and_lives(make_project: Callable[...,
     project = make_project()
     token = await asyncio.to_thread(make_token, project, "me", "runs:start", "runs:read")
     with ExitStack() as stack:
-        async with embedded(project.home) as server:
+        async with embedded_server(project.home) as server:
             process = stack.enter_context(project.running("gateway", "--port", "0", TEMPORAL_ADDRESS=server.address))
             url = process.until("gateway").split()[1]
             process.until("Ctrl-C")

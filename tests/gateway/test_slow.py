@@ -16,27 +16,27 @@ import gateway.routes.sse
 import gateway.server
 from activities.security.secrets import NO_SECRETS
 from gateway.app import make_app
-from gateway.auth import Gateway, Here, Route
-from gateway.problems import Failure
+from gateway.auth import CurrentGateway, Gateway, ScopedRoute
+from gateway.problems import ApiError
 from gateway.request_body import BoundedBodies
-from gateway.routes.sse import MOST_STREAMS, Stream, followed
-from gateway.server import listen, serve
+from gateway.routes.sse import MAX_STREAMS, EventStream, open_event_stream
+from gateway.server import open_listener, serve_gateway
 from gateway.tokens import Tokens
 from tests.e2e.conftest import until
 
 
 def app_of(here: Gateway) -> FastAPI:
     app = make_app(here)
-    router = APIRouter(route_class=Route)
+    router = APIRouter(route_class=ScopedRoute)
 
-    @router.get("/flood", response_class=Stream, status_code=200)
-    async def flood(here: Here, patience: float = 0.5) -> Stream:
+    @router.get("/flood", response_class=EventStream, status_code=200)
+    async def flood(here: CurrentGateway, patience: float = 0.5) -> EventStream:
         async def endless() -> AsyncGenerator[bytes]:
             while True:
                 await asyncio.sleep(0)  # or it would hold up the loop when its client is gone
                 yield b"data: " + b"x" * 65536 + b"\n\n"
 
-        return Stream(endless(), here, patience)
+        return EventStream(endless(), here, patience)
 
     @router.post("/read")
     async def read(request: Request) -> dict[str, int]:
@@ -58,8 +58,8 @@ async def serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterat
     monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 0.5)
     patient = BoundedBodies.__init__
     monkeypatch.setattr(BoundedBodies, "__init__", lambda self, app: patient(self, app, patience=0.5))
-    with listen("127.0.0.1", 0) as listener:
-        running = asyncio.create_task(serve(here, listener))
+    with open_listener("127.0.0.1", 0) as listener:
+        running = asyncio.create_task(serve_gateway(here, listener))
         try:
             yield here, listener.getsockname()[1]
         finally:
@@ -184,9 +184,9 @@ async def test_a_bug_is_told_as_a_problem_without_its_words(monkeypatch: pytest.
 
 
 async def test_one_stream_too_many_is_refused(tmp_path: Any) -> None:
-    here = Gateway(SimpleNamespace(), Tokens(tmp_path / "tokens.json"), streams=MOST_STREAMS)  # type: ignore[arg-type]
-    with pytest.raises(Failure) as failure:
-        followed(here, "a", None)
+    here = Gateway(SimpleNamespace(), Tokens(tmp_path / "tokens.json"), streams=MAX_STREAMS)  # type: ignore[arg-type]
+    with pytest.raises(ApiError) as failure:
+        open_event_stream(here, "a", None)
     assert (failure.value.status_code, failure.value.kind) == (429, "too-many-streams")
 
 
@@ -200,7 +200,7 @@ async def test_a_silent_stream_says_that_it_lives_and_ends_when_told(monkeypatch
         yield 2
         await asyncio.Event().wait()
 
-    paced = gateway.routes.sse._paced(values(), stopping)
+    paced = gateway.routes.sse._with_keep_alive(values(), stopping)
     assert [await anext(paced) for _ in range(3)] == [1, None, None]
     more.set()
     while (value := await anext(paced)) is None:

@@ -13,7 +13,16 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.tokens import Scope, Token, Tokens, Unreadable, digest, entry_of, new_token, tokens_of
+from gateway.tokens import (
+    Scope,
+    Token,
+    TokenFileError,
+    Tokens,
+    format_token_entry,
+    new_token,
+    read_tokens,
+    token_digest,
+)
 from settings import ProjectError
 from tests.e2e.conftest import Project
 from tests.gateway.conftest import Door, House, make_token
@@ -131,7 +140,7 @@ def test_only_the_hash_is_kept_in_a_file_of_the_owner(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert written not in path.read_text()
     [kept] = json.loads(path.read_text())["tokens"]
-    assert (kept["sha256"], kept["scopes"]) == (digest(written), ["runs:start", "runs:read"])
+    assert (kept["sha256"], kept["scopes"]) == (token_digest(written), ["runs:start", "runs:read"])
     listed = project.perdure("token", "list", "--json")
     assert written not in listed.out
     assert json.loads(listed.out)["name"] == "ci"
@@ -150,7 +159,7 @@ def test_a_token_of_the_environment_needs_no_file(tmp_path: Path) -> None:
     project = Project(tmp_path)
     made = json.loads(project.perdure("token", "create", "box", "--scope", "runs:read", "--env", "--json").out)
     assert not (project.home / "tokens.json").exists()
-    found = tokens_of(tmp_path, {"PERDURE_TOKENS": made["entry"]}).holder(made["token"], NOW)
+    found = read_tokens(tmp_path, {"PERDURE_TOKENS": made["entry"]}).find_token(made["token"], NOW)
     assert found is not None
     assert (found.name, found.scopes) == ("box", (Scope.read,))
 
@@ -160,7 +169,7 @@ def test_a_token_of_the_environment_needs_no_file(tmp_path: Path) -> None:
 )
 def test_a_bad_entry_of_the_environment_is_told_without_itself(tmp_path: Path, text: str) -> None:
     with pytest.raises(ProjectError, match="entry 1") as error:
-        tokens_of(tmp_path, {"PERDURE_TOKENS": text})
+        read_tokens(tmp_path, {"PERDURE_TOKENS": text})
     assert text not in str(error.value)
 
 
@@ -168,8 +177,8 @@ def test_an_expired_token_is_nobodys(tmp_path: Path) -> None:
     tokens = Tokens(tmp_path / "tokens.json")
     written, token = new_token("ci", (Scope.read,), timedelta(days=30))
     tokens.add(token)
-    assert tokens.holder(written, NOW) is not None
-    assert tokens.holder(written, NOW + timedelta(days=31)) is None
+    assert tokens.find_token(written, NOW) is not None
+    assert tokens.find_token(written, NOW + timedelta(days=31)) is None
 
 
 def test_a_file_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
@@ -178,8 +187,8 @@ def test_a_file_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
     written, token = new_token("ci", (Scope.read,), None)
     tokens.add(token)
     path.write_text('{"tokens": [{"name": "ci"}]}')
-    with pytest.raises(Unreadable, match="sha256"):
-        tokens.holder(written, NOW)
+    with pytest.raises(TokenFileError, match="sha256"):
+        tokens.find_token(written, NOW)
 
 
 def test_many_at_once_lose_no_token(tmp_path: Path) -> None:
@@ -190,18 +199,18 @@ def test_many_at_once_lose_no_token(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(24)))
-    assert len(Tokens(path).all()) == 24
+    assert len(Tokens(path).read_all()) == 24
 
 
 def test_entries_say_what_they_were_made_of() -> None:
     token = Token(name="a", sha256="0" * 64, scopes=(Scope.start, Scope.answer))
-    assert entry_of(token) == f"a:{'0' * 64}:runs:start+human:answer"
+    assert format_token_entry(token) == f"a:{'0' * 64}:runs:start+human:answer"
 
 
 def test_an_entry_names_the_platforms_of_events(tmp_path: Path) -> None:
     written, token = new_token("a", (Scope.start, Scope.publish), None, ("Slack", "discord"))
-    assert entry_of(token).endswith(":runs:start+events:publish:slack+discord")
-    held = tokens_of(tmp_path, {"PERDURE_TOKENS": entry_of(token)}).holder(written, NOW)
+    assert format_token_entry(token).endswith(":runs:start+events:publish:slack+discord")
+    held = read_tokens(tmp_path, {"PERDURE_TOKENS": format_token_entry(token)}).find_token(written, NOW)
     assert held is not None
     assert (held.scopes, held.platforms) == ((Scope.start, Scope.publish), ("slack", "discord"))
 
@@ -212,10 +221,10 @@ def test_a_file_that_others_may_open_lets_nobody_in(tmp_path: Path, mode: int) -
     written = make_token(project, "ci", "runs:read")
     path = project.home / "tokens.json"
     tokens = Tokens(path)
-    assert tokens.holder(written, NOW) is not None
+    assert tokens.find_token(written, NOW) is not None
     path.chmod(mode)
-    with pytest.raises(Unreadable, match="chmod 600"):
-        tokens.holder(written, NOW)
+    with pytest.raises(TokenFileError, match="chmod 600"):
+        tokens.find_token(written, NOW)
     for command in (("token", "list"), ("gateway", "--port", "0")):
         done = project.perdure(*command)
         assert (done.code, done.err.count("\n"), "chmod 600" in done.err) == (1, 1, True)

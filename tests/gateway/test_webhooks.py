@@ -18,8 +18,8 @@ from contracts.topic import Event
 from decisions.followup import topic as topic_rules
 from decisions.followup.topic import platform_name
 from decisions.ids import topic_key, topic_workflow_id
-from gateway.signatures import GITHUB_WINDOW, WINDOW, Challenge, Ignored, Unusable, Webhook, webhooks_of
-from settings import ProjectError, load
+from gateway.signatures import GITHUB_WINDOW, WINDOW, Challenge, IgnoredEvent, InvalidEventError, Webhook, read_webhooks
+from settings import ProjectError, load_settings
 from settings.file import WebhookSettings
 from tests.gateway.conftest import PLAIN_SECRET, SECRET, Door
 
@@ -47,9 +47,9 @@ def ago(seconds: float) -> str:
     return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat()
 
 
-def commented(comment: Json) -> Event | Ignored | Challenge:
+def commented(comment: Json) -> Event | IgnoredEvent | Challenge:
     said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
-    return Webhook("github", "s", frozenset({"github"})).read({"x-github-event": "issue_comment"}, said)
+    return Webhook("github", "s", frozenset({"github"})).read_event({"x-github-event": "issue_comment"}, said)
 
 
 def message(channel: str, text: str = "yes", reply_to: str = "m0") -> Json:
@@ -204,14 +204,14 @@ async def test_the_same_event_from_a_webhook_and_from_a_token_counts_once(door: 
 @pytest.mark.parametrize(
     ("value", "becomes"),
     [
-        ({"type": "event_callback", "event": {"type": "message", "subtype": "bot_message"}}, Ignored),
-        ({"type": "event_callback", "event": {"type": "reaction_added"}}, Ignored),
-        ({"type": "app_rate_limited"}, Ignored),
+        ({"type": "event_callback", "event": {"type": "message", "subtype": "bot_message"}}, IgnoredEvent),
+        ({"type": "event_callback", "event": {"type": "reaction_added"}}, IgnoredEvent),
+        ({"type": "app_rate_limited"}, IgnoredEvent),
         ({"type": "url_verification", "challenge": "x"}, Challenge),
     ],
 )
 def test_slack_events_that_are_no_message_of_a_person_are_ignored(value: Json, becomes: type) -> None:
-    assert isinstance(Webhook("slack", "s", frozenset({"slack"})).read({}, value), becomes)
+    assert isinstance(Webhook("slack", "s", frozenset({"slack"})).read_event({}, value), becomes)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_slack_events_that_are_no_message_of_a_person_are_ignored(value: Json, b
     ],
 )
 def test_what_is_no_event_of_slack_is_told_as_unusable(value: Any) -> None:
-    with pytest.raises(Unusable):
-        Webhook("slack", "s", frozenset({"slack"})).read({}, value)
+    with pytest.raises(InvalidEventError):
+        Webhook("slack", "s", frozenset({"slack"})).read_event({}, value)
 
 
 def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
     event = {"type": "message", "channel": "C", "user": "U", "text": "hi", "ts": "12.345678", "thread_ts": "11.1"}
-    read = Webhook("slack", "s", frozenset({"slack"})).read({}, {"type": "event_callback", "event": event})
+    read = Webhook("slack", "s", frozenset({"slack"})).read_event({}, {"type": "event_callback", "event": event})
     assert isinstance(read, Event)
     assert (read.data.ts, read.data.raw and read.data.raw["slack"]["replyToMessageId"]) == (12345, "11.1")
 
@@ -241,8 +241,8 @@ def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
     ("written", "becomes"),
     [
         ({"user": {"id": 3, "login": "ann", "type": "User"}, "performed_via_github_app": None}, Event),
-        ({"user": {"id": 9, "login": "perdure[bot]", "type": "Bot"}}, Ignored),
-        ({"user": {"id": 3, "login": "ann", "type": "User"}, "performed_via_github_app": {"id": 1}}, Ignored),
+        ({"user": {"id": 9, "login": "perdure[bot]", "type": "Bot"}}, IgnoredEvent),
+        ({"user": {"id": 3, "login": "ann", "type": "User"}, "performed_via_github_app": {"id": 1}}, IgnoredEvent),
     ],
 )
 def test_what_bots_and_apps_write_on_github_is_no_reply(written: Json, becomes: type) -> None:
@@ -256,12 +256,12 @@ def test_what_bots_and_apps_write_on_github_is_no_reply(written: Json, becomes: 
         ({"created_at": GITHUB_WINDOW - 60}, Event),
         ({"created_at": -200}, Event),
         ({"created_at": 5, "updated_at": 4}, Event),
-        ({"created_at": GITHUB_WINDOW + 5}, Ignored),
-        ({"created_at": -WINDOW - 60}, Ignored),
-        ({"created_at": "2019-01-01T00:00:00Z"}, Ignored),
-        ({"created_at": "2019-01-01T00:00:00Z", "updated_at": 5}, Ignored),
-        ({"created_at": 5, "updated_at": "2019-01-01T00:00:00Z"}, Ignored),
-        ({"created_at": 5, "updated_at": "9999-12-31T23:59:59Z"}, Ignored),
+        ({"created_at": GITHUB_WINDOW + 5}, IgnoredEvent),
+        ({"created_at": -WINDOW - 60}, IgnoredEvent),
+        ({"created_at": "2019-01-01T00:00:00Z"}, IgnoredEvent),
+        ({"created_at": "2019-01-01T00:00:00Z", "updated_at": 5}, IgnoredEvent),
+        ({"created_at": 5, "updated_at": "2019-01-01T00:00:00Z"}, IgnoredEvent),
+        ({"created_at": 5, "updated_at": "9999-12-31T23:59:59Z"}, IgnoredEvent),
     ],
 )
 def test_a_comment_on_github_counts_for_an_hour(changes: Json, becomes: type) -> None:
@@ -272,7 +272,7 @@ def test_a_comment_on_github_counts_for_an_hour(changes: Json, becomes: type) ->
 
 @pytest.mark.parametrize("created_at", ["2026-01-01T00:00:00", "soon", "", None, 0, [], "2026-01-01"])
 def test_a_comment_without_a_time_of_a_zone_is_no_event(created_at: Any) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(InvalidEventError):
         commented({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, "created_at": created_at})
 
 
@@ -284,7 +284,7 @@ def test_what_comes_again_is_known_longer_than_it_is_taken() -> None:
 @pytest.mark.parametrize("subtype", ["thread_broadcast", "file_share"])
 def test_a_slack_reply_that_is_shown_in_the_channel_too_or_has_a_file_is_one(subtype: str) -> None:
     event = {"type": "message", "subtype": subtype, "channel": "C", "user": "U", "ts": "12.3", "thread_ts": "11.1"}
-    read = Webhook("slack", "s", frozenset({"slack"})).read({}, {"type": "event_callback", "event": event})
+    read = Webhook("slack", "s", frozenset({"slack"})).read_event({}, {"type": "event_callback", "event": event})
     assert isinstance(read, Event)
 
 
@@ -292,9 +292,12 @@ def test_a_slack_reply_that_is_shown_in_the_channel_too_or_has_a_file_is_one(sub
 def test_a_webhook_without_a_usable_secret_does_not_start(environment: dict[str, str]) -> None:
     settings = WebhookSettings(scheme="standard", secret_env="HOOK", platforms=("discord",))
     with pytest.raises(ProjectError, match="HOOK"):
-        webhooks_of({"mine": settings}, environment)
+        read_webhooks({"mine": settings}, environment)
 
 
 def test_the_secret_of_a_webhook_is_redacted_whatever_its_variable_is_called(tmp_path: Path) -> None:
     (tmp_path / "perdure.toml").write_text('[gateway.webhooks.mine]\nscheme = "github"\nsecret_env = "HOOK"\n')
-    assert load({"HOOK": PLAIN_SECRET}, tmp_path).secrets.redact(f"it is {PLAIN_SECRET}") == "it is [redacted HOOK]"
+    assert (
+        load_settings({"HOOK": PLAIN_SECRET}, tmp_path).secrets.redact(f"it is {PLAIN_SECRET}")
+        == "it is [redacted HOOK]"
+    )

@@ -20,7 +20,7 @@ from contracts.run.question import QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.topic import Event
 from decisions.followup.kinds import KINDS
-from decisions.run.question import DECISIONS, DIRECTED
+from decisions.run.question import DIRECTED, QUESTION_DECISIONS
 from tests.reference.examples import EXAMPLES
 from tests.reference.failures import listed
 from tests.reference.fields import Fields
@@ -56,7 +56,7 @@ def decisions() -> str:
         (
             code(kind.value),
             kinds.get(kind.name, ""),
-            ", ".join(code(each.value) for each in DECISIONS[kind]) or "a text",
+            ", ".join(code(each.value) for each in QUESTION_DECISIONS[kind]) or "a text",
             "another direction" if kind in DIRECTED else "",
         )
         for kind in QuestionKind

@@ -5,8 +5,8 @@ from enum import StrEnum
 from contracts.conversation import LaneFault
 from contracts.failures import Escalation, RunFailure, Stop, ToolFault
 from contracts.followup import FollowUpFailure
-from contracts.reconcile import Problem
-from gateway.problems import Kind
+from contracts.reconcile import FindingKind
+from gateway.problems import ProblemKind
 from tests.reference.markdown import code, page, table
 from tests.reference.told import meanings
 
@@ -47,7 +47,7 @@ SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
     ("Follow-ups", FollowUpFailure, "A follow-up that ended Failed says one of these."),
     (
         "HTTP",
-        Kind,
+        ProblemKind,
         (
             "A refusal of the [gateway](http.md) is problem details (RFC 9457). Its status says most of it, and `type` "
             "is `about:blank` then; where it does not, `type` is `urn:perdure:` and one of these."
@@ -55,7 +55,7 @@ SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
     ),
     (
         "What the reconciler finds",
-        Problem,
+        FindingKind,
         (
             "Told by `perdure doctor` and the event `agent_run.reconcile`, each with what to do "
             "([when it looks](../architecture.md#the-reconciler))."

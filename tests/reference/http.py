@@ -13,7 +13,7 @@ from contracts.conversation import LaneView
 from contracts.run.state import RunView
 from gateway.app import ROUTERS, make_app
 from gateway.auth import Gateway
-from gateway.problems import Problem
+from gateway.problems import ProblemDetails
 from gateway.tokens import Scope
 from tests.reference import events, workflow
 from tests.reference.fields import Fields
@@ -23,7 +23,7 @@ from tests.reference.told import docstring, meanings
 INTRO = """\
 What `perdure gateway` serves. [The gateway](../gateway.md) says how to use it; `GET /openapi.json` describes the same
 as OpenAPI 3.1. A token goes into `Authorization: Bearer …`, a body has `Content-Type: application/json` and at most 1
-MiB. An answer of 400 or more is a [problem](#problem), but where it says otherwise."""
+MiB. An answer of 400 or more is a [problem](#problemdetails), but where it says otherwise."""
 
 IN_WORKFLOW = {model: f"workflow.md#{model.__name__.lower()}" for model in (RunView, LaneView)}
 ELSEWHERE = (
@@ -115,7 +115,7 @@ def _answers(route: APIRoute, operation: dict[str, Any]) -> str:
             refused.append(status)
         else:
             well.append(f"{status} {_answer(route, int(status), answer)}")
-    problems = f"; [problems](#problem) {', '.join(refused)}" if refused else ""
+    problems = f"; [problems](#problemdetails) {', '.join(refused)}" if refused else ""
     return ", ".join(well) + problems
 
 
@@ -130,4 +130,4 @@ def _answer(route: APIRoute, status: int, answer: dict[str, Any]) -> str:
 
 def _shapes(routes: list[APIRoute]) -> list[type[BaseModel]]:
     answers = [each for route in routes for each in workflow.models_in(route.response_model)]
-    return [*(each for each in dict.fromkeys(answers) if not _where(each)), Problem]
+    return [*(each for each in dict.fromkeys(answers) if not _where(each)), ProblemDetails]

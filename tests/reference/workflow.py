@@ -25,7 +25,7 @@ from contracts.followup import FollowUpState
 from contracts.mail.mailbox import DeadLetter, MailboxStart, MailboxView
 from contracts.run.journal import Journal
 from contracts.run.state import RunStatus, RunView
-from contracts.run.transcript import Page
+from contracts.run.transcript import TranscriptPage
 from contracts.run.turn import TURN_MARGIN
 from contracts.tool import CALL_MARGIN, Effect
 from contracts.topic import TopicState
@@ -62,7 +62,7 @@ OTHER_IDS = (
     ("a run that resumes another", code(ids.resumed_id("<run id>")), "resuming twice finds the same run"),
     ("the run of a subtask", code("<run id>.<step>-<subtask>"), "where that is too long, `d-<digest>`"),
     ("the key of a call", code(ids.request_key("<run id>", 3).replace("3", "<step>")), "the same on every attempt"),
-    ("a schedule", code(ids.schedule_id("<name>")), "its runs are `<name>-<time>`"),
+    ("a schedule", code(ids.run_schedule_id("<name>")), "its runs are `<name>-<time>`"),
 )
 INPUTS = {
     "AgentRun": "[`agentic.start`](events.md#agenticstart) or [`agentic.resume`](events.md#agenticresume)",
@@ -75,7 +75,7 @@ INPUTS = {
 ANSWERS: tuple[type[BaseModel], ...] = (
     RunView,
     Journal,
-    Page,
+    TranscriptPage,
     LaneView,
     DelegationState,
     FollowUpState,
@@ -176,7 +176,7 @@ def _read_by(owner: type, function: Callable[..., Any], seen: frozenset[str]) ->
         if not (isinstance(call, ast.Call) and any("args" in ast.unparse(each) for each in call.args)):
             continue
         called = ast.unparse(call.func)
-        if called in (handlers.read.__name__, handlers.read_optional.__name__):
+        if called in (handlers.read_argument.__name__, handlers.read_optional_argument.__name__):
             yield names[ast.unparse(call.args[0])]
         elif called not in seen:
             own = (
@@ -249,7 +249,7 @@ They are on the task queue of their workflow, but for `carry`, which the bridges
 `mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
 close; a worker that is
 lost is noticed by the heartbeat. `open_run`, `join_conversation` and `close_segment` are local activities at first,
-once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them if that
+once and for {duration(policies.LOCAL_ACTIVITY["schedule_to_close_timeout"])} at most, and as the table has them if that
 fails. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
 
 Policy = Mapping[str, Any]
@@ -270,14 +270,14 @@ POLICIES: dict[str, Policy] = {
     "keep_result": policies.KEEPING,
     "notify": policies.SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},
     "watch_run": policies.WATCHING,
-    "answer_turn": policies.ANSWER,
+    "answer_turn": policies.ANSWERING_TURNS,
     "open_turn": policies.LOOK_BACK,
     "look_at_turns": policies.LOOKING_AT_TURNS,
     "carry": policies.CARRYING,
     "reconcile": {
-        "start_to_close_timeout": policies.MOST_LOOKING,
+        "start_to_close_timeout": policies.MAX_RECONCILE_TIME,
         "heartbeat_timeout": policies.HEARTBEAT,
-        "retry_policy": policies.LOOK_RETRIES,
+        "retry_policy": policies.RECONCILE_RETRIES,
     },
 }
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from activities.conversation import submit
+from activities.conversation import submit_to_lane
 from activities.storage.workspace import folder_name
 from contracts.conversation import SubmitRequest
 from decisions import ids
@@ -116,7 +116,7 @@ async def a_turn_that_chooses(it: World) -> Run:
     """Of a lane that closes after it."""
     chat = new_id()
     request = SubmitRequest.model_validate({"request_id": "a", "goal": "sum", "choices": CHOICES, "mailbox": "nobody"})
-    submitted = await submit(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
+    submitted = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
     run: Run = await begun(it, submitted)
     return run
 

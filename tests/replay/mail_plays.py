@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from contracts.conversation import TurnEnd
-from contracts.mail.commands import Done, Order
+from contracts.mail.commands import BridgeResult, BridgeTask
 from contracts.mail.delivery import Stage
 from contracts.mail.mailbox import Delivery
 from decisions import ids
@@ -34,9 +34,9 @@ def bridge_of(it: World, box: Run) -> Carrier:
     return Carrier(it, box.id.removeprefix(ids.mailbox_workflow_id("")))
 
 
-def _taken(order: Order) -> Done:
+def _taken(order: BridgeTask) -> BridgeResult:
     """`blocked` asks for an input, and the others run."""
-    return Done(run_id=f"run-of-{order.letter.message_id}", is_blocked=order.letter.message_id == "blocked")
+    return BridgeResult(run_id=f"run-of-{order.letter.message_id}", is_blocked=order.letter.message_id == "blocked")
 
 
 async def everything_is_said_to_it(it: World, box: Run) -> None:
@@ -69,7 +69,7 @@ async def everything_is_said_to_it(it: World, box: Run) -> None:
 async def its_runs_are_looked_at(it: World, box: Run) -> None:
     """One that never begins, whose lane is nowhere."""
     bridge = bridge_of(it, box)
-    bridge.answers["take"] = lambda _: Done(run_id="never", at=datetime(2026, 1, 1, tzinfo=UTC))  # long ago
+    bridge.answers["take"] = lambda _: BridgeResult(run_id="never", at=datetime(2026, 1, 1, tzinfo=UTC))  # long ago
     async with bridge.working():
         await bridge.deliver(message("a"))
         await bridge.until(lambda view: bool(view.recent) and not view.orders)

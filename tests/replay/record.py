@@ -16,8 +16,8 @@ from time import monotonic
 
 from temporalio.client import Client, WorkflowFailureError
 
-from perdure.client.runs import ended
-from perdure.process.shutdown import leave
+from perdure.client.runs import wait_for_run_end
+from perdure.process.shutdown import exit_now
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
 from tests.workflows.conftest import World, worlds
@@ -72,7 +72,7 @@ async def how_it_ended(client: Client, workflow_id: str, kind: str) -> str:
         except WorkflowFailureError:
             return "cancelled"
         return result["status"]
-    end = await ended(client, workflow_id)
+    end = await wait_for_run_end(client, workflow_id)
     why = end.kind or (end.event or {}).get("payload", {}).get("reason")
     return f"{end.status} {why}" if why else end.status
 
@@ -120,4 +120,4 @@ async def main() -> None:
 if __name__ == "__main__":
     asyncio.run(main())
     sys.stdout.flush()
-    leave(0)
+    exit_now(0)

@@ -16,19 +16,19 @@ from uuid import uuid4
 from temporalio.api.enums.v1 import EventType
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.ledger import Entry
-from activities.followup.topic import publish
+from activities.effects.ledger import LedgerEntry
+from activities.followup.topic import signal_event
 from activities.model.price import Price
-from activities.run.snapshot import snapshot_of
+from activities.run.snapshot import read_snapshot
 from activities.storage.store import LocalStore
-from activities.tools.interface import Guarded
+from activities.tools.interface import PreflightTool
 from contracts.agent import Agent
 from contracts.failures import ToolFault
 from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
 from decisions.tool_requests import nonce_of
-from perdure.client.runs import ended, fork, resume
-from perdure.testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
+from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.testkit.model_server import Reply, Script, ScriptedAnswer, SlowReply, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.replay import lane_plays, mail_plays
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
@@ -81,10 +81,10 @@ late_vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, timeout=timedelt
 guarded = partial(ScriptedTool, "charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
 
 
-class Redefined(ScriptedTool, Guarded):
+class Redefined(ScriptedTool, PreflightTool):
     """A tool whose server has another definition of it than the accepted one."""
 
-    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         if accepts == "another":
             return None
         error = ToolError(kind=ToolFault.changed, message="charge is defined otherwise now", definition="another")
@@ -123,7 +123,7 @@ def lost_after_its_record() -> ScriptedTool:
     def behave(arguments: Any, context: Any) -> str:
         store = LocalStore(context.workspace)
         execution = store.names("ledger")[0].partition("-")[0]  # of the claim
-        page = Entry(store, context.idempotency_key, context.step, execution=execution)
+        page = LedgerEntry(store, context.idempotency_key, context.step, execution=execution)
         page.record(ToolOutcome(result="charged"))
         raise ApplicationError("worker is shutting down", type="WorkerShutdown")
 
@@ -222,7 +222,7 @@ async def stops_a_summary(it: World, run: Run) -> None:
 async def delivers(it: World, run: Run) -> None:
     """A result that brings back the nonce of its request, as the gateway takes it."""
     await it.until_pending(run, 1)
-    state = (await snapshot_of(run)).state
+    state = (await read_snapshot(run)).state
     payload = {"run_id": run.id.removeprefix("run:"), "step": 1, "tool": "vote", "status": "ok", "result": "yes"}
     event = {"type": "agentic.tool_result", "payload": payload, "nonce": nonce_of(state, state.calls[0])}
     await run.execute_update("deliver_result", event)
@@ -272,24 +272,24 @@ async def moves_and_is_told(it: World, run: Run) -> None:
 
 async def resumes(it: World) -> Run:
     run = await it.start_raw(GOAL)
-    await ended(it.client, run.id)
-    return await resume(it.client, it.queue, run.id)
+    await wait_for_run_end(it.client, run.id)
+    return await resume_run(it.client, it.queue, run.id)
 
 
 async def resumes_edited(it: World) -> Run:
     """The agent has another prompt by the time its run is resumed."""
     run = await it.start_raw(GOAL)
-    await ended(it.client, run.id)
+    await wait_for_run_end(it.client, run.id)
     agents = it.project.agents
     assert isinstance(agents, dict)
     agents["default"] = agents["default"].model_copy(update={"prompt": "Be brief."})
-    return await resume(it.client, it.queue, run.id)
+    return await resume_run(it.client, it.queue, run.id)
 
 
 async def forks(it: World) -> Run:
     run = await it.start_raw(GOAL)
-    await ended(it.client, run.id)
-    return await fork(it.client, it.queue, run.id, 1, "look closer")
+    await wait_for_run_end(it.client, run.id)
+    return await fork_run(it.client, it.queue, run.id, 1, "look closer")
 
 
 LEDGER = Path("full") / ".store" / "ledger"  # of the run "full"
@@ -332,7 +332,7 @@ def forced_in(body: dict[str, Any]) -> str | None:
     return name
 
 
-def circling(body: dict[str, Any]) -> Answer:
+def circling(body: dict[str, Any]) -> ScriptedAnswer:
     """Searches the same for ever, until it is told otherwise."""
     if forced_in(body) == "reframe":
         return REFRAME
@@ -341,15 +341,15 @@ def circling(body: dict[str, Any]) -> Answer:
     return FINISH if ATTIC in str(body["messages"]) else calls(("search", {"q": "x"}))
 
 
-def unforced(body: dict[str, Any]) -> Answer:
+def unforced(body: dict[str, Any]) -> ScriptedAnswer:
     """Of a provider that forces nothing."""
     return FINISH if "keep going" in str(body["messages"]) else calls(("search", {"q": "x"}))
 
 
-def reading(summary: Reply | Slow) -> Callable[[dict[str, Any]], Answer]:
+def reading(summary: Reply | SlowReply) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Reads sixteen pages, or until it is told otherwise."""
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if "You summarise" in str(body["system"]):
             return summary
         if forced_in(body) == "ask_human":
@@ -432,10 +432,12 @@ BEGUN = {
 }
 
 
-def leading(delegates: Reply, *, a: Answer = FINISH, b: Answer = FINISH) -> Callable[[dict[str, Any]], Answer]:
+def leading(
+    delegates: Reply, *, a: ScriptedAnswer = FINISH, b: ScriptedAnswer = FINISH
+) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """The lead delegates once, and the writer answers `a` or `b`."""
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if "I am the writer" in str(body["system"]):
             return a if "Do a" in str(body["messages"]) else b
         return FINISH if len(body["messages"]) > 1 else delegates
@@ -478,7 +480,7 @@ async def replies_and_answers(it: World, run: Run) -> None:
     await is_blocked(it, run)
     await run.signal("human_input", {"text": "noon", "question_id": "t3"})
     for _ in range(2):
-        await publish(it.client, it.queue, Event.model_validate(reply_to(name)))
+        await signal_event(it.client, it.queue, Event.model_validate(reply_to(name)))
     await run.execute_update("answer", {"text": "yes"})
 
 
@@ -502,7 +504,7 @@ async def bothers_a_follow_up(it: World, run: Run) -> None:
     for number in range(60):
         await run.signal("task_resolved", {"taskId": "t1", "event": reply_to("another", messageId=f"r{number}")})
         await it.state(run)
-    await publish(it.client, it.queue, Event.model_validate(reply_to(name)))
+    await signal_event(it.client, it.queue, Event.model_validate(reply_to(name)))
 
 
 async def is_resumed_under_a_used_id(it: World, run: Run) -> None:
@@ -520,7 +522,7 @@ async def topic_of_a_follow_up(it: World) -> Run:
 async def meets(it: World, run: Run) -> None:
     message = run.id.rpartition(":")[2]
     await run.signal("no_such_signal")
-    await publish(it.client, it.queue, Event.model_validate(reply_to(message)))
+    await signal_event(it.client, it.queue, Event.model_validate(reply_to(message)))
     await it.client.get_workflow_handle(f"wf:{message}").result()
     await run.cancel()  # or it would wait for another event, a day long
 

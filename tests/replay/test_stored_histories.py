@@ -19,16 +19,16 @@ from activities.delegation import Delegations
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
 from activities.model.turn import Turns
-from activities.reconcile.reconcile import Reconciliations
-from activities.run.files import Runs
+from activities.reconcile.reconcile import Reconciler
+from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
-from activities.run.status import Standings
+from activities.run.status import RunWatcher
 from activities.tools.call import ToolCalls
 from activities.tools.queue import QueueResults
 from contracts.failures import Escalation, RunFailure
 from contracts.followup import FollowUpFailure
 from contracts.run.state import RunStatus
-from decisions.run.question import DECISIONS
+from decisions.run.question import QUESTION_DECISIONS
 from perdure.converter import data_converter
 from perdure.process.workflows import WORKFLOWS, workflow_runner
 from tests.replay.altered import Deprecated, Patched, Unguarded
@@ -52,11 +52,11 @@ SPOKEN_TO = [
 OWNERS = (
     Turns,
     ToolCalls,
-    Runs,
+    RunFiles,
     Inheritances,
-    Reconciliations,
+    Reconciler,
     FollowUps,
-    Standings,
+    RunWatcher,
     Delegations,
     Conversations,
     Mailboxes,
@@ -144,7 +144,7 @@ def wanted() -> set[str]:
         *(f"failed {kind}" for kind in (*RunFailure, *FollowUpFailure)),
         *(f"status {status}" for status in RunStatus),
         *(f"waits human: {about}" for about in WAITS),
-        *(f"decision {decision}" for decisions in DECISIONS.values() for decision in decisions),
+        *(f"decision {decision}" for decisions in QUESTION_DECISIONS.values() for decision in decisions),
     } - NOT_RECORDED
 
 

@@ -27,11 +27,11 @@ from activities.tools.interface import Tool
 from contracts.agent import Agent
 from contracts.run.events import StartEvent
 from contracts.run.limits import LimitOverrides
-from perdure.client.runs import start
+from perdure.client.runs import start_or_get_run
 from perdure.process.workflows import WORKFLOWS, workflow_runner
 from perdure.testkit.model_server import Script, ScriptedModel
 from settings import Deployment, WorkerSettings
-from worker import build
+from worker import build_worker
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 PATIENCE = 20.0  # seconds for what takes milliseconds
@@ -67,7 +67,7 @@ class World:
 
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, **payload}})
-        run = await start(self.client, self.queue, event, run_id or uuid4().hex[:12])
+        run = await start_or_get_run(self.client, self.queue, event, run_id or uuid4().hex[:12])
         self.started.append(run.id)
         return run
 
@@ -105,7 +105,7 @@ class World:
         sizes = WorkerSettings(max_cached_workflows=1000 if self.caches else 0, max_concurrent_activities=slots)
         with patch("worker.WORKFLOWS", workflows):
             reader = self.within(MessagesModel(model))
-            worker = build(client or self.client, self.project, self.queue, reader, deployment, observers, sizes)
+            worker = build_worker(client or self.client, self.project, self.queue, reader, deployment, observers, sizes)
         async with model, _leaving(worker):
             yield
 

@@ -13,7 +13,7 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from activities.followup.outbox import Outbox
-from activities.followup.topic import publish
+from activities.followup.topic import signal_event
 from contracts.topic import Event
 from perdure.process.workflows import WORKFLOWS
 from perdure.testkit.model_server import Script, calls
@@ -119,7 +119,7 @@ class Followed:
         return {"type": "evt.adapter.message.created", "data": data}
 
     async def publish(self, event: dict[str, Any]) -> str:
-        topic = await publish(self.it.client, self.it.queue, Event.model_validate(event))
+        topic = await signal_event(self.it.client, self.it.queue, Event.model_validate(event))
         if topic not in self.it.started:
             self.it.started.append(topic)
         return topic

@@ -19,7 +19,7 @@ def new_id() -> str:
 
 async def say(it: Any, conversation: str, goal: str, request_id: str = "", **fields: Any) -> Submitted:
     request = SubmitRequest.model_validate({"request_id": request_id or uuid4().hex[:8], "goal": goal, **fields})
-    submitted = await lanes.submit(it.client, it.queue, conversation, request)
+    submitted = await lanes.submit_with_retry(it.client, it.queue, conversation, request)
     it.started.append(ids.conversation_workflow_id(conversation))
     it.started.append(ids.run_workflow_id(submitted.run_id))
     return submitted
@@ -55,7 +55,7 @@ def lane_of(it: Any, conversation: str) -> Any:
 
 
 async def look(it: Any, conversation: str) -> LaneView:
-    view = await lanes.look(it.client, conversation)
+    view = await lanes.query_lane(it.client, conversation)
     assert view is not None
     return view
 

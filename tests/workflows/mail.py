@@ -15,8 +15,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from contracts.conversation import TurnEnd
-from contracts.mail.commands import Carried, CarryRequest, Done, Order
-from contracts.mail.delivery import Letter
+from contracts.mail.commands import BridgeBatch, BridgeResult, BridgeResults, BridgeTask
+from contracts.mail.delivery import InboxMessage
 from contracts.mail.mailbox import DeadLetter, Delivered, DeliverRequest, Delivery, MailboxView, TurnEnded
 from contracts.mail.message import TaskHead
 from decisions import ids
@@ -34,13 +34,13 @@ def message(
     return Delivery(
         file=file or f"{name}.md",
         plan=plan,
-        sha256=ids.letter_key(name, content) + "0" * 44,
+        sha256=ids.message_key(name, content) + "0" * 44,
         head=TaskHead.model_validate(head),
         **fields,
     )
 
 
-def told(agent: str, letter: Letter, end: TurnEnd = TurnEnd.completed) -> dict[str, Any]:
+def told(agent: str, letter: InboxMessage, end: TurnEnd = TurnEnd.completed) -> dict[str, Any]:
     """The word of a lane about the end of a letter's run."""
     request_id = ids.mail_request_id(letter.key, letter.attempt)
     run_id = run_of(agent, letter.task, letter.key, letter.attempt)
@@ -54,11 +54,11 @@ class Carrier:
         self.it = it
         self.agent = agent
         self.folder = folder or f"folder-{uuid4().hex[:8]}"
-        self.orders: list[Order] = []
+        self.orders: list[BridgeTask] = []
         self.at_a_time: list[int] = []
         self.at_once = self.most_at_once = 0
         self.ends: TurnEnd | None = TurnEnd.completed
-        self.answers: dict[str, Callable[[Order], Done]] = {}
+        self.answers: dict[str, Callable[[BridgeTask], BridgeResult]] = {}
         self.failures: list[Exception] = []
         self.raw: list[Any] = []  # answered instead
         self.gate = asyncio.Event()
@@ -74,7 +74,7 @@ class Carrier:
         return [(str(each.kind), each.letter.file) for each in self.orders if not kinds or each.kind in kinds]
 
     @activity.defn(name="carry")
-    async def carry(self, request: CarryRequest) -> Any:
+    async def carry(self, request: BridgeBatch) -> Any:
         self.at_a_time.append(len(request.orders))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -83,7 +83,7 @@ class Carrier:
         finally:
             self.at_once -= 1
 
-    async def _carried(self, request: CarryRequest) -> Any:
+    async def _carried(self, request: BridgeBatch) -> Any:
         while not self.gate.is_set():
             activity.heartbeat()
             await asyncio.sleep(0.05)
@@ -92,18 +92,18 @@ class Carrier:
         if self.raw:
             return self.raw.pop(0)
         self.orders += request.orders
-        return Carried(done=tuple(await asyncio.gather(*map(self._one, request.orders))))
+        return BridgeResults(done=tuple(await asyncio.gather(*map(self._one, request.orders))))
 
-    async def _one(self, order: Order) -> Done:
+    async def _one(self, order: BridgeTask) -> BridgeResult:
         if (answer := self.answers.get(order.kind)) is not None:
             return answer(order)
         letter = order.letter
         if order.kind != "take":
-            return Done()
+            return BridgeResult()
         if self.ends is not None:
             await self.box.signal("turn_ended", told(self.agent, letter, self.ends))
         run_id = run_of(self.agent, letter.task, letter.key, letter.attempt)
-        return Done(run_id=run_id, at=datetime.now(UTC))
+        return BridgeResult(run_id=run_id, at=datetime.now(UTC))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

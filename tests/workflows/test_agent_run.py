@@ -6,7 +6,7 @@ from typing import Any
 from contracts.run.events import StartEvent
 from contracts.run.state import RunStatus
 from contracts.tool import Effect, ToolKind
-from perdure.client.runs import ended, start
+from perdure.client.runs import start_or_get_run, wait_for_run_end
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
 
@@ -125,7 +125,7 @@ async def test_completion_emits_exactly_one_agent_completed(world: Any, tmp_path
     async with world([calls(("look", {})), FINISH], ScriptedTool("look")) as it:
         run = await it.start(run_id="once")
         event = await run.result()
-        found = await ended(it.client, "once")
+        found = await wait_for_run_end(it.client, "once")
     assert (found.status, found.event) == (RunStatus.completed, event)
     assert (tmp_path / "once" / "trace.jsonl").read_text().count("agent.completed") == 1
 
@@ -241,9 +241,9 @@ async def test_twenty_starts_with_one_dedupe_key_are_one_run(world: Any) -> None
         event = StartEvent.model_validate(
             {"type": "agentic.start", "payload": {"goal": "x"}, "dedupe_key": f"agentic:start:{it.queue}"}
         )
-        handles = await asyncio.gather(*(start(it.client, it.queue, event) for _ in range(20)))
+        handles = await asyncio.gather(*(start_or_get_run(it.client, it.queue, event) for _ in range(20)))
         results = [await handle.result() for handle in handles]
-        late = await start(it.client, it.queue, event)
+        late = await start_or_get_run(it.client, it.queue, event)
         assert await late.result() == results[0]
         assert len(it.model.requests) == 1
     assert len({handle.id for handle in (*handles, late)}) == 1

@@ -14,19 +14,19 @@ from rich.console import Console
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.model.price import Price, cost
+from activities.model.price import Price, call_cost
 from contracts.failures import Escalation
 from contracts.run.events import StartEvent
 from contracts.run.state import RunState
 from contracts.run.turn import Usage
-from decisions.text.formatting import details
-from perdure.client.run_list import find
-from perdure.client.runs import ended, fork, resume
-from perdure.client.runs import state as state_of
+from decisions.text.formatting import run_details
+from perdure.client.run_list import find_run
+from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.client.runs import query_run_state as state_of
 from perdure.terminal.report import print_run
-from perdure.testkit.model_server import Answer, Reply, calls, fails, says
+from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
-from settings import ProjectError, load
+from settings import ProjectError, load_settings
 
 FINISH = calls(("finish", {"outcome": "done"}))
 PRICE = Price(input=1.0, output=5.0, cache_read=0.1, cache_write=1.25)
@@ -41,12 +41,12 @@ def is_summary(body: dict[str, Any]) -> bool:
     return "You summarise the earlier part" in str(body["system"])
 
 
-def reading(summary: Answer | None = None) -> Callable[[dict[str, Any]], Answer]:
+def reading(summary: ScriptedAnswer | None = None) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Reads for ever, or until a summary was asked for."""
     numbers = itertools.count()
-    summaries: list[Answer] = []
+    summaries: list[ScriptedAnswer] = []
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if summary is not None and is_summary(body):
             summaries.append(summary)
             return summary
@@ -85,7 +85,7 @@ async def test_one_call_at_most_goes_beyond_a_budget_of_money(world: Any, budget
     async with world(reading(), reads(), prices={"scripted": PRICE}, budget_usd=budget, max_steps=99) as it:
         run = await it.start()
         event = await result(run)
-        each = [cost(usage, PRICE) or 0 for usage in await spent(it, run)]
+        each = [call_cost(usage, PRICE) or 0 for usage in await spent(it, run)]
         state = await it.state(run)
         assert len(it.model.requests) == len(each)
     assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", Escalation.money_budget)
@@ -106,14 +106,14 @@ async def test_without_a_price_only_tokens_are_limited_and_a_person_is_told(worl
         event = await result(run)
         snapshot = await run.query("snapshot")
         found, view, end = (
-            await find(it.client, run.id),
+            await find_run(it.client, run.id),
             await state_of(it.client, run.id),
-            await ended(it.client, run.id),
+            await wait_for_run_end(it.client, run.id),
         )
         assert view is not None
         assert view.cost_usd is None
     assert event["type"] == "agent.completed"
-    assert "USD unknown, scripted has no price" in details(RunState.model_validate(snapshot["state"]))
+    assert "USD unknown, scripted has no price" in run_details(RunState.model_validate(snapshot["state"]))
     screen = io.StringIO()
     print_run(Console(file=screen, width=200), found, view, end, Path("/nowhere"))
     assert "USD unknown" in screen.getvalue()
@@ -153,7 +153,7 @@ async def test_a_fork_has_a_budget_of_its_own_and_a_resumed_run_what_is_left(wor
 
     broken = [True]
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         turn = sum(message["role"] == "assistant" for message in body["messages"])
         if turn >= 2 and broken:
             return fails(401, type="authentication_error")
@@ -166,8 +166,8 @@ async def test_a_fork_has_a_budget_of_its_own_and_a_resumed_run_what_is_left(wor
         used = Usage(**(await it.state(run))["usage"]).total
         broken.clear()
         resumed, forked = (
-            await resume(it.client, it.queue, run.id),
-            await fork(it.client, it.queue, run.id, 1, None),
+            await resume_run(it.client, it.queue, run.id),
+            await fork_run(it.client, it.queue, run.id, 1, None),
         )
         it.started += [resumed.id, forked.id]
         assert (await result(resumed))["payload"]["reason"] == Escalation.token_budget
@@ -193,7 +193,7 @@ def test_a_budget_of_nothing_is_refused_by_the_line_in_the_settings(tmp_path: Pa
     written = json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
     (tmp_path / "perdure.toml").write_text(f"[limits]\nmax_steps = 5\n{name} = {written}\n")
     with pytest.raises(ProjectError, match=rf"perdure.toml, line 3: limits.{name}: ") as refused:
-        load({}, tmp_path)
+        load_settings({}, tmp_path)
     assert "\n" not in str(refused.value)
 
 
@@ -203,7 +203,7 @@ def test_a_budget_of_nothing_is_refused_in_an_agent_file(tmp_path: Path, name: s
     written = json.dumps(value).replace("NaN", ".nan").replace("Infinity", ".inf")
     (tmp_path / "agents/thrifty.md").write_text(f"---\nlimits: {{{name}: {written}}}\n---\nSave.\n")
     with pytest.raises(ProjectError, match=rf"thrifty.md, line 2: limits.{name}: ") as refused:
-        load({}, tmp_path)
+        load_settings({}, tmp_path)
     assert "\n" not in str(refused.value)
 
 

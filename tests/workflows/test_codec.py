@@ -24,13 +24,13 @@ from temporalio.worker import Worker
 
 from activities.model.transcript_cache import record_name
 from contracts.tool import Approval, Effect, ToolKind
-from perdure.client.errors import NotReachable
-from perdure.client.run_events import Failed
+from perdure.client.errors import TemporalUnavailableError
+from perdure.client.run_events import ActivityFailed
 from perdure.client.watch import Watch
 from perdure.codec import ENCRYPTED, AesGcmCodec
-from perdure.converter import data_converter, encrypting
-from perdure.process.encryption_marker import affix, check, seal_id
-from perdure.process.workflows import answering
+from perdure.converter import data_converter, with_encryption
+from perdure.process.encryption_marker import check_encryption, marker_id, set_marker
+from perdure.process.workflows import run_query_worker
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import begun, echo, held_by, new_id, say, store_of, texts, until_idle
@@ -47,7 +47,7 @@ def codec(*names: str) -> AesGcmCodec:
 
 async def client_with(client: Client, *names: str) -> Client:
     """A client of its own connection, with these keys; with none, it has no codec."""
-    converter = encrypting(codec(*names)) if names else data_converter
+    converter = with_encryption(codec(*names)) if names else data_converter
     return await Client.connect(client.service_client.config.target_host, data_converter=converter)
 
 
@@ -76,7 +76,7 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
         event = await run.result()
         assert event["payload"]["outcome"] == "the outcome, unseen"
         shown = json.dumps(await it.results(run))
-        said = [e.error async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
+        said = [e.error async for e in Watch(it.client, run.id, follow=False).events() if isinstance(e, ActivityFailed)]
         raw = await it.raw_history(run)
         listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
     assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
@@ -122,10 +122,10 @@ async def test_a_changed_record_of_a_conversation_is_noticed_in_an_encrypted_his
         await until_idle(it, chat, 1)
         store, ref = store_of(tmp_path, chat), record_name(first.run_id)
         right = store.read(ref)
-        store.put(ref, right.replace(b"false", b"true"))
+        store.write(ref, right.replace(b"false", b"true"))
         second = await begun(it, await say(it, chat, "who am I?"))
         assert ref in await held_by(it, second)
-        store.put(ref, right)
+        store.write(ref, right)
         await until_idle(it, chat, 2)
     assert texts(it.model.requests[-1])[0] == "my name is Ada"
 
@@ -247,7 +247,7 @@ async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
             run = await it.start()
             await it.until_state(run, question=True)
         stranger = Worker(await client_with(client, "k2"), task_queue=it.queue, activities=[never])
-        async with answering(await client_with(client, "k1"), it.queue), stranger:
+        async with run_query_worker(await client_with(client, "k1"), it.queue), stranger:
             await run.execute_update("answer", {"decision": "approve"})
 
             async def waits() -> bool:
@@ -275,12 +275,12 @@ async def unpolled() -> bool:
 
 async def sealed(client: Client, queue: str, *names: str) -> None:
     """As a worker with these keys does at its start."""
-    await affix(await client_with(client, *names), queue, codec(*names) if names else None)
+    await set_marker(await client_with(client, *names), queue, codec(*names) if names else None)
 
 
 async def looked(client: Client, queue: str, *names: str, has_worker: Any = polled) -> None:
     """As a client with these keys does at its start."""
-    await check(await client_with(client, *names), queue, codec(*names) if names else None, has_worker)
+    await check_encryption(await client_with(client, *names), queue, codec(*names) if names else None, has_worker)
 
 
 @pytest.fixture
@@ -305,35 +305,41 @@ async def test_who_has_the_key_starts_on_an_encrypted_queue(client: Client, queu
 @pytest.mark.parametrize("start", [sealed, looked])
 async def test_who_lacks_the_key_is_refused_with_its_name(client: Client, queue: str, start: Any) -> None:
     await sealed(client, queue, "k1")
-    with pytest.raises(NotReachable, match=rf"^task queue {queue} is encrypted with key k1: set PERDURE_CODEC_KEYS"):
+    with pytest.raises(
+        TemporalUnavailableError, match=rf"^task queue {queue} is encrypted with key k1: set PERDURE_CODEC_KEYS"
+    ):
         await start(client, queue)
-    with pytest.raises(NotReachable, match=r"encrypted with key k1, and PERDURE_CODEC_KEYS has k2, k3: add k1"):
+    with pytest.raises(
+        TemporalUnavailableError, match=r"encrypted with key k1, and PERDURE_CODEC_KEYS has k2, k3: add k1"
+    ):
         await start(client, queue, "k2", "k3")
 
 
 async def test_another_key_under_the_same_id_is_refused(client: Client, queue: str) -> None:
     await sealed(client, queue, "k1")
     other = AesGcmCodec({"k1": KEYS["k2"]})
-    with pytest.raises(NotReachable, match="is not the key k1 of task queue"):
-        await affix(client, queue, other)
+    with pytest.raises(TemporalUnavailableError, match="is not the key k1 of task queue"):
+        await set_marker(client, queue, other)
 
 
 async def test_who_encrypts_towards_workers_without_that_key_is_refused(client: Client, queue: str) -> None:
-    with pytest.raises(NotReachable, match=r"have no codec: set PERDURE_CODEC_KEYS for them first"):
+    with pytest.raises(TemporalUnavailableError, match=r"have no codec: set PERDURE_CODEC_KEYS for them first"):
         await looked(client, queue, "k1")
     await looked(client, queue, "k1", has_worker=unpolled)
     await sealed(client, queue, "k1")
-    with pytest.raises(NotReachable, match=r"hold k1 and cannot read key k2.*add it to their PERDURE_CODEC_KEYS first"):
+    with pytest.raises(
+        TemporalUnavailableError, match=r"hold k1 and cannot read key k2.*add it to their PERDURE_CODEC_KEYS first"
+    ):
         await looked(client, queue, "k2", "k1")
 
 
 async def test_a_retired_key_is_needed_until_a_worker_has_renewed_the_seal(client: Client, queue: str) -> None:
     await sealed(client, queue, "k1")
-    with pytest.raises(NotReachable):
+    with pytest.raises(TemporalUnavailableError):
         await sealed(client, queue, "k2")
     await sealed(client, queue, "k2", "k1")
     await sealed(client, queue, "k2")
-    with pytest.raises(NotReachable):
+    with pytest.raises(TemporalUnavailableError):
         await looked(client, queue, "k1")
 
 
@@ -344,7 +350,7 @@ async def test_workers_that_start_together_agree(client: Client, queue: str) -> 
 
 async def test_the_seal_starts_nothing_and_tells_people_what_it_is(client: Client, queue: str) -> None:
     await sealed(client, queue, "k1")
-    told = await client.get_schedule_handle(seal_id(queue)).describe()
+    told = await client.get_schedule_handle(marker_id(queue)).describe()
     assert told.schedule.state.paused
     assert told.info.next_action_times == []
     assert "encrypted, now with k1" in (told.schedule.state.note or "")
@@ -352,7 +358,7 @@ async def test_the_seal_starts_nothing_and_tells_people_what_it_is(client: Clien
 
 async def test_a_schedule_of_that_name_that_is_no_seal_is_told_of(client: Client, queue: str) -> None:
     action = ScheduleActionStartWorkflow("Theirs", id="theirs", task_queue=queue)
-    await client.create_schedule(seal_id(queue), Schedule(action=action, spec=ScheduleSpec()))
+    await client.create_schedule(marker_id(queue), Schedule(action=action, spec=ScheduleSpec()))
     await sealed(client, queue)
-    with pytest.raises(NotReachable, match="was not created by Perdure"):
+    with pytest.raises(TemporalUnavailableError, match="was not created by Perdure"):
         await sealed(client, queue, "k1")

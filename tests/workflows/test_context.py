@@ -18,9 +18,9 @@ from contracts.run.compaction import ContextFull, Recoveries
 from contracts.run.state import RunState
 from decisions.run.compaction import ENTRIES
 from decisions.run.limits import DEFAULTS
-from perdure.testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
+from perdure.testkit.model_server import CutReply, Reply, ScriptedAnswer, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
-from workflows.agent_run.compaction import make_room
+from workflows.agent_run.compaction import free_context
 
 FINISH = calls(("finish", {"outcome": "done"}))
 SUMMARY = "You summarise the earlier part"
@@ -36,11 +36,11 @@ def is_summary(body: dict[str, Any]) -> bool:
     return SUMMARY in str(body["system"])
 
 
-def reads(most: int) -> Callable[[dict[str, Any]], Answer]:
+def reads(most: int) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Reads on, `most` times, and counts by what is in its journal or its last message; summarises when asked."""
     made = iter(range(1, most + 1))
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if is_summary(body):
             return says("So far: 1 was read, and it says lorem.")
         number = next(made, None)
@@ -97,10 +97,10 @@ async def test_at_seventy_percent_the_old_messages_become_a_summary(world: Any, 
 
 
 async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("activities.model.summarize.TRIES", 1)
+    monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
     answers = reads(16)
 
-    def script(body: dict[str, Any]) -> Answer | Cut:
+    def script(body: dict[str, Any]) -> ScriptedAnswer | CutReply:
         return cut(says("half")) if is_summary(body) else answers(body)
 
     async with world(script, reader(), window=WINDOW, max_steps=50) as it:
@@ -117,7 +117,7 @@ async def test_too_long_for_the_provider_is_no_failure(world: Any) -> None:
     """Its window is smaller than was thought: the ladder is the same, and it is remembered."""
     answers = reads(28)
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         tokens = len(json.dumps(body)) // 4
         if not is_summary(body) and tokens > 12_000:
             return fails(400, message=f"prompt is too long: {tokens} tokens > 12000 maximum")
@@ -134,7 +134,7 @@ async def test_the_ladder_of_recoveries_ends_at_a_person(world: Any, tmp_path: A
     """Results so large that neither a compaction nor a deep prune holds for long."""
     made = iter(range(1, 100))
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if is_summary(body):
             return says("So far: read a lot.")
         if body.get("tool_choice", {}).get("name") == "ask_human":
@@ -160,7 +160,7 @@ async def test_the_ladder_of_recoveries_ends_at_a_person(world: Any, tmp_path: A
 
 
 async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world: Any, tmp_path: Any) -> None:
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if is_summary(body):
             return says("Nothing.")
         if len(body["messages"]) == 1 and "So far" not in str(body):
@@ -197,7 +197,7 @@ def _bytes(request: dict[str, Any]) -> str:
     return json.dumps([request["tools"], request["system"], request["messages"]])
 
 
-def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], Answer]) -> Answer:
+def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], ScriptedAnswer]) -> ScriptedAnswer:
     answer = answers(body)
     return slow(answer, 20) if is_summary(body) and isinstance(answer, Reply) else answer
 
@@ -235,7 +235,7 @@ async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
 
 async def test_whatever_goes_wrong_with_a_summary_the_run_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what nobody thought of."""
-    monkeypatch.setattr("activities.model.summarize.TRIES", 1)
+    monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
     reply = MessagesModel.reply
 
     async def odd(self: MessagesModel, call: ModelCall) -> ModelReply:
@@ -264,5 +264,5 @@ async def test_a_last_turn_that_does_not_fit_still_leaves_a_partial_outcome() ->
         last_finding="half is read",
     )
     run: Any = SimpleNamespace(state=state)
-    await make_room(run, ContextFull(tokens=9000, window=8000, messages=9))
+    await free_context(run, ContextFull(tokens=9000, window=8000, messages=9))
     assert (run.state.ending.is_partial, run.state.ending.text) == (True, "half is read")

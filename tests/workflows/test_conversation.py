@@ -21,14 +21,14 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.conversation import AT_ONCE, submit
+from activities.conversation import MAX_SUBMITS_IN_FLIGHT, submit_to_lane
 from contracts.conversation import SubmitRequest
 from contracts.run.state import RunView
 from contracts.tool import Effect
 from decisions import ids
 from decisions.run.transcript import SHOW_JOURNAL
-from perdure.client.errors import Refused
-from perdure.client.run_list import find
+from perdure.client.errors import RejectedError
+from perdure.client.run_list import find_run
 from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Reply, calls, says
 from perdure.testkit.tools import ScriptedTool
@@ -202,7 +202,7 @@ async def test_many_who_speak_at_once_are_let_into_a_lane_a_few_at_a_time(
         await asyncio.gather(*spoken)
         await until_idle(it, chat, 12)
         await until_idle(it, other, 12)
-    assert set(most.values()) == {AT_ONCE}
+    assert set(most.values()) == {MAX_SUBMITS_IN_FLIGHT}
     assert len(most) == 2
 
 
@@ -226,7 +226,7 @@ async def test_the_same_id_with_another_body_is_refused(world: Any) -> None:
     chat = new_id()
     async with world(echo) as it:
         await say(it, chat, "pay Ada", "r1")
-        with pytest.raises(Refused, match="request id 'r1' was used with another body"):
+        with pytest.raises(RejectedError, match="request id 'r1' was used with another body"):
             await say(it, chat, "pay Bob", "r1")
         await lane_of(it, chat).signal("request", {"request_id": "r1", "goal": "pay Eve"})
         view = await until_idle(it, chat, 1)
@@ -238,7 +238,7 @@ async def test_a_busy_lane_rejects_who_will_not_wait(world: Any) -> None:
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         await say(it, chat, "long", when_busy="reject")
-        with pytest.raises(Refused, match="the lane is busy; try again in 5 s"):
+        with pytest.raises(RejectedError, match="the lane is busy; try again in 5 s"):
             await say(it, chat, "short", when_busy="reject")
         gate.open.set()
         await until_idle(it, chat, 1)
@@ -651,14 +651,14 @@ async def test_a_lane_that_rotated_meanwhile_tells_how_its_turn_ended_like_any_o
 
 
 async def test_a_full_lane_refuses_with_a_hint(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decisions.conversation.lane.MOST_QUEUED", 2)
+    monkeypatch.setattr("decisions.conversation.lane.MAX_QUEUED", 2)
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         await say(it, chat, "runs")
         await it.until(lambda: bool(gate.begun))
         for text in ("one", "two"):
             await say(it, chat, text, text)
-        with pytest.raises(Refused, match=r"the lane is full: .* try again in 5 s"):
+        with pytest.raises(RejectedError, match=r"the lane is full: .* try again in 5 s"):
             await say(it, chat, "three")
         assert (await say(it, chat, "two", "two")).duplicate
         await lane_of(it, chat).signal("request", {"request_id": "four", "goal": "four"})
@@ -678,7 +678,7 @@ async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_
     async with world(echo) as it:
         for goal in ("first", "second"):
             request = SubmitRequest(request_id=goal, goal=goal, mailbox="nobody")
-            taken = await submit(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
+            taken = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
             it.started.append(ids.conversation_workflow_id(chat))
             event = await asyncio.wait_for((await begun(it, taken)).result(), 20)
             assert event["payload"]["outcome"] == f"you said: {goal}"
@@ -693,7 +693,7 @@ async def test_a_request_that_a_closing_lane_refuses_leaves_no_lane_open(world: 
     async with world(echo) as it:
         body = SubmitRequest.model_construct(request_id="bad", goal="")
         with pytest.raises(WorkflowUpdateFailedError):
-            await submit(it.client, it.queue, chat, body, closes=True)
+            await submit_to_lane(it.client, it.queue, chat, body, closes=True)
         await asyncio.wait_for(lane_of(it, chat).result(), 20)
 
 
@@ -707,7 +707,7 @@ async def test_the_work_begins_once_a_person_has_made_each_choice(world: Any) ->
         assert not it.model.requests
         shown = StringIO()
         view = await run.query("state", result_type=RunView)
-        print_run(Console(file=shown, width=120), await find(it.client, taken.run_id), view, None, Path("/nowhere"))
+        print_run(Console(file=shown, width=120), await find_run(it.client, taken.run_id), view, None, Path("/nowhere"))
         assert "one of: a.csv, b.csv" in shown.getvalue()
         with pytest.raises(WorkflowUpdateFailedError):
             await run.execute_update("answer", {"text": "c.csv"})

@@ -19,16 +19,16 @@ from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from decisions import ids
 from decisions.delegation import CONTEXT
-from perdure.client.run_list import below, find, listing
-from perdure.client.runs import fork, resume
+from perdure.client.run_list import find_run, iterate_runs, list_subtree
+from perdure.client.runs import fork_run, resume_run
 from perdure.codec import AesGcmCodec
-from perdure.converter import encrypting
+from perdure.converter import with_encryption
 from perdure.terminal.report import print_tree
-from perdure.testkit.model_server import Answer, Reply, calls, fails, says, slow
+from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
 
-Script = Callable[[dict[str, Any]], Answer]
+Script = Callable[[dict[str, Any]], ScriptedAnswer]
 OPEN = "ExecutionStatus = 'Running'"
 
 
@@ -61,7 +61,7 @@ def turn(body: dict[str, Any]) -> int:
     return sum(message["role"] == "assistant" for message in body["messages"])
 
 
-def script(lead: list[Answer], peer: Script) -> Script:
+def script(lead: list[ScriptedAnswer], peer: Script) -> Script:
     """The lead goes by the list; all others do what `peer` says."""
     return lambda body: lead[turn(body)] if who(body) == "lead" else peer(body)
 
@@ -170,7 +170,7 @@ async def test_what_cannot_be_delegated_comes_back_as_an_error_and_nothing_is_st
 
 
 async def test_a_failed_subtask_cancels_the_rest_and_the_parent_hears_which_and_why(world: Any) -> None:
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         if "Do bad" in told(body):
             return calls(("escalate", {"reason": "no pen"}))
         return slow(says("late"), 60) if "Do long" in told(body) else finishes(body)
@@ -195,7 +195,7 @@ async def test_a_failed_subtask_cancels_the_rest_and_the_parent_hears_which_and_
 
 @pytest.mark.parametrize("end", ["failed", "terminated", "cancelled", "timed out", "out of time"])
 async def test_however_a_subtask_ends_badly_the_parent_hears_it(world: Any, end: str) -> None:
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         if end == "out of time":
             return calls(("work", {}))
         return fails(401) if end == "failed" else slow(says("late"), 60)
@@ -229,7 +229,7 @@ async def test_however_a_subtask_ends_badly_the_parent_hears_it(world: Any, end:
 
 
 async def test_of_any_the_first_that_is_done_ends_the_others(world: Any) -> None:
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         if "Do first" in told(body):
             return finishes(body)
         return calls(("escalate", {"reason": "no"})) if "Do bad" in told(body) else slow(says("late"), 60)
@@ -265,7 +265,7 @@ async def test_files_of_a_subtask_are_there_for_those_that_need_them_and_for_the
         with context.workspace.open("artifacts/a/page.md") as file:
             return str(file.read().decode())
 
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         tool = "write" if "Do a" in told(body) else "read"
         return [calls((tool, {})), finishes(body)][turn(body)]
 
@@ -289,7 +289,7 @@ async def test_delegations_end_at_the_depth_that_the_first_run_sets(world: Any) 
     depth = 2
     agents = [agent(f"a{n}", f"a{n + 1}", max_depth=9) for n in range(5)]
 
-    def hands_on(body: dict[str, Any]) -> Answer:
+    def hands_on(body: dict[str, Any]) -> ScriptedAnswer:
         may = "delegate" in [tool["name"] for tool in body["tools"]]
         number = int(who(body)[1:])
         return delegates(task("x", f"a{number + 1}")) if may and not turn(body) else says(f"a{number} did it")
@@ -305,7 +305,7 @@ async def test_delegations_end_at_the_depth_that_the_first_run_sets(world: Any) 
 async def test_a_spawn_bomb_uses_no_more_than_the_budget_of_the_first_run(world: Any) -> None:
     """Every agent delegates to as many copies of itself as it can, over and over."""
 
-    def bomb(body: dict[str, Any]) -> Answer:
+    def bomb(body: dict[str, Any]) -> ScriptedAnswer:
         names = [tool["name"] for tool in body["tools"]]
         if "delegate" in names:
             wide = [4, 3, 2, 1][turn(body) % 4]
@@ -328,7 +328,7 @@ async def test_a_spawn_bomb_uses_no_more_than_the_budget_of_the_first_run(world:
 
 
 async def test_a_tree_goes_beyond_its_tokens_by_a_call_at_most(world: Any) -> None:
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         return calls(("look", {"n": turn(body)}))
 
     budget = 40_000
@@ -362,7 +362,7 @@ async def test_a_budget_of_tokens_for_a_few_is_refused_to_many(world: Any) -> No
         assert set(await tree(it, run)) == {run.id}
 
 
-def branches(body: dict[str, Any], leaf: Script) -> Answer:
+def branches(body: dict[str, Any], leaf: Script) -> ScriptedAnswer:
     """One lead, five chiefs, five writers each."""
     match who(body):
         case "lead":
@@ -394,7 +394,7 @@ async def test_a_cancel_of_the_root_leaves_no_run_of_the_tree_and_no_effect_afte
         made.append(context.run_id)
         return "worked"
 
-    def leaf(body: dict[str, Any]) -> Answer:
+    def leaf(body: dict[str, Any]) -> ScriptedAnswer:
         return calls(("work", {"n": turn(body)}))
 
     tool = ScriptedTool("work", work, effect=Effect.once)
@@ -427,7 +427,7 @@ async def is_empty(it: World, query: str) -> bool:
 async def test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them(world: Any) -> None:
     """Each stays in its branch, and the lead hears of the first: its other branches are stopped."""
 
-    def answers(body: dict[str, Any]) -> Answer:
+    def answers(body: dict[str, Any]) -> ScriptedAnswer:
         if who(body) == "lead":
             first = delegates(*[task(f"c{n}", "chief") for n in range(5)], join="any")
             return [first, FINISH][turn(body)]
@@ -458,11 +458,11 @@ async def test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them(world:
         assert said.startswith('{"subtasks":[')
         found = await tree(it, run)
         assert all(each.status is not WorkflowExecutionStatus.RUNNING for each in found.values())
-        root = await find(it.client, run.id)
-        found_below = await below(it.client, root)
+        root = await find_run(it.client, run.id)
+        found_below = await list_subtree(it.client, root)
         assert [depth for depth, each in found_below if each.agent == "chief"] == [1] * 5
         assert all(depth == 2 for depth, each in found_below if each.agent != "chief")
-        assert [found.run_id async for found in listing(it.client) if found.run_id.startswith(root.run_id)] == [
+        assert [found.run_id async for found in iterate_runs(it.client) if found.run_id.startswith(root.run_id)] == [
             root.run_id
         ]
         page = StringIO()
@@ -484,7 +484,7 @@ async def test_another_worker_goes_on_with_a_delegation_and_dispatches_nothing_t
         await go_on.wait()
         return "worked"
 
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         return [calls(("work", {})), finishes(body)][turn(body)]
 
     tool = ScriptedTool("work", work, effect=Effect.keyed)
@@ -528,7 +528,7 @@ async def test_a_run_resumed_after_a_timeout_hears_that_its_delegation_was_cut_s
         run = await it.start_raw(goal, execution_timeout=timedelta(seconds=3))
         with pytest.raises(WorkflowFailureError):
             await result(run)
-        again = await resume(it.client, it.queue, run.id)
+        again = await resume_run(it.client, it.queue, run.id)
         it.started.append(again.id)
         await result(again)
         assert "subtask_failed: subtask a (writer) was cancelled" in (await shown(it, again))[0]
@@ -559,7 +559,7 @@ async def test_a_bad_input_of_a_delegation_ends_it_and_a_foreign_signal_is_ignor
 async def test_a_resumed_subtask_that_may_not_delegate_is_no_changed_definition(world: Any) -> None:
     """Its peers are not told to it where it lies as deep as it may; that is no drift (B10)."""
 
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         return fails(401, then=says("done after all"))
 
     async with world(
@@ -567,7 +567,7 @@ async def test_a_resumed_subtask_that_may_not_delegate_is_no_changed_definition(
     ) as it:
         run = await led(it)
         await result(run)
-        again = await resume(it.client, it.queue, f"run:{run.id.removeprefix('run:')}.1-a")
+        again = await resume_run(it.client, it.queue, f"run:{run.id.removeprefix('run:')}.1-a")
         it.started.append(again.id)
         event = await result(again)
         assert event["payload"]["outcome"] == "done after all"
@@ -632,7 +632,7 @@ async def test_another_run_under_the_id_of_a_delegation_does_not_hold_up_the_run
 
 
 async def test_a_fork_before_a_delegation_is_told_of_it_and_has_its_whole_budget(world: Any) -> None:
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         return [calls(("look", {})), finishes(body)][turn(body)]
 
     agents = [LEAD, agent("writer", tools=("look",))]
@@ -641,7 +641,7 @@ async def test_a_fork_before_a_delegation_is_told_of_it_and_has_its_whole_budget
     ) as it:
         run = await led(it)
         await result(run)
-        again = await fork(it.client, it.queue, run.id.removeprefix("run:"), 0, None)
+        again = await fork_run(it.client, it.queue, run.id.removeprefix("run:"), 0, None)
         it.started.append(again.id)
         await result(again)
         states = [await it.state(each) for each in (run, again)]
@@ -655,7 +655,7 @@ async def test_what_a_run_has_delegated_is_found_whatever_is_in_its_id(world: An
     async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
         run = await led(it, run_id=f"{uuid4().hex[:12]}{ending}")
         await result(run)
-        found = await below(it.client, await find(it.client, run.id.removeprefix("run:")))
+        found = await list_subtree(it.client, await find_run(it.client, run.id.removeprefix("run:")))
     assert [depth for depth, _ in found] == [1]
 
 
@@ -663,17 +663,17 @@ async def test_a_run_under_the_longest_id_that_the_server_takes_delegates(world:
     """Any Temporal client may start one."""
     async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
         start = {"type": "agentic.start", "payload": {"goal": "do it", "agent": "lead"}}
-        long = uuid4().hex.ljust(ids.MOST_WORKFLOW_ID - len("run:"), "x")
+        long = uuid4().hex.ljust(ids.MAX_WORKFLOW_ID_BYTES - len("run:"), "x")
         run = await it.start_raw(start, id=f"run:{long}")
         event = await result(run)
         assert event["payload"]["outcome"] == "all done"
-        assert [each.run_id for _, each in await below(it.client, await find(it.client, long))] == [
+        assert [each.run_id for _, each in await list_subtree(it.client, await find_run(it.client, long))] == [
             ids.subtask_run_id(long, 1, "a")
         ]
 
 
 async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_server(world: Any, client: Client) -> None:
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         if "Do bad" in told(body):
             return calls(("escalate", {"reason": "the reason, unseen"}))
         return calls(("finish", {"outcome": "the outcome, unseen"}))
@@ -681,7 +681,7 @@ async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_ser
     first = delegates(task("a", instructions="the instructions, unseen"), task("b", "writer", "a", timeout="1h"))
     second = delegates(task("bad", instructions="Do bad, unseen"), task("c", expected_output="unseen"))
     codec = AesGcmCodec({"k1": bytes(32)})
-    sealed = await Client.connect(client.service_client.config.target_host, data_converter=encrypting(codec))
+    sealed = await Client.connect(client.service_client.config.target_host, data_converter=with_encryption(codec))
     async with world(script([first, second, FINISH], peer), server=sealed, agents=[LEAD, WRITER]) as it:
         run = await led(it)
         await result(run)
@@ -696,7 +696,7 @@ async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_ser
 async def test_a_secret_that_a_subtask_says_reaches_nobody(world: Any) -> None:
     secret = "canary-5d1e-9f"
 
-    def peer(body: dict[str, Any]) -> Answer:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
         if "Do bad" in told(body):
             return calls(("escalate", {"reason": f"it is {secret}"}))
         return calls(("finish", {"outcome": f"it is {secret}"}))

@@ -13,7 +13,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from contracts.agent import Agent
 from contracts.tool import Effect
 from decisions import builtin_tools
-from perdure.client.runs import resume
+from perdure.client.runs import resume_run
 from perdure.testkit.model_server import calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 
@@ -145,7 +145,7 @@ async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
 ) -> None:
     """They are code, as the next release has them; the run goes on with what it was told of them."""
     script = Once(FINISH)
-    offered = builtin_tools.offered(delegates=False, journal=True, follow_ups=False)
+    offered = builtin_tools.builtin_schemas(delegates=False, journal=True, follow_ups=False)
     older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in offered)
     async with world(script, works=False) as it:
         with monkeypatch.context() as release:
@@ -187,7 +187,7 @@ async def test_a_resumed_run_that_finds_its_agent_changed_asks(world: Any) -> No
         broken.clear()
         edited(it)
         async with it.worker():
-            again = await resume(it.client, it.queue, run.id)
+            again = await resume_run(it.client, it.queue, run.id)
             state = await it.until_state(again, question=True)
             assert state["question"]["kind"] == "definition_changed"
             await again.execute_update("answer", {"decision": "use_new"})

@@ -18,9 +18,9 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.effects.ledger import Entry
-from activities.model.transcript_cache import TranscriptMismatch, Transcripts
-from activities.run.first_run import NAME as FIRST_RUN
+from activities.effects.ledger import LedgerEntry
+from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
+from activities.run.first_run import FIRST_RUN_FILE as FIRST_RUN
 from activities.storage.store import LocalStore
 from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
@@ -60,7 +60,7 @@ def once_only(method: Any, *, before: bool) -> Any:
 async def test_a_worker_lost_outside_the_effect_leaves_nothing_in_doubt(
     world: Any, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
 ) -> None:
-    monkeypatch.setattr(Entry, point, once_only(getattr(Entry, point), before=before))
+    monkeypatch.setattr(LedgerEntry, point, once_only(getattr(LedgerEntry, point), before=before))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
@@ -76,7 +76,7 @@ async def test_a_worker_lost_outside_the_effect_leaves_nothing_in_doubt(
 async def test_a_worker_lost_in_the_effect_leaves_it_in_doubt(
     world: Any, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
 ) -> None:
-    monkeypatch.setattr(Entry, point, once_only(getattr(Entry, point), before=before))
+    monkeypatch.setattr(LedgerEntry, point, once_only(getattr(LedgerEntry, point), before=before))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
@@ -99,7 +99,7 @@ async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
         create(store, name, data)
 
     monkeypatch.setattr(LocalStore, "create", creating)
-    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_WAIT", 0.1)
+    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_CLAIM_WAIT", 0.1)
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
@@ -145,7 +145,7 @@ async def test_a_result_that_the_ledger_does_not_take_is_still_the_result(
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Entry, "record", refuse)
+    monkeypatch.setattr(LedgerEntry, "record", refuse)
     async with world([CHARGE, FINISH], charge()) as it:
         run = await it.start()
         await run.result()
@@ -202,7 +202,7 @@ async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
         run = await it.start()
         await run.result()
         assert "shutting down" in (await it.results(run))[0][1]
-    assert len(tool.calls) == 1 + policies.MOST_LOST
+    assert len(tool.calls) == 1 + policies.MAX_LOST
 
 
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
@@ -212,7 +212,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
     asked: list[int] = []
     from activities.model.turn import Turns  # noqa: PLC0415 - patched here only
 
-    ask = Turns._turn
+    ask = Turns._run_turn
 
     async def lose_two(turns: Any, request: Any, phase: str, attempt: Any) -> Any:
         asked.append(request.turn)
@@ -220,7 +220,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
             raise LOST
         return await ask(turns, request, phase, attempt)
 
-    monkeypatch.setattr(Turns, Turns._turn.__name__, lose_two)
+    monkeypatch.setattr(Turns, Turns._run_turn.__name__, lose_two)
     async with world([FINISH]) as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
@@ -230,7 +230,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
 async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_its_call_in_doubt(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.cancellation.MOST_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr("workflows.cancellation.MAX_STOP_TIME", timedelta(seconds=1))
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     started = asyncio.Event()
 
@@ -289,13 +289,13 @@ async def test_every_retry_is_told_in_the_log_and_in_the_trace(
             raise ConnectionError("refused")  # a Python tool's own words for what may pass
         return "found"
 
-    from activities.tools.interface import TransientFailure  # noqa: PLC0415 - what the kinds make of it
+    from activities.tools.interface import TransientToolError  # noqa: PLC0415 - what the kinds make of it
 
     def passing(arguments: Any, context: Any) -> str:
         try:
             return behave(arguments, context)
         except ConnectionError as error:
-            raise TransientFailure("unreachable", str(error)) from error
+            raise TransientToolError("unreachable", str(error)) from error
 
     with caplog.at_level(logging.INFO):
         async with world([CHARGE, FINISH], ScriptedTool("charge", passing, effect=Effect.keyed)) as it:
@@ -314,7 +314,7 @@ async def test_every_retry_is_told_in_the_log_and_in_the_trace(
 async def test_a_doubt_is_told_as_an_event(
     world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Entry, "claim", once_only(Entry.claim, before=False))
+    monkeypatch.setattr(LedgerEntry, "claim", once_only(LedgerEntry.claim, before=False))
     with caplog.at_level(logging.INFO):
         async with world([CHARGE, FINISH], charge()) as it:
             run = await it.start(run_id="doubted")
@@ -376,18 +376,18 @@ async def test_whatever_an_effect_raises_is_recorded_as_what_may_have_happened(w
 async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
     world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_WAIT", 0.1)
-    at, failures = Transcripts.at, [1, 2]
+    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_CLAIM_WAIT", 0.1)
+    at, failures = TranscriptCache.read_conversation, [1, 2]
 
-    async def failing(transcripts: Transcripts, wanted: Any) -> Any:
+    async def failing(transcripts: TranscriptCache, wanted: Any) -> Any:
         if wanted.length > 1 and failures:
             failures.pop()
-            raise TranscriptMismatch("the run has moved on")
+            raise TranscriptMismatchError("the run has moved on")
         return await at(transcripts, wanted)
 
     tool = charge()
     async with world([calls(("charge", {"note": "x" * 20_000})), FINISH], tool) as it:
-        monkeypatch.setattr(Transcripts, Transcripts.at.__name__, failing)
+        monkeypatch.setattr(TranscriptCache, TranscriptCache.read_conversation.__name__, failing)
         run = await it.start()
         await run.result()
         assert (await it.results(run))[0][1] == "receipt 7"
@@ -434,15 +434,15 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
     monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)
     writing, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    record = Entry.record
+    record = LedgerEntry.record
 
-    def recording(page: Entry, outcome: Any) -> None:
+    def recording(page: LedgerEntry, outcome: Any) -> None:
         loop.call_soon_threadsafe(writing.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
         record(page, outcome)
 
     if slow == "recorded":
-        monkeypatch.setattr(Entry, "record", recording)
+        monkeypatch.setattr(LedgerEntry, "record", recording)
 
     async def pay(arguments: Any, context: Any) -> str:
         if slow == "made":
@@ -470,7 +470,7 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
 async def test_a_result_that_has_come_settles_a_call_whose_worker_was_lost_while_it_was_handed_out(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Entry, "record", once_only(Entry.record, before=True))
+    monkeypatch.setattr(LedgerEntry, "record", once_only(LedgerEntry.record, before=True))
     holding = asyncio.Event()
 
     async def hand_out(arguments: Any, context: Any) -> str:

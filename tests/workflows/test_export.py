@@ -10,7 +10,7 @@ from activities.storage.store import LocalStores
 from contracts.run.export import Export
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.client.export import Exporter
-from perdure.client.runs import resume
+from perdure.client.runs import resume_run
 from perdure.testkit.model_server import calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import new_id, run_of, say
@@ -87,7 +87,7 @@ async def test_a_resumed_run_names_its_origin_and_has_its_conversation(world: An
         with pytest.raises(WorkflowFailureError):
             await run.result()
         broken = await exported(it, run)
-        heir = await resume(it.client, it.queue, run.id)
+        heir = await resume_run(it.client, it.queue, run.id)
         it.started.append(heir.id)
         await heir.result()
         record = await exported(it, heir, asks=False)

@@ -5,7 +5,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from activities.conversation import submit
+from activities.conversation import submit_to_lane
 from activities.demo.sse import Json
 from contracts.conversation import SubmitRequest, Submitted
 from perdure.testkit.model_server import Reply, says
@@ -35,7 +35,7 @@ async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world
 
         async def ask(plan: str) -> Submitted:
             request = SubmitRequest(request_id="r", goal=plan)
-            return await submit(it.client, it.queue, new_id(), request, closes=True, fairness_key=plan)
+            return await submit_to_lane(it.client, it.queue, new_id(), request, closes=True, fairness_key=plan)
 
         async with it.worker(slots=2):
             asked = await asyncio.gather(*(ask("many") for _ in range(MANY)))

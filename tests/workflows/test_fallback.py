@@ -15,14 +15,14 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from activities.model.anthropic import MessagesModel
-from activities.model.fallback import Models, Provider
+from activities.model.fallback import FallbackModel, Provider
 from activities.model.port import Model, ModelCall, ModelReply
 from activities.model.price import Price
-from activities.model.rate_limit import HeldBack, Pace
+from activities.model.rate_limit import RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
-from perdure.client.run_events import Live
+from perdure.client.run_events import PartialText
 from perdure.client.watch import Watch
-from perdure.testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
+from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -50,14 +50,16 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
     ],
 )
 async def test_where_the_model_cannot_answer_the_next_does_within_the_same_attempt_and_all_can_see_it(
-    world: Any, tmp_path: Path, fault: Answer
+    world: Any, tmp_path: Path, fault: ScriptedAnswer
 ) -> None:
     near = ScriptedModel([LOOK, FINISH])
     with near:
         client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
         async with client, world([fault, fault], ScriptedTool("look"), works=False, prices=PRICES) as it:
-            other = Provider(MessagesModel(client), Pace("near"))
-            it.within = lambda model: Models({"anthropic": Provider(model, Pace("anthropic")), "near": other})
+            other = Provider(MessagesModel(client), RateLimiter("near"))
+            it.within = lambda model: FallbackModel(
+                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
+            )
             it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
             async with it.worker():
                 run = await it.start(run_id=(name := f"fallback-{id(fault)}"))
@@ -79,8 +81,10 @@ async def test_a_model_that_says_nothing_leaves_time_for_the_next_one(world: Any
     with ScriptedModel([FINISH]) as near:
         client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
         async with client, world([slow(FINISH, 200)], works=False, turn_timeout="10s") as it:
-            other = Provider(MessagesModel(client), Pace("near"))
-            it.within = lambda model: Models({"anthropic": Provider(model, Pace("anthropic")), "near": other})
+            other = Provider(MessagesModel(client), RateLimiter("near"))
+            it.within = lambda model: FallbackModel(
+                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
+            )
             it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
             async with it.worker():
                 run = await it.start()
@@ -94,8 +98,10 @@ async def test_what_a_provider_refuses_is_for_a_person_to_mend(world: Any, statu
     with ScriptedModel([FINISH]) as near:
         client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
         async with client, world([fails(status)], works=False) as it:
-            other = Provider(MessagesModel(client), Pace("near"))
-            it.within = lambda model: Models({"anthropic": Provider(model, Pace("anthropic")), "near": other})
+            other = Provider(MessagesModel(client), RateLimiter("near"))
+            it.within = lambda model: FallbackModel(
+                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
+            )
             it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
             async with it.worker():
                 with pytest.raises(WorkflowFailureError) as failure:
@@ -114,7 +120,7 @@ class Reluctant:
     async def reply(self, call: ModelCall) -> ModelReply:
         self.asked += 1
         if self.asked <= self.holds:
-            raise HeldBack(
+            raise RateLimitedError(
                 "held back by the rate limit of p, 9 s",
                 type=RunFailure.rate_limited,
                 next_retry_delay=timedelta(milliseconds=10),
@@ -149,9 +155,9 @@ async def test_held_back_or_not_a_turn_has_six_tries(world: Any, monkeypatch: py
 
 async def test_who_is_held_back_can_be_seen_and_cancelled(world: Any) -> None:
     async with world([FINISH], works=False) as it:
-        pace = Pace("anthropic")
-        pace.refused(time.monotonic(), "somebody", timedelta(seconds=50))
-        it.within = lambda model: Models({"anthropic": Provider(model, pace)})
+        pace = RateLimiter("anthropic")
+        pace.record_refusal(time.monotonic(), "somebody", timedelta(seconds=50))
+        it.within = lambda model: FallbackModel({"anthropic": Provider(model, pace)})
         async with it.worker():
             run = await it.start()
 
@@ -168,12 +174,14 @@ async def test_who_is_held_back_can_be_seen_and_cancelled(world: Any) -> None:
 
 async def test_a_short_hold_is_told_live_to_who_watches_the_run(world: Any) -> None:
     async with world([FINISH], works=False) as it:
-        pace = Pace("anthropic", 20, clock=lambda: 0.0)  # time that stands still, so that any next call waits for 3 s
-        await pace.enter("somebody", lambda _: None)
-        it.within = lambda model: Models({"anthropic": Provider(model, pace)})
+        pace = RateLimiter(
+            "anthropic", 20, clock=lambda: 0.0
+        )  # time that stands still, so that any next call waits for 3 s
+        await pace.await_slot("somebody", lambda _: None)
+        it.within = lambda model: FallbackModel({"anthropic": Provider(model, pace)})
         async with it.worker():
             run = await it.start()
-            seen = [each.text async for each in Watch(it.client, run.id).happenings() if isinstance(each, Live)]
+            seen = [each.text async for each in Watch(it.client, run.id).events() if isinstance(each, PartialText)]
             assert seen[0] == "held back by the rate limit of anthropic, 3.0 s"
             assert (await run.result())["type"] == "agent.completed"
             assert (await it.state(run))["active_seconds"] < 3  # a wait is no work
@@ -188,7 +196,7 @@ class Limited:
         self._left, self._at = per_second, time.monotonic()
         self._lock = threading.Lock()
 
-    def __call__(self, body: Any) -> Answer:
+    def __call__(self, body: Any) -> ScriptedAnswer:
         with self._lock:
             now = time.monotonic()
             self._left = min(self.per_second, self._left + (now - self._at) * self.per_second)
@@ -206,7 +214,7 @@ async def test_a_storm_of_runs_keeps_to_the_providers_limit_and_all_end(world: A
     """R14. Without a pace in common each run learns of the limit for itself, and those with less luck fail."""
     limited = Limited(per_second=20, turns=4)
     async with world(limited, ScriptedTool("look"), works=False) as it:
-        it.within = lambda model: Models({"anthropic": Provider(model, Pace("anthropic"))})
+        it.within = lambda model: FallbackModel({"anthropic": Provider(model, RateLimiter("anthropic"))})
         async with it.worker():
             runs = [await it.start() for _ in range(40)]
             ends = await asyncio.wait_for(asyncio.gather(*(run.result() for run in runs)), 120)

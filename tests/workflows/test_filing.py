@@ -10,12 +10,12 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.run.files import Runs, _finish_files
+from activities.run.files import RunFiles, _finish_files
 from activities.storage.workspace import Workspace
 from activities.telemetry import trace
 from contracts.run.journal import Journal
 from contracts.run.state import CloseRequest
-from perdure.process.workflows import answering
+from perdure.process.workflows import run_query_worker
 from perdure.testkit.model_server import calls
 from tests.timeline import timeline
 from tests.workflows.lane import begun, new_id, say, until_idle
@@ -41,17 +41,17 @@ async def test_what_goes_well_costs_the_server_no_task(world: Any) -> None:
 async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
     world: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    whole, left = Runs._conversation, 3
+    whole, left = RunFiles._read_conversation, 3
     wanted = {"open_run": 1, "close_segment": 3}[name]  # parts of the conversation by then
 
-    async def full(self: Runs, length: int, *args: Any) -> Any:
+    async def full(self: RunFiles, length: int, *args: Any) -> Any:
         nonlocal left
         if length == wanted and left:
             left -= 1
             raise OSError(28, "No space left on device")
         return await whole(self, length, *args)
 
-    monkeypatch.setattr(Runs, Runs._conversation.__name__, full)
+    monkeypatch.setattr(RunFiles, RunFiles._read_conversation.__name__, full)
     async with world([FINISH]) as it:
         run = await it.start()
 
@@ -67,16 +67,16 @@ async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
 
 async def test_a_cancel_that_is_the_workers_own_cancels_no_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that shuts down cancels what it has in hand."""
-    opened, calls_of_it = Runs._conversation, 0
+    opened, calls_of_it = RunFiles._read_conversation, 0
 
-    async def shut_down(self: Runs, *args: Any) -> Any:
+    async def shut_down(self: RunFiles, *args: Any) -> Any:
         nonlocal calls_of_it
         calls_of_it += 1
         if calls_of_it == 1:
             raise CancelledError("the worker shuts down")
         return await opened(self, *args)
 
-    monkeypatch.setattr(Runs, Runs._conversation.__name__, shut_down)
+    monkeypatch.setattr(RunFiles, RunFiles._read_conversation.__name__, shut_down)
     async with world([FINISH]) as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
@@ -97,7 +97,7 @@ async def test_a_run_that_is_cancelled_before_a_worker_takes_it_is_not_opened(wo
 
 async def test_a_process_that_only_answers_leaves_it_to_a_worker(world: Any) -> None:
     async with world([FINISH], works=False) as it:
-        async with answering(it.client, it.queue):
+        async with run_query_worker(it.client, it.queue):
             run = await it.start()
             assert (await it.until_state(run, status="queued"))["goal"] == "do it"
 
@@ -115,16 +115,16 @@ async def test_a_cancel_that_comes_as_the_run_ends_decides_how_it_ends(
     world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The server takes no end that does not know of it: the run ends anew, and its files with it."""
-    close, run = Runs._conversation, None
+    close, run = RunFiles._read_conversation, None
 
-    async def cancelled_meanwhile(self: Runs, length: int, *args: Any) -> Any:
+    async def cancelled_meanwhile(self: RunFiles, length: int, *args: Any) -> Any:
         if run is not None and length > 1 and not cancelled.is_set():
             cancelled.set()
             await run.signal("cancel", {"reason": "too late"})
         return await close(self, length, *args)
 
     cancelled = asyncio.Event()
-    monkeypatch.setattr(Runs, Runs._conversation.__name__, cancelled_meanwhile)
+    monkeypatch.setattr(RunFiles, RunFiles._read_conversation.__name__, cancelled_meanwhile)
     run_id = new_id()  # the server is shared
     async with world([FINISH]) as it:
         run = await it.start(run_id=run_id)
@@ -147,17 +147,17 @@ def test_of_an_end_that_did_not_count_no_line_is_left(tmp_path: Path) -> None:
 
     def close(event: dict[str, Any] | None, *told: dict[str, Any]) -> None:
         request = CloseRequest(start=0, length=0, head="", event=event, told=told)
-        trace.record_all(workspace, told)
+        trace.write_trace_lines(workspace, told)
         _finish_files(workspace, Journal(), request)
 
     workspace = Workspace(tmp_path)
     workspace.create()
-    trace.record(workspace, line(1, "agent_run.started"))
-    trace.record(workspace, {"key": "turn:1", "event": "plan"})
+    trace.write_trace(workspace, line(1, "agent_run.started"))
+    trace.write_trace(workspace, {"key": "turn:1", "event": "plan"})
     escalated = {"type": "agent.escalated", "payload": {}}
     close(escalated, line(2, "agent.loop.detected"), line(3, "agent_run.escalated"))
     close(None, line(2, "agent_run.cancelled"))
-    told = [json.loads(text)["event"] for text in (tmp_path / trace.NAME).read_text().splitlines()]
+    told = [json.loads(text)["event"] for text in (tmp_path / trace.TRACE_FILE).read_text().splitlines()]
     assert told == ["agent_run.started", "plan", "agent_run.cancelled"]
 
 

@@ -11,14 +11,14 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.followup.outbox import LogOutbox
-from activities.tools.interface import TransientFailure
-from contracts.duration import LONGEST
+from activities.tools.interface import TransientToolError
+from contracts.duration import MAX_DURATION
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from decisions.builtin_tools import FOLLOW_UP
-from perdure.client.run_list import listing
+from decisions.builtin_tools import FOLLOW_UP_TOOLS
+from perdure.client.run_list import iterate_runs
 from perdure.codec import AesGcmCodec
-from perdure.converter import encrypting
+from perdure.converter import with_encryption
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run
@@ -43,7 +43,7 @@ class Recorded:
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         self.sent.append((key, message.text))
         if len(self.sent) <= self._fails:
-            raise TransientFailure("http_error", "503 from the outbox")
+            raise TransientToolError("http_error", "503 from the outbox")
         return ToolOutcome(result="sent")
 
 
@@ -326,7 +326,7 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
         await here.until_task(run, "t1", "blocked")
 
         async def listed() -> bool:
-            found = [each async for each in listing(here.it.client, waiting=True, limit=1000)]
+            found = [each async for each in iterate_runs(here.it.client, waiting=True, limit=1000)]
             return any((e.run_id, e.waiting_for) == (run.id, "human: asks: Book the table?") for e in found)
 
         await here.it.until(listed)
@@ -383,7 +383,7 @@ async def test_what_fails_to_go_out_is_sent_again_only_where_keys_are_honoured(
 class Slow(Recorded):
     """One that may take as long as a project can say, and notes what Temporal gives it."""
 
-    timeout = LONGEST
+    timeout = MAX_DURATION
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         self.given = activity.info().start_to_close_timeout
@@ -534,7 +534,7 @@ async def test_an_agent_without_follow_ups_is_offered_no_tool_of_theirs_and_refu
         assert [text.split(" here")[0] for _, text in await it.results(run)][:2] == [
             f"unknown_tool: there is no tool {tool!r}" for tool, _ in asked
         ]
-        assert {tool["name"] for tool in it.model.requests[0]["tools"]}.isdisjoint(FOLLOW_UP)
+        assert {tool["name"] for tool in it.model.requests[0]["tools"]}.isdisjoint(FOLLOW_UP_TOOLS)
 
 
 BAD_BODIES: list[list[Any]] = [
@@ -626,7 +626,7 @@ async def test_both_go_on_where_their_histories_grow_long(world: MakeWorld, shor
 async def test_nothing_of_an_encrypted_follow_up_can_be_read_in_its_history(world: MakeWorld, client: Client) -> None:
     """Ids are another matter: they name topics and lanes."""
     target = client.service_client.config.target_host
-    secret = await Client.connect(target, data_converter=encrypting(AesGcmCodec({"k1": b"1" * 32})))
+    secret = await Client.connect(target, data_converter=with_encryption(AesGcmCodec({"k1": b"1" * 32})))
     async with followings(world)(server=secret, outbox=Recorded()) as here:
         run = await here.create()
         await here.wait_for_reply(run)

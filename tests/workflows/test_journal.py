@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.model.anthropic import JOURNAL
+from activities.model.anthropic import JOURNAL_HEADING
 from contracts.failures import Escalation
 from contracts.run.journal import Journal
-from decisions.run.journal import DIGEST, READ, digest, render
+from decisions.run.journal import DIGEST, READ, digest_journal, render_journal
 from decisions.run.transcript import SHOW_JOURNAL
-from perdure.client.run_list import find
-from perdure.client.runs import ended, fork, resume
-from perdure.client.runs import state as state_of
+from perdure.client.run_list import find_run
+from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.client.runs import query_run_state as state_of
 from perdure.terminal.report import print_run
-from perdure.testkit.model_server import Answer, calls, fails
+from perdure.testkit.model_server import ScriptedAnswer, calls, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
 
@@ -67,16 +67,16 @@ def pair(body: dict[str, Any]) -> str:
 
 def in_short(body: dict[str, Any]) -> str:
     """The digest in the system prompt."""
-    front, _, told = body["system"][-1]["text"].partition(f"{JOURNAL}\n")
+    front, _, told = body["system"][-1]["text"].partition(f"{JOURNAL_HEADING}\n")
     assert front == ""
     return str(told)
 
 
-def breaking(*answers: Answer) -> tuple[Callable[[dict[str, Any]], Answer], list[bool]]:
+def breaking(*answers: ScriptedAnswer) -> tuple[Callable[[dict[str, Any]], ScriptedAnswer], list[bool]]:
     """A script that is refused where it ends, until the list is cleared; then the run finishes."""
     broken = [True]
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         turn = sum(any(b["type"] == "tool_use" for b in m["content"]) for m in body["messages"])
         if turn < len(answers) and broken:
             return answers[turn]
@@ -95,7 +95,7 @@ async def test_the_three_tools_cost_no_activity_and_no_step(world: Any) -> None:
         assert await timeline(run) == ["open_run", "plan", "reflect", "reflect", "close_segment"]
     whole = Journal.model_validate({**EIGHT, "decisions": ["tugs are ships", "rafts are not"]})
     assert (event["payload"]["steps_taken"], state["step"], state["turns"], state["pending"]) == (0, 0, 3, [])
-    assert [text for _, text in told[2:4]] == [f"{render(whole)}\n{READ}"] * 2
+    assert [text for _, text in told[2:4]] == [f"{render_journal(whole)}\n{READ}"] * 2
 
 
 async def test_the_query_and_the_file_tell_the_same_journal(world: Any, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_the_query_and_the_file_tell_the_same_journal(world: Any, tmp_path
         await result(run)
         journal = Journal.model_validate(await run.query("journal"))
     assert journal == Journal.model_validate(EIGHT)
-    assert (tmp_path / "counted/memory.md").read_text() == render(journal)
+    assert (tmp_path / "counted/memory.md").read_text() == render_journal(journal)
 
 
 async def test_where_the_agent_writes_nothing_the_goal_and_the_last_finding_are_told(
@@ -117,7 +117,7 @@ async def test_where_the_agent_writes_nothing_the_goal_and_the_last_finding_are_
         await result(run)
         journal = Journal.model_validate(await run.query("journal"))
     assert journal == Journal(objective="see the wall", current_state="It is white.")
-    assert (tmp_path / "silent/memory.md").read_text() == render(journal)
+    assert (tmp_path / "silent/memory.md").read_text() == render_journal(journal)
 
 
 async def test_the_journal_outlasts_continue_as_new(world: Any, short_history_client: Client, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_the_journal_outlasts_continue_as_new(world: Any, short_history_cl
         assert (await run.describe()).run_id != run.first_execution_run_id
     expected = Journal.model_validate({**EIGHT, "decisions": ["tugs are ships", *(f"look {n}" for n in range(30))]})
     assert journal == expected
-    assert (tmp_path / "rotated-journal/memory.md").read_text() == render(expected)
+    assert (tmp_path / "rotated-journal/memory.md").read_text() == render_journal(expected)
 
 
 async def test_a_resumed_run_is_shown_its_journal_before_it_goes_on(world: Any, tmp_path: Path) -> None:
@@ -140,18 +140,22 @@ async def test_a_resumed_run_is_shown_its_journal_before_it_goes_on(world: Any, 
         with pytest.raises(WorkflowFailureError):
             await result(run)
         broken.clear()
-        again = await resume(it.client, it.queue, "lost")
+        again = await resume_run(it.client, it.queue, "lost")
         it.started.append(again.id)
         await result(again)
         journal = Journal.model_validate(await again.query("journal"))
         shown = it.model.requests[-1]
         before = it.model.requests[0]
     assert journal == Journal.model_validate({**EIGHT, "decisions": ["tugs are ships", "rafts are not"]})
-    assert pair(shown) == render(journal)
-    assert in_short(shown) == digest(journal)
+    assert pair(shown) == render_journal(journal)
+    assert in_short(shown) == digest_journal(journal)
     assert len(in_short(shown)) <= DIGEST
     assert "run journal, in short" not in json.dumps(before["system"])
-    assert (tmp_path / "lost/memory.md").read_text() == (tmp_path / "lost.r2/memory.md").read_text() == render(journal)
+    assert (
+        (tmp_path / "lost/memory.md").read_text()
+        == (tmp_path / "lost.r2/memory.md").read_text()
+        == render_journal(journal)
+    )
 
 
 async def test_the_digest_of_a_long_journal_fits_in_500_characters(world: Any) -> None:
@@ -164,7 +168,7 @@ async def test_the_digest_of_a_long_journal_fits_in_500_characters(world: Any) -
         with pytest.raises(WorkflowFailureError):
             await result(run)
         broken.clear()
-        again = await resume(it.client, it.queue, run.id)
+        again = await resume_run(it.client, it.queue, run.id)
         it.started.append(again.id)
         await result(again)
         told = in_short(it.model.requests[-1])
@@ -174,7 +178,7 @@ async def test_the_digest_of_a_long_journal_fits_in_500_characters(world: Any) -
 
 async def test_a_fork_has_the_journal_of_its_step_and_nothing_later(world: Any, tmp_path: Path) -> None:
     """The objective too, which the runtime writes itself from frame and reframe."""
-    script: list[Answer] = [
+    script: list[ScriptedAnswer] = [
         calls(("look", {"n": 1}), appended("one"), text="Frame: see one\nPlan: look"),
         calls(("look", {"n": 2}), appended("two"), ("reframe", {"frame": "see two"})),
         calls(("look", {"n": 3}), UPDATE),
@@ -184,7 +188,7 @@ async def test_a_fork_has_the_journal_of_its_step_and_nothing_later(world: Any, 
     forks[2] = Journal(objective="see two", decisions=("one", "two"))
     forks[3] = Journal.model_validate(EIGHT)
 
-    def answers(body: dict[str, Any]) -> Answer:
+    def answers(body: dict[str, Any]) -> ScriptedAnswer:
         if "This is a fork of run" in json.dumps(body["messages"]):
             return calls(("ask_human", {"question": "Well?"})) if len(said(body)) and not _asked(body) else FINISH
         turn: int = sum(message["role"] == "assistant" for message in body["messages"])
@@ -195,18 +199,18 @@ async def test_a_fork_has_the_journal_of_its_step_and_nothing_later(world: Any, 
         run = await it.start("see", run_id="forked-from")
         await result(run)
         for step, journal in forks.items():
-            branch = await fork(it.client, it.queue, "forked-from", step, None)
+            branch = await fork_run(it.client, it.queue, "forked-from", step, None)
             it.started.append(branch.id)
             await it.until_state(branch, question=True)
             shown = it.model.requests[-1]
-            assert pair(shown) == render(Journal(**{**dict(journal), "objective": journal.objective}))
-            assert in_short(shown) == digest(journal)
+            assert pair(shown) == render_journal(Journal(**{**dict(journal), "objective": journal.objective}))
+            assert in_short(shown) == digest_journal(journal)
             assert Journal.model_validate(await branch.query("journal")) == journal
             file = tmp_path / branch.id.removeprefix("run:") / "memory.md"
-            assert file.read_text() == render(journal), "while it goes on, too"
+            assert file.read_text() == render_journal(journal), "while it goes on, too"
             await branch.signal("human_input", {"text": "go"})
             await result(branch)
-            assert file.read_text() == render(journal)
+            assert file.read_text() == render_journal(journal)
 
 
 def _asked(body: dict[str, Any]) -> bool:
@@ -218,9 +222,9 @@ async def test_when_all_turns_are_used_the_journal_is_the_handoff(world: Any) ->
         run = await it.start("count", run_id="handed-over")
         event = await result(run)
         found, view, end = (
-            await find(it.client, run.id),
+            await find_run(it.client, run.id),
             await state_of(it.client, run.id),
-            await ended(it.client, run.id),
+            await wait_for_run_end(it.client, run.id),
         )
     expected = {
         "Objective": "count the ships",
@@ -244,7 +248,7 @@ async def test_a_failed_run_hands_its_journal_over_too(world: Any) -> None:
         run = await it.start("count")
         with pytest.raises(WorkflowFailureError):
             await result(run)
-        handoff = (await ended(it.client, run.id)).handoff
+        handoff = (await wait_for_run_end(it.client, run.id)).handoff
     assert handoff.splitlines()[0] == "Objective: count the ships"
     assert handoff.splitlines()[-1] == "Next: wait for the fog to lift"
 

@@ -10,15 +10,15 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.conversation import Conversations, submit
+from activities.conversation import Conversations, submit_to_lane
 from contracts.conversation import SubmitRequest
 from perdure.client import lanes
 from perdure.testkit.model_server import Reply, calls, says
 from tests.replay.altered import Unguarded
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
 from workflows.conversation.conversation import Conversation
-from workflows.policies import ANSWER
-from workflows.unknown import Unknown
+from workflows.policies import ANSWERING_TURNS
+from workflows.unknown import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 
@@ -32,7 +32,7 @@ async def test_a_turn_that_is_stopped_before_it_knows_the_conversation_leaves_it
     world: Any, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     chat, reading = new_id(), asyncio.Event()
-    latest = Conversations._latest
+    latest = Conversations._latest_record
 
     async def first_hangs(*args: Any) -> Any:
         if not reading.is_set():
@@ -43,7 +43,7 @@ async def test_a_turn_that_is_stopped_before_it_knows_the_conversation_leaves_it
     async with world(echo) as it:
         await say(it, chat, "my name is Ada")
         await until_idle(it, chat, 1)
-        monkeypatch.setattr(Conversations, Conversations._latest.__name__, first_hangs)
+        monkeypatch.setattr(Conversations, Conversations._latest_record.__name__, first_hangs)
         run = await begun(it, await say(it, chat, "hm"))
         await reading.wait()
         await (run.signal("cancel") if end == "cancel" else run.terminate("gone"))
@@ -91,14 +91,14 @@ async def test_an_answer_to_a_turn_that_is_wedged_counts_once_it_goes_on(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind its question, where a lane puts what answers nothing, it would wait for itself."""
-    monkeypatch.setitem(ANSWER, "start_to_close_timeout", timedelta(seconds=2))
+    monkeypatch.setitem(ANSWERING_TURNS, "start_to_close_timeout", timedelta(seconds=2))
     chat = new_id()
     async with world([ASK, says("the red one it is"), says("and on")], works=False) as it:
         async with it.worker():
             first = await say(it, chat, "long")
             question = await asking(it, first)
         run = run_of(it, first)
-        async with it.worker(workflows=(Unguarded, Conversation, Unknown)):
+        async with it.worker(workflows=(Unguarded, Conversation, UnknownWorkflow)):
             told = await say(it, chat, "the red one", question_id=question["id"])
             await say(it, chat, "next")
 
@@ -140,7 +140,7 @@ async def test_a_request_that_the_server_refuses_leaves_no_traceback_in_the_log(
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
     with pytest.raises(RPCError):
-        await submit(client, "nobody", "x" * 2000, SubmitRequest(request_id="r", goal="hm"))
+        await submit_to_lane(client, "nobody", "x" * 2000, SubmitRequest(request_id="r", goal="hm"))
     gc.collect()
     assert complaints == []
 
@@ -156,7 +156,9 @@ async def test_a_turn_of_which_all_is_as_large_as_it_may_be_comes_to_its_end(wor
 
 
 async def test_a_caller_that_is_cancelled_while_nobody_takes_its_request_is_gone_at_once(client: Client) -> None:
-    speaking = asyncio.create_task(lanes.submit(client, "nobody", new_id(), SubmitRequest(request_id="r", goal="hm")))
+    speaking = asyncio.create_task(
+        lanes.submit_with_retry(client, "nobody", new_id(), SubmitRequest(request_id="r", goal="hm"))
+    )
     await asyncio.sleep(0.5)  # on its way, or waiting for a worker: either may be cut off
     speaking.cancel()
     with pytest.raises(asyncio.CancelledError):

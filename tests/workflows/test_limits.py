@@ -19,9 +19,9 @@ from contracts.run.limits import LimitOverrides
 from contracts.run.state import RunStatus
 from contracts.tool import Effect, ToolKind
 from decisions.run.loop import LAST_TURN
-from perdure.client.run_list import find
-from perdure.client.runs import ended, fork, resume
-from perdure.testkit.model_server import Answer, Reply, calls, fails, says
+from perdure.client.run_list import find_run
+from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -53,7 +53,7 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
     return let
 
 
-def looks(last: Answer) -> Callable[[dict[str, Any]], Answer]:
+def looks(last: ScriptedAnswer) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Looks again and again; `last` is said where no tool may be called."""
     return lambda body: last if is_last(body) else LOOK
 
@@ -112,7 +112,7 @@ async def test_after_the_soft_limit_one_last_turn_delivers_a_partial_outcome(
     says_first = calls(("update_run_journal", {"current_state": "The wall is white."}), ("look", {}))
     look = looking()
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         return last if is_last(body) else says_first if len(body["messages"]) == 1 else calls(("look", {}))
 
     async with world(script, look, server=skipping.client) as it:
@@ -177,7 +177,7 @@ async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_
     both = calls(("save", {"n": 1}), ("save", {"n": 2}), ("update_run_journal", {"current_state": "never written"}))
     save = ScriptedTool("save", effect=Effect.keyed)
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         return FINISH if "the run ended before this call" in json.dumps(body["messages"]) else both
 
     async with world(script, save, server=skipping.client) as it:
@@ -185,11 +185,11 @@ async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_
         error = await failure(run)
         assert await unanswered(it, run) == []
         results = [text for _, text in await it.results(run)]
-        found, end = await find(it.client, "out-of-time"), await ended(it.client, "out-of-time")
+        found, end = await find_run(it.client, "out-of-time"), await wait_for_run_end(it.client, "out-of-time")
         state = await it.state(run)
         said = found.execution.typed_search_attributes.get(AGENT_STATUS)
         clock.minutes = 1
-        again = await resume(it.client, it.queue, "out-of-time")
+        again = await resume_run(it.client, it.queue, "out-of-time")
         it.started.append(again.id)
         event = await result(again)
         fresh = await it.state(again)
@@ -314,7 +314,7 @@ async def test_time_that_summaries_take_counts_before_the_model_is_asked_again(
     takes("summary", 16)
     made = iter(range(1, 100))
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         if "You summarise the earlier part" in str(body["system"]):
             return says("Read much.")
         return says("so far") if is_last(body) else calls(("read", {"n": next(made)}))
@@ -373,7 +373,7 @@ async def test_a_run_that_goes_on_from_another_is_bounded_by_the_ceiling_of_now(
             await result(await it.start(run_id="tall"))
         it.project = replace(it.project, ceiling=LimitOverrides(max_steps=4))
         async with it.worker():
-            heir = await fork(it.client, it.queue, "tall", 2, None)
+            heir = await fork_run(it.client, it.queue, "tall", 2, None)
             event = await result(heir)
             state = await it.state(heir)
     assert event["payload"]["steps_taken"] == state["max_steps"] == 4

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from contracts.tool import ToolKind
-from perdure.testkit.model_server import Answer, calls, says
+from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import server
 
@@ -22,7 +22,7 @@ def is_summary(body: dict[str, Any]) -> bool:
     return "You summarise the earlier part" in str(body["system"])
 
 
-def script(body: dict[str, Any]) -> Answer:
+def script(body: dict[str, Any]) -> ScriptedAnswer:
     """Reads on from the last result that it is shown; a summary keeps what facts it sees; the end tells them."""
     shown = json.dumps(body["messages"])
     facts = sorted(set(re.findall(r"FACT-[0-9A-Z-]+", shown)))

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.effects.ledger import Entry
+from activities.effects.ledger import LedgerEntry
 from activities.tools.interface import CallContext
 from contracts.run.state import Call, RunState, RunStatus, Snapshot
 from contracts.tool import ToolOutcome
 from decisions.ids import call_digest, generation_of, request_key
 from decisions.run.outcome import ending_event
 from decisions.run.transcript import add_message
-from perdure.testkit.model_server import Answer, Reply, fails
+from perdure.testkit.model_server import Reply, ScriptedAnswer, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.drawn import OWN, Said, a_reply, a_signal, brought, turn_of
 from tests.played import Played, Wait, failed_model
@@ -53,18 +53,18 @@ class Stage:
     def __init__(self) -> None:
         self.calls: dict[int, asyncio.Future[ToolOutcome]] = {}
         self.asked: list[Any] = []  # conversations that the model was handed
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers: SimpleQueue[ScriptedAnswer] = SimpleQueue()
         self.answered = 0
         self.tools = [ScriptedTool(route.name, self._held, **route.model_dump(include=DECLARED)) for route in OWN]
 
-    def script(self, body: dict[str, Any]) -> Answer:
+    def script(self, body: dict[str, Any]) -> ScriptedAnswer:
         self.asked.append(body["messages"])
         try:
             return self._answers.get(timeout=60)
         except Empty:
             return fails(400, message="the play went on without an answer")
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: ScriptedAnswer) -> None:
         self.answered += 1
         self._answers.put(answer)
 
@@ -141,7 +141,7 @@ class Play:
     def put_in_doubt(self, call: Call) -> None:
         """As if a worker that is dead by now had begun it."""
         run_id, step = self.pure.state.run_id, call.step or 0
-        page = Entry(
+        page = LedgerEntry(
             store=self.it.project.stores.of(run_id),
             key=request_key(run_id, step),
             step=step,

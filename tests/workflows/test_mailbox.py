@@ -14,24 +14,24 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.conversation import submit
-from activities.mailbox.client import Mailboxes, tell
+from activities.conversation import submit_to_lane
+from activities.mailbox.client import Mailboxes, signal_mailbox
 from activities.mailbox.folder import MailFolder
 from contracts.conversation import SubmitRequest, TurnEnd
-from contracts.mail.commands import Done, Order
-from contracts.mail.delivery import Ack, LetterEnding, Stage, TaskState
-from contracts.mail.mailbox import Delivery, LookRequest
+from contracts.mail.commands import BridgeResult, BridgeTask
+from contracts.mail.delivery import Ack, MessageResult, Stage, TaskState
+from contracts.mail.mailbox import Delivery, TurnLookupRequest
 from contracts.mail.peers import Dispatch, MailDispatch
 from decisions import ids
 from decisions.mailbox import commands
-from decisions.mailbox.poll_mode import Mode, Patience
+from decisions.mailbox.poll_mode import PollMode, PollPolicy
 from perdure.process.mailbox_bridge import Bridge
 from perdure.testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
 
 ASK = calls(("ask_human", {"question": "which one?"}))
-GONE = LetterEnding(ack=Ack.failed, details="its file is gone")
+GONE = MessageResult(ack=Ack.failed, details="its file is gone")
 SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
 
 
@@ -64,7 +64,7 @@ async def test_two_bridges_of_one_folder_bring_the_same_files_and_each_is_taken_
     takes = [file for each in (one, two) for _, file in each.done("take")]
     assert sorted(takes) == sorted(f"m{n}.md" for n in range(20))
     assert Counter(verdicts[0] + verdicts[1])["admitted"] == 20
-    assert max(one.at_a_time + two.at_a_time) <= commands.MOST_CARRIED
+    assert max(one.at_a_time + two.at_a_time) <= commands.MAX_BATCH
 
 
 async def test_what_was_there_before_is_not_done_again(world: Any) -> None:
@@ -100,7 +100,7 @@ async def test_a_message_waits_for_its_inputs_and_a_person_for_a_choice(world: A
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.ends = None
-        bridge.answers["take"] = lambda _: Done(run_id="r", is_blocked=True)
+        bridge.answers["take"] = lambda _: BridgeResult(run_id="r", is_blocked=True)
         async with bridge.working():
             assert await bridge.deliver(message("a", missing=("x",))) == ["blocked"]
             await bridge.until(lambda view: not view.orders)
@@ -162,7 +162,7 @@ NO_ZONE = {"run_id": "r", "at": "2026-01-01T00:00:00"}
 async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch, bad: Any
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.REST", commands.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.BRIDGE_REST", commands.LATER / 25)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.raw.append(bad)
@@ -178,7 +178,7 @@ async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
 async def test_an_order_that_no_bridge_can_carry_out_is_told_and_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.REST", commands.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.BRIDGE_REST", commands.LATER / 25)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.failures.append(ApplicationError("never", non_retryable=True))
@@ -192,7 +192,7 @@ async def test_what_a_bridge_puts_off_holds_up_nothing_else(world: Any, monkeypa
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         refuses = True
-        bridge.answers["finish"] = lambda order: Done(later=refuses and order.letter.plan == "refuses")
+        bridge.answers["finish"] = lambda order: BridgeResult(later=refuses and order.letter.plan == "refuses")
         async with bridge.working():
             monkeypatch.setattr(commands, "LATER", commands.LATER / 10)
             await bridge.deliver(message("a", plan="refuses"))
@@ -211,7 +211,7 @@ async def test_a_run_that_did_nothing_is_tried_again_and_one_that_failed_is_told
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.ends = TurnEnd.failed
-        bridge.answers["finish"] = lambda order: Done(again=order.letter.attempt < 3)
+        bridge.answers["finish"] = lambda order: BridgeResult(again=order.letter.attempt < 3)
         async with bridge.working():
             await bridge.deliver(message("a"))
             await bridge.until_over("a")
@@ -226,7 +226,9 @@ async def test_dead_letters_are_delivered_again_when_asked(world: Any) -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="no front matter")
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
-        bridge.answers["take"] = lambda order: Done(ending=GONE) if order.letter.attempt == 1 else Done(run_id="r")
+        bridge.answers["take"] = lambda order: (
+            BridgeResult(ending=GONE) if order.letter.attempt == 1 else BridgeResult(run_id="r")
+        )
         async with bridge.working():
             assert await bridge.deliver(bad, message("a")) == ["dead", "admitted"]
             await bridge.until_over("a")
@@ -249,7 +251,7 @@ async def test_the_end_of_a_run_is_found_where_its_word_was_lost(world: Any, mon
         await (await begun(it, says)).result()
         await asking(it, asks)
         of = {"done.md": says.run_id, "open.md": asks.run_id, "never.md": "nobody's"}
-        bridge.answers["take"] = lambda order: Done(run_id=of[order.letter.file])
+        bridge.answers["take"] = lambda order: BridgeResult(run_id=of[order.letter.file])
         async with bridge.working():
             await bridge.deliver(*(message(name.removesuffix(".md")) for name in of))
             await bridge.until(lambda view: len(view.recent) == 2)
@@ -272,7 +274,7 @@ async def test_a_look_tells_how_runs_have_ended(world: Any) -> None:
         runs = (done.run_id, open_run.run_id, "not-yet", "never")
         lanes = (chat, other, other, "no-such-lane")
         look = Mailboxes(it.client, it.queue).look_at_turns
-        seen = await ActivityEnvironment().run(look, LookRequest(run_ids=runs, lanes=lanes))
+        seen = await ActivityEnvironment().run(look, TurnLookupRequest(run_ids=runs, lanes=lanes))
         await lane_of(it, other).cancel()
         with pytest.raises(WorkflowFailureError):
             await lane_of(it, other).result()
@@ -357,15 +359,15 @@ async def test_a_mailbox_that_is_cancelled_ends_so_and_the_next_one_begins_where
 class Submitting(Carrier):
     """Hands tasks to their lanes, as bridges do."""
 
-    async def _one(self, order: Order) -> Done:
+    async def _one(self, order: BridgeTask) -> BridgeResult:
         if order.kind != "take":
             return await super()._one(order)
         conversation = ids.mail_conversation_id(self.agent, order.letter.task)
         request_id = ids.mail_request_id(order.letter.key, order.letter.attempt)
         request = SubmitRequest(request_id=request_id, goal="work", mailbox=self.agent)
         self.it.started.append(ids.conversation_workflow_id(conversation))
-        taken = await submit(self.it.client, self.it.queue, conversation, request, closes=True)
-        return Done(run_id=taken.run_id, at=datetime.now(UTC))
+        taken = await submit_to_lane(self.it.client, self.it.queue, conversation, request, closes=True)
+        return BridgeResult(run_id=taken.run_id, at=datetime.now(UTC))
 
 
 async def test_a_mailbox_that_was_terminated_finds_the_run_that_was_made_before(world: Any) -> None:
@@ -464,7 +466,7 @@ async def test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory(
 async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
     world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", commands.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.MAX_REST_WAIT", commands.LATER / 25)
     names = [f"m{n}" for n in range(60)]
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
@@ -485,7 +487,7 @@ async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
 async def test_what_a_bridge_is_at_when_its_mailbox_rotates_is_not_ordered_beside_it(
     world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", commands.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.MAX_REST_WAIT", commands.LATER / 25)
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
         bridge.gate.clear()
@@ -506,7 +508,7 @@ async def test_what_a_bridge_is_at_when_its_mailbox_rotates_is_not_ordered_besid
 
 
 @asynccontextmanager
-async def bridged(it: Any, folder: MailFolder, patience: Patience) -> AsyncIterator[Bridge]:
+async def bridged(it: Any, folder: MailFolder, patience: PollPolicy) -> AsyncIterator[Bridge]:
     """A bridge that stays up. Its orders are for whoever works on the queue of the folder."""
     bridge, stop = Bridge(it.client, it.queue, folder, patience), asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
@@ -516,17 +518,17 @@ async def bridged(it: Any, folder: MailFolder, patience: Patience) -> AsyncItera
 
 
 WAKES: pytest.MarkDecorator = pytest.mark.parametrize(
-    "patience", [Patience(dormant_after=None), Patience(0, timedelta(0))], ids=str
+    "patience", [PollPolicy(dormant_after=None), PollPolicy(0, timedelta(0))], ids=str
 )
 
 
 @WAKES
 async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_that_stays_up(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: PollPolicy
 ) -> None:
-    monkeypatch.setattr("perdure.process.mailbox_bridge.SAME_EVERY", 0.2)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.MAILBOX_CHECK_INTERVAL", 0.2)
     folder = MailFolder(tmp_path / "box", new_agent())
-    folder.open()
+    folder.open_folder()
     for name in "abc":
         task = {"type": "task", "message_id": name, "plan_id": "p", "task_id": name, "from": "bob", "body": "x"}
         folder.below.write(json.dumps(task).encode(), "inbox", "p", f"{name}.json")
@@ -535,25 +537,25 @@ async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_tha
         async with bridged(it, folder, patience) as bridge:
             await it.until(lambda: bridge.open == 3)
             if patience.dormant_after is not None:
-                await it.until(lambda: bridge.pace.mode is Mode.dormant)
+                await it.until(lambda: bridge.pace.mode is PollMode.dormant)
             await box.box.terminate("lost")
             await it.until(lambda: open_in(box, "abc"))
 
 
 @WAKES
 async def test_a_subtask_for_a_mailbox_that_was_ended_comes_to_the_bridge_that_stays_up(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: PollPolicy
 ) -> None:
-    monkeypatch.setattr("perdure.process.mailbox_bridge.SAME_EVERY", 0.2)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.MAILBOX_CHECK_INTERVAL", 0.2)
     folder = MailFolder(tmp_path / "box", new_agent(), outside=True)
-    folder.open()
+    folder.open_folder()
     async with world(echo) as it:
         carrier = Carrier(it, folder.agent, folder.id)
         async with carrier.working(), bridged(it, folder, patience) as bridge:
-            mode = Mode.idle if patience.dormant_after is None else Mode.dormant
+            mode = PollMode.idle if patience.dormant_after is None else PollMode.dormant
             await it.until(lambda: bridge.pace.mode is mode)
             await carrier.box.terminate("lost")
-            await tell(it.client, it.queue, folder.agent, "dispatch", SENT)
+            await signal_mailbox(it.client, it.queue, folder.agent, "dispatch", SENT)
             await it.until(lambda: carrier.done("dispatch"))
 
 

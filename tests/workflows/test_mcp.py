@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.tools.interface import Guarded, TransientFailure
+from activities.tools.interface import PreflightTool, TransientToolError
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from perdure.process.mcp_tools import Offer, offering
+from perdure.process.mcp_tools import ToolOffer, offered_tools
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from settings import load
+from settings import load_settings
 
 BIN = Path(sys.executable).parent
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
@@ -30,13 +30,13 @@ READ = {"annotations": {"readOnlyHint": True}}
 
 
 @asynccontextmanager
-async def project(folder: Path, server: str, entry: dict[str, Any], toml: str = "") -> AsyncIterator[Offer]:
+async def project(folder: Path, server: str, entry: dict[str, Any], toml: str = "") -> AsyncIterator[ToolOffer]:
     """What a worker of such a project offers."""
     (folder / "agents").mkdir(exist_ok=True)
     (folder / "agents" / "default.md").write_text(f"---\ntools: [{server}__*]\n---\n")
     (folder / ".mcp.json").write_text(json.dumps({"mcpServers": {server: entry}}))
     (folder / "perdure.toml").write_text(toml)
-    async with offering(load({}, folder)) as offer:
+    async with offered_tools(load_settings({}, folder)) as offer:
         yield offer
 
 
@@ -63,7 +63,7 @@ def hostile(tmp_path: Path) -> Hostile:
 
 
 @asynccontextmanager
-async def changed(folder: Path, hostile: Hostile, **to: Any) -> AsyncIterator[Offer]:
+async def changed(folder: Path, hostile: Hostile, **to: Any) -> AsyncIterator[ToolOffer]:
     """The project, whose server was seen once, and says something else since."""
     async with project(folder, "h", hostile.entry):
         pass
@@ -281,7 +281,7 @@ async def test_an_image_is_an_artifact_of_the_run(world: Any, tmp_path: Path, ho
             assert "iVBORw0KGgo=" not in (await it.results(run))[0][1]
 
 
-class Guarding(ScriptedTool, Guarded):
+class Guarding(ScriptedTool, PreflightTool):
     """Its worker is lost in its first call, and its server cannot be asked afterwards."""
 
     def __init__(self) -> None:
@@ -291,10 +291,10 @@ class Guarding(ScriptedTool, Guarded):
     def _dies(self, arguments: Any, context: Any) -> str:
         raise ApplicationError("worker is shutting down", type="WorkerShutdown")
 
-    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         self.looks += 1
         if self.looks > 1:
-            raise TransientFailure("unreachable", "the server is away")
+            raise TransientToolError("unreachable", "the server is away")
         return None
 
 

@@ -234,7 +234,7 @@ async def test_of_two_calls_with_one_id_in_a_reply_the_first_is_made_and_both_ar
 @pytest.mark.parametrize("size", [20_000, 120_000])
 async def test_a_reply_of_any_size_never_stops_a_run(world: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client takes long to read a large stream, so the bound is a tenth of what it is."""
-    monkeypatch.setattr("activities.model.anthropic.MOST_BYTES", 100_000)
+    monkeypatch.setattr("activities.model.anthropic.MAX_REPLY_BYTES", 100_000)
     long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
     replies = [
         calls(("look", {"text": long})),

@@ -11,7 +11,7 @@ from perdure.process.workflows import workflow_runner
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from workflows.agent_run.agent_run import AgentRun
-from workflows.unknown import Unknown
+from workflows.unknown import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -44,7 +44,7 @@ async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(worl
         async with it.worker():
             run = await it.start()
             await it.until_state(run, question=True)
-        async with it.worker(workflows=(Patched, Unknown)):
+        async with it.worker(workflows=(Patched, UnknownWorkflow)):
             await run.signal("human_input", {"text": "b"})
             assert (await run.result())["type"] == "agent.completed"
         assert (await pauses(run), await it.failed_tasks(run)) == (0, 0)
@@ -62,7 +62,7 @@ async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(worl
 async def test_a_new_run_takes_the_new_path_and_fits_the_next_release(
     world: Any, release: type, fitting: list[bool]
 ) -> None:
-    async with world([FINISH], works=False) as it, it.worker(workflows=(release, Unknown)):
+    async with world([FINISH], works=False) as it, it.worker(workflows=(release, UnknownWorkflow)):
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
         assert (await pauses(run), await it.failed_tasks(run)) == (1, 0)

@@ -16,10 +16,10 @@ from temporalio.converter import (
 
 from activities.storage.object_store import open_store
 from activities.storage.payloads import PayloadStore
-from perdure.client.history import History
-from perdure.client.run_list import find
+from perdure.client.history import HistoryReader
+from perdure.client.run_list import find_run
 from perdure.codec import AesGcmCodec
-from perdure.converter import LARGE, data_converter, encrypting, offloading
+from perdure.converter import OFFLOAD_THRESHOLD, data_converter, with_encryption, with_offloading
 from perdure.testkit.model_server import calls
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -28,7 +28,7 @@ NOTES = "unseen " * 20_000  # 140 KB, in the context of the start
 
 
 async def client_with(client: Client, store: PayloadStore, codec: AesGcmCodec | None = None) -> Client:
-    converter = offloading(encrypting(codec) if codec else data_converter, store)
+    converter = with_offloading(with_encryption(codec) if codec else data_converter, store)
     return await Client.connect(client.service_client.config.target_host, data_converter=converter)
 
 
@@ -45,7 +45,7 @@ async def test_what_is_large_is_kept_there_and_history_has_a_reference(
         assert await it.failed_tasks(run) == 0
         await it.replay()
         history = await run.fetch_history()
-        told = await History(server).of(await find(server, run.id))
+        told = await HistoryReader(server).read_executions(await find_run(server, run.id))
     assert told[0].events[0]["input"][0]["payload"]["context"]["notes"] == NOTES
     assert sum(event.ByteSize() for event in history.events) < len(NOTES)
     objects = open_store(bucket)
@@ -54,7 +54,7 @@ async def test_what_is_large_is_kept_there_and_history_has_a_reference(
         for page in obstore.list(objects, f"default/{run.id.replace(':', '%3A')}")
         for meta in page
     ]
-    assert min(size for size, _ in kept) > LARGE
+    assert min(size for size, _ in kept) > OFFLOAD_THRESHOLD
     assert {NOTES.encode() in data for _, data in kept} == {codec is None}
 
 

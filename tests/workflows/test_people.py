@@ -26,9 +26,9 @@ from contracts.tool import Approval, Effect, ToolKind
 from decisions.builtin_tools import gated_routes
 from decisions.ids import call_digest
 from perdure.client import runs
-from perdure.client.errors import AnswerRefused, NotReachable
-from perdure.client.run_list import listing
-from perdure.client.runs import answer
+from perdure.client.errors import AnswerRejectedError, TemporalUnavailableError
+from perdure.client.run_list import iterate_runs
+from perdure.client.runs import submit_answer
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 
@@ -124,17 +124,17 @@ async def test_a_question_that_asks_nothing_goes_back_to_the_model(world: Any, b
 
 
 async def test_an_answer_that_no_worker_takes_is_told_so_in_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.client.runs.ANSWERED_WITHIN", 0.5)
+    monkeypatch.setattr("perdure.client.runs.UPDATE_TIMEOUT", 0.5)
     async with world([ASK, FINISH], works=False) as it:
         run = await it.start()
-        with pytest.raises(NotReachable, match=r"no worker took the answer within 0\.5 s"):
-            await answer(it.client, run.id, HumanInput(text="b"))
+        with pytest.raises(TemporalUnavailableError, match=r"no worker took the answer within 0\.5 s"):
+            await submit_answer(it.client, run.id, HumanInput(text="b"))
 
 
 async def test_who_is_cancelled_while_no_worker_takes_an_answer_is_cancelled(world: Any) -> None:
     async with world([ASK, FINISH], works=False) as it:
         run = await it.start()
-        task = asyncio.create_task(answer(it.client, run.id, HumanInput(text="b")))
+        task = asyncio.create_task(submit_answer(it.client, run.id, HumanInput(text="b")))
         done, _ = await asyncio.wait({task}, timeout=0.5)
         assert not done
         task.cancel()
@@ -192,7 +192,7 @@ SAME = calls(("charge", {"eur": 5}), ("charge", {"eur": 5}))
 async def test_an_answer_that_names_no_question_is_for_the_one_that_was_open_when_it_was_given(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    charge, send = guarded(), runs._update
+    charge, send = guarded(), runs._execute_update
     async with world([SAME, FINISH], charge) as it:
         run = await it.start()
         await it.until(partial(_asks, it, run, "q1"))
@@ -203,9 +203,9 @@ async def test_an_answer_that_names_no_question_is_for_the_one_that_was_open_whe
             await it.until(partial(_asks, it, run, "q2"))
             await send(*args)
 
-        monkeypatch.setattr(runs, "_update", late)
-        with pytest.raises(AnswerRefused, match="question q1 is not open; the open one is q2"):
-            await answer(it.client, run.id, HumanInput(decision=Decision.approve))
+        monkeypatch.setattr(runs, "_execute_update", late)
+        with pytest.raises(AnswerRejectedError, match="question q1 is not open; the open one is q2"):
+            await submit_answer(it.client, run.id, HumanInput(decision=Decision.approve))
         assert await _asks(it, run, "q2")
         await run.execute_update("answer", {"question_id": "q2", "decision": "deny"})
         await run.result()
@@ -249,7 +249,7 @@ async def test_a_call_is_made_only_with_the_arguments_that_were_approved(
     async def others(*_: Any) -> dict[str, Any]:
         return {"eur": 500}
 
-    monkeypatch.setattr(ToolCalls, "_arguments", others)
+    monkeypatch.setattr(ToolCalls, "_load_arguments", others)
     charge = guarded()
     async with world([calls(("charge", {"eur": 5})), FINISH], charge) as it:
         run = await it.start()
@@ -371,7 +371,7 @@ async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_
             await it.until_state(run, question=True)
 
         async def waiting() -> dict[str, str]:
-            found = [each async for each in listing(it.client, waiting=True, limit=1000)]
+            found = [each async for each in iterate_runs(it.client, waiting=True, limit=1000)]
             ours = {run.id: goal for goal, run in runs.items()}
             return {ours[each.execution.id]: each.waiting_for for each in found if each.execution.id in ours}
 

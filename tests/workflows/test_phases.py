@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 
 from activities.run.definition import JOURNAL_MARK
-from perdure.process.project import project_of
+from perdure.process.project import build_project
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from settings import load
+from settings import load_settings
 from tests.timeline import timeline
 
 FIRST = calls(("look", {"n": 1}), text="Frame: the cause is named.\nPlan: 1. look 2. look closer")
@@ -139,7 +139,7 @@ def test_the_prompts_are_short_and_name_every_verdict() -> None:
 
 async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: Any, tmp_path: Path) -> None:
     async with httpx.AsyncClient() as http:
-        project = project_of(load({}, tmp_path), http)
+        project = build_project(load_settings({}, tmp_path), http)
     tool = look()
     agents = {"default": project.agents["default"].model_copy(update={"tools": ("look",)})}
     async with world([FIRST, FINISH], tool, works=False) as it:

@@ -19,11 +19,11 @@ from temporalio.worker import Worker
 
 from activities.telemetry.attributes import PENDING_TOOLS
 from contracts.tool import Approval, Effect, QueueRoute, ToolKind
-from perdure.client.run_events import Called, Calling
-from perdure.client.runs import resume
+from perdure.client.run_events import ToolCallFinished, ToolCallStarted
+from perdure.client.runs import resume_run
 from perdure.client.watch import Watch
 from perdure.codec import AesGcmCodec
-from perdure.converter import encrypting
+from perdure.converter import with_encryption
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
@@ -85,7 +85,7 @@ async def test_another_worker_takes_the_request_and_the_run_waits_for_its_result
         await it.until_state(run, ignored=True)
         go.set()
         result = await shown(it, run)
-        happened = [each async for each in Watch(it.client, "weighed", follow=False).happenings()]
+        happened = [each async for each in Watch(it.client, "weighed", follow=False).events()]
     [request] = taken
     payload = request.pop("payload")
     assert payload.pop("requested_at")
@@ -100,9 +100,9 @@ async def test_another_worker_takes_the_request_and_the_run_waits_for_its_result
     assert [(each["step"], each["tool"]) for each in state["pending"]] == [(1, "weigh")]
     assert found.typed_search_attributes.get(PENDING_TOOLS) == ["weigh:1"]
     assert json.loads(result) == {"grams": 12}
-    [calling] = [each.call for each in happened if isinstance(each, Calling)]
+    [calling] = [each.call for each in happened if isinstance(each, ToolCallStarted)]
     assert (calling.tool, calling.step, calling.arguments) == ("weigh", 1, {"what": "salt"})
-    assert [each.outcome.result for each in happened if isinstance(each, Called)] == [{"grams": 12}]
+    assert [each.outcome.result for each in happened if isinstance(each, ToolCallFinished)] == [{"grams": 12}]
 
 
 async def test_where_nobody_works_on_the_queue_the_model_is_told_its_name(world: Any) -> None:
@@ -315,7 +315,7 @@ async def test_what_was_in_flight_when_its_run_timed_out_is_asked_about_and_not_
         with pytest.raises(WorkflowFailureError):
             await asyncio.wait_for(origin.result(), 60)
         assert (await origin.describe()).status is WorkflowExecutionStatus.TIMED_OUT
-        run = await resume(it.client, it.queue, origin.id.removeprefix("run:"))
+        run = await resume_run(it.client, it.queue, origin.id.removeprefix("run:"))
         it.started.append(run.id)
         state = await it.until_state(run, question=True)
         await run.execute_update("answer", {"decision": "use_result", "text": "12 g"})
@@ -326,7 +326,7 @@ async def test_what_was_in_flight_when_its_run_timed_out_is_asked_about_and_not_
 
 async def test_an_encrypted_run_needs_the_codec_over_there(world: Any, client: Client) -> None:
     tool = weigh(Effect.once)
-    converter = encrypting(AesGcmCodec({"k1": b"1" * 32}))
+    converter = with_encryption(AesGcmCodec({"k1": b"1" * 32}))
     sealed = await Client.connect(client.service_client.config.target_host, data_converter=converter)
     async with world([WEIGH, FINISH], tool, server=sealed) as it, elsewhere(client, tool, lambda _: 12) as taken:
         result = await shown(it, await it.start())

@@ -18,18 +18,18 @@ from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.effects.ledger import Claim, Owner
-from activities.reconcile.reconcile import Reconciliations
-from contracts.reconcile import Problem, ReconcileReport, Repair
+from activities.effects.ledger import Claim, ClaimOwner
+from activities.reconcile.reconcile import Reconciler
+from contracts.reconcile import FindingKind, ReconcileReport, Repair
 from contracts.tool import Effect, ToolKind
-from decisions.ids import named
+from decisions.ids import query_equals
 from perdure.process import reconcile_schedule
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from settings import load
+from settings import load_settings
 from tests.conftest import server
 from tests.workflows.lane import echo, lane_of, new_id, say, texts, until_idle
-from worker import working
+from worker import run_worker
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -38,8 +38,8 @@ HOUR = timedelta(hours=1)
 
 async def look(it: Any, later: timedelta = timedelta(), *, repairs: bool = True) -> ReconcileReport:
     """A look of the reconciler that much later."""
-    reconciler = Reconciliations(it.client, it.project.stores, it.queue, now=lambda: datetime.now(UTC) + later)
-    return await reconciler.look(repairs=repairs)
+    reconciler = Reconciler(it.client, it.project.stores, it.queue, now=lambda: datetime.now(UTC) + later)
+    return await reconciler.run_pass(repairs=repairs)
 
 
 async def until_listed(it: Any, query: str, number: int = 1) -> None:
@@ -52,7 +52,7 @@ async def until_listed(it: Any, query: str, number: int = 1) -> None:
     await it.until(listed)
 
 
-def problems(report: ReconcileReport) -> list[tuple[Problem, str]]:
+def problems(report: ReconcileReport) -> list[tuple[FindingKind, str]]:
     return [(finding.problem, finding.run_id) for finding in report.findings]
 
 
@@ -64,7 +64,7 @@ def id_of(run: Any) -> str:
 async def waiting(it: Any, **fields: Any) -> Any:
     run = await it.start(**fields)
     await it.until_state(run, question=True)
-    await until_listed(it, f"{named('WorkflowId', run.id)} AND AgentStatus = 'waiting_on_human'")
+    await until_listed(it, f"{query_equals('WorkflowId', run.id)} AND AgentStatus = 'waiting_on_human'")
     return run
 
 
@@ -101,7 +101,7 @@ async def test_a_wedged_run_is_named(world: Any) -> None:
         async with plain_worker(other.client, it.queue, Broken):
             await until_listed(it, "TemporalReportedProblems IS NOT NULL")
             report = await look(it)
-    assert problems(report) == [(Problem.wedged, id_of(run))]
+    assert problems(report) == [(FindingKind.wedged, id_of(run))]
     assert "roll the workers back" in report.findings[0].advice
 
 
@@ -155,9 +155,9 @@ async def test_the_child_of_a_terminated_parent_is_cancelled(world: Any) -> None
         await closed(it, parent)
         assert (await look(it)).findings == ()  # its parent may be stopping it just now
         told = await look(it, HOUR, repairs=False)
-        assert (problems(told), told.repaired) == ([(Problem.orphaned, id_of(child))], {})
+        assert (problems(told), told.repaired) == ([(FindingKind.orphaned, id_of(child))], {})
         report = await look(it, HOUR)
-        assert (problems(report), report.repaired) == ([(Problem.orphaned, id_of(child))], {Repair.cancel: 1})
+        assert (problems(report), report.repaired) == ([(FindingKind.orphaned, id_of(child))], {Repair.cancel: 1})
         with pytest.raises(WorkflowFailureError) as ended:
             await child.result()
         assert isinstance(ended.value.cause, CancelledError)
@@ -168,7 +168,7 @@ async def test_the_child_of_a_completed_parent_is_named_and_goes_on(world: Any) 
         await parent.signal("finish", "done")
         await parent.result()
         report = await look(it, HOUR)
-        assert (problems(report), report.repaired) == ([(Problem.orphaned, id_of(child))], {})
+        assert (problems(report), report.repaired) == ([(FindingKind.orphaned, id_of(child))], {})
         await child.execute_update("answer", {"text": "this one"})
         assert (await child.result())["type"] == "agent.completed"
 
@@ -185,7 +185,7 @@ async def test_the_child_of_a_parent_that_continued_as_new_is_no_orphan(world: A
         await it.until(rotated)
         assert (await look(it, HOUR)).findings == ()
         await it.client.get_workflow_handle(parent.id).terminate()
-        assert problems(await look(it, HOUR)) == [(Problem.orphaned, id_of(child))]
+        assert problems(await look(it, HOUR)) == [(FindingKind.orphaned, id_of(child))]
         with pytest.raises(WorkflowFailureError):
             await child.result()
 
@@ -194,7 +194,7 @@ def claim(it: Any, run: Any, step: int = 1) -> None:
     """A claim that a worker left, which then died."""
     now = datetime.now(UTC)
     left = Claim(
-        key="k", tool="charge", call="c", nonce="n", claimed_at=now, until=now, owner=Owner(host="gone", pid=1)
+        key="k", tool="charge", call="c", nonce="n", claimed_at=now, until=now, owner=ClaimOwner(host="gone", pid=1)
     )
     it.project.stores.of(id_of(run)).create(f"ledger/step-{step:05}.claim", left.model_dump_json().encode())
 
@@ -208,7 +208,7 @@ async def test_the_claim_of_a_run_that_was_cut_short_is_named(world: Any) -> Non
         with pytest.raises(WorkflowFailureError):
             await run.result()
         report = await look(it, HOUR)
-        assert (problems(report), report.repaired) == ([(Problem.claim, id_of(run))], {})
+        assert (problems(report), report.repaired) == ([(FindingKind.claim, id_of(run))], {})
         assert "charge (step 1) may have happened" in report.findings[0].found
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
 
@@ -222,7 +222,7 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: Any) -> Non
 
 
 async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.reconcile.queries.MOST_ASKED", 0)
+    monkeypatch.setattr("activities.reconcile.queries.MAX_QUERIED_RUNS", 0)
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
@@ -247,7 +247,7 @@ async def test_a_wait_for_a_person_is_named_after_a_day(world: Any) -> None:
         run = await waiting(it)
         assert (await look(it, timedelta(hours=23))).findings == ()
         report = await look(it, timedelta(hours=25))
-    assert problems(report) == [(Problem.overdue, id_of(run))]
+    assert problems(report) == [(FindingKind.overdue, id_of(run))]
     assert "which one?" in report.findings[0].found
 
 
@@ -259,17 +259,17 @@ async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: Any) -> None:
         await until_listed(it, "AgentStatus = 'waiting_on_tool'")
         assert (await look(it, HOUR)).findings == ()
         report = await look(it, 3 * HOUR)
-    assert problems(report) == [(Problem.overdue, id_of(run))]
+    assert problems(report) == [(FindingKind.overdue, id_of(run))]
 
 
 async def test_a_run_on_a_queue_without_workers_is_named(world: Any) -> None:
     async with world([], works=False) as it:
         run = await it.start()
         await until_listed(it, f"WorkflowId = '{run.id}'")
-        other = Reconciliations(it.client, it.project.stores, f"{it.queue}-other", lambda: datetime.now(UTC) + HOUR)
-        report = await other.look()
+        other = Reconciler(it.client, it.project.stores, f"{it.queue}-other", lambda: datetime.now(UTC) + HOUR)
+        report = await other.run_pass()
         await run.terminate()
-    assert (Problem.unattended, id_of(run)) in problems(report)
+    assert (FindingKind.unattended, id_of(run)) in problems(report)
 
 
 async def forget(it: Any, run: Any) -> None:
@@ -301,7 +301,7 @@ async def test_the_store_of_a_run_that_is_gone_is_cleared_and_its_files_stay(wor
         assert (await look(it, 5 * HOUR + timedelta(minutes=59))).repaired == {}
         assert (files / ".store").is_dir()
         report = await look(it, 7 * HOUR)
-        assert (problems(report), report.repaired) == ([(Problem.left_store, id_of(run))], {Repair.clear: 1})
+        assert (problems(report), report.repaired) == ([(FindingKind.left_store, id_of(run))], {Repair.clear: 1})
         assert not (files / ".store").exists()
         assert (files / "trace.jsonl").is_file()
         assert (files / "memory.md").is_file()
@@ -332,7 +332,7 @@ async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: Any) -> N
         await forget(it, run)
         await look(it, HOUR)
         report = await look(it, 3 * HOUR)
-        assert (problems(report), report.repaired) == ([(Problem.claim, id_of(run))], {})
+        assert (problems(report), report.repaired) == ([(FindingKind.claim, id_of(run))], {})
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
 
 
@@ -363,7 +363,7 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
         for folder in ("never-started", "long" * 40, "someone's own folder"):
             (it.project.workspaces / folder / ".store").mkdir(parents=True)
         run = await waiting(it)
-        await Reconciliations(it.client, it.project.stores, f"{it.queue}-other").look(repairs=True)
+        await Reconciler(it.client, it.project.stores, f"{it.queue}-other").run_pass(repairs=True)
         await forget(it, run)
         for later in (HOUR, 3 * HOUR, 5 * HOUR):
             report = await look(it, later)
@@ -372,12 +372,12 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
 
 
 async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.reconcile.stores.MOST_STORES", 2)
+    monkeypatch.setattr("activities.reconcile.stores.MAX_CHECKED_STORES", 2)
     async with world([]) as it:
         for number in range(5):
             (it.project.workspaces / f"run-{number}" / ".store").mkdir(parents=True)
-        await reconcile_schedule.schedule(it.client, it.queue)
-        handle = it.client.get_schedule_handle(reconcile_schedule.schedule_id(it.queue))
+        await reconcile_schedule.ensure_schedule(it.client, it.queue)
+        handle = it.client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(it.queue))
         looks = [await finished_look(it, 1)]
         for number in (2, 3, 4):
             await handle.trigger()
@@ -388,7 +388,7 @@ async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monke
 
 async def finished_look(it: Any, number: int) -> ReconcileReport:
     """The report of the schedule's look of this number."""
-    handle = it.client.get_schedule_handle(reconcile_schedule.schedule_id(it.queue))
+    handle = it.client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(it.queue))
 
     async def begun() -> bool:
         return len((await handle.describe()).info.recent_actions) == number
@@ -419,7 +419,7 @@ async def test_a_worker_that_stops_does_not_wait_for_a_look(world: Any, monkeypa
 
     async with world([], works=False) as it, asyncio.timeout(20):
         async with it.worker():
-            monkeypatch.setattr(Reconciliations, Reconciliations.look.__name__, endless)
+            monkeypatch.setattr(Reconciler, Reconciler.run_pass.__name__, endless)
             handle = await it.client.start_workflow("Reconcile", id=f"reconcile:{it.queue}", task_queue=it.queue)
             await begun.wait()
         monkeypatch.undo()
@@ -429,12 +429,12 @@ async def test_a_worker_that_stops_does_not_wait_for_a_look(world: Any, monkeypa
 
 async def test_workers_that_start_share_one_schedule_and_one_look(client: Client, tmp_path: Path) -> None:
     queue = f"q-{uuid4().hex[:8]}"
-    settings = load({"PERDURE_HOME": str(tmp_path), "PERDURE_TASK_QUEUE": queue}, tmp_path)
-    handle = client.get_schedule_handle(reconcile_schedule.schedule_id(queue))
-    async with working(client, settings), asyncio.timeout(20):
+    settings = load_settings({"PERDURE_HOME": str(tmp_path), "PERDURE_TASK_QUEUE": queue}, tmp_path)
+    handle = client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(queue))
+    async with run_worker(client, settings), asyncio.timeout(20):
         while not await has_looked(client, queue):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.02)
-        await asyncio.gather(*(reconcile_schedule.schedule(client, queue) for _ in range(3)))
+        await asyncio.gather(*(reconcile_schedule.ensure_schedule(client, queue) for _ in range(3)))
         described = await handle.describe()
     await handle.delete()
     assert described.info.num_actions == 1
@@ -448,15 +448,15 @@ async def has_looked(client: Client, queue: str) -> bool:
 
 async def test_a_paused_schedule_stays_paused_and_is_brought_up_to_date(client: Client) -> None:
     queue = f"q-{uuid4().hex[:8]}"
-    handle = client.get_schedule_handle(reconcile_schedule.schedule_id(queue))
-    old = reconcile_schedule._schedule(queue)
+    handle = client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(queue))
+    old = reconcile_schedule._build_schedule(queue)
     old.spec.intervals[0].every = timedelta(hours=3)
     old.state.paused = True
     await client.create_schedule(handle.id, old)
-    await reconcile_schedule.schedule(client, queue)
+    await reconcile_schedule.ensure_schedule(client, queue)
     described = await handle.describe()
     await handle.delete()
-    assert described.schedule.spec.intervals[0].every == reconcile_schedule.EVERY
+    assert described.schedule.spec.intervals[0].every == reconcile_schedule.RECONCILE_INTERVAL
     assert (described.schedule.state.paused, described.info.num_actions) == (True, 0)
 
 
@@ -469,7 +469,7 @@ class Forbidden:
 
 async def test_a_worker_that_may_not_schedule_works_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     client: Any = Forbidden()
-    async with reconcile_schedule.reconciling(client, "perdure"), asyncio.timeout(10):
+    async with reconcile_schedule.maintain_schedule(client, "perdure"), asyncio.timeout(10):
         while "not for you" not in caplog.text:  # noqa: ASYNC110 - a log line is no event
             await asyncio.sleep(0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -10,13 +10,13 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.ledger import Entry
+from activities.effects.ledger import LedgerEntry
 from activities.storage.store import LocalStores
 from contracts.agent import Agent
 from contracts.tool import Approval, Effect, ToolOutcome
-from decisions.ids import run_id_of
-from perdure.client.errors import NoSuchRun, Refused
-from perdure.client.runs import fork, resume
+from decisions.ids import run_id_of_workflow
+from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.runs import fork_run, resume_run
 from perdure.testkit.model_server import calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import echo, new_id, say, until_idle
@@ -60,13 +60,13 @@ def shown(request: dict[str, Any]) -> list[str]:
 
 
 async def resumed(it: Any, run: Any) -> Any:
-    again = await resume(it.client, it.queue, run.id)
+    again = await resume_run(it.client, it.queue, run.id)
     it.started.append(again.id)
     return again
 
 
 async def forked(it: Any, run: Any, step: int, say: str | None = None) -> Any:
-    again = await fork(it.client, it.queue, run.id, step, say)
+    again = await fork_run(it.client, it.queue, run.id, step, say)
     it.started.append(again.id)
     return again
 
@@ -81,7 +81,7 @@ async def test_what_a_person_is_to_choose_is_asked_by_the_run_that_goes_on(world
         run = await it.start_raw(event)
         assert await failed(run) == "UnknownAgent"
         it.project.agents["late"] = Agent(name="late", tools=())
-        again = await resume(it.client, it.queue, run_id_of(run.id))
+        again = await resume_run(it.client, it.queue, run_id_of_workflow(run.id))
         it.started.append(again.id)
         assert (await it.until_state(again, question=True))["question"]["options"] == ["a.csv", "b.csv"]
         assert not it.model.requests
@@ -151,7 +151,7 @@ async def test_a_run_that_only_has_the_name_of_the_next_one_is_not_taken_for_it(
         run = await it.start("count them", run_id=name)
         await failed(run)
         await failed(await it.start("count others", run_id=f"{name}.r2"))
-        with pytest.raises(Refused, match=f"run {name}.r2 exists and does not continue {name}"):
+        with pytest.raises(RejectedError, match=f"run {name}.r2 exists and does not continue {name}"):
             await resumed(it, run)
 
 
@@ -226,7 +226,7 @@ async def test_a_result_that_the_ledger_got_after_the_end_is_used_by_the_resumed
             run = await timed_out(it, held.started)
         store = LocalStores(tmp_path).of(run.id.removeprefix("run:"))
         execution = (await run.describe()).run_id
-        Entry(store, held.keys[0], 1, execution=execution).record(ToolOutcome(result="receipt 7"))
+        LedgerEntry(store, held.keys[0], 1, execution=execution).record(ToolOutcome(result="receipt 7"))
         async with it.worker():
             again = await resumed(it, run)
             await again.result()
@@ -266,8 +266,8 @@ async def test_only_failed_and_timed_out_runs_are_resumed(world: Any, ended: str
             await run.cancel()
         if ended != "running":
             await asyncio.wait([asyncio.create_task(run.result())])
-        with pytest.raises(Refused, match=ended if ended != "running" else "waiting_on_human"):
-            await resume(it.client, it.queue, run.id)
+        with pytest.raises(RejectedError, match=ended if ended != "running" else "waiting_on_human"):
+            await resume_run(it.client, it.queue, run.id)
         run_id = run.id.removeprefix("run:")
         raw = await it.start_raw({"type": "agentic.resume", "payload": {"run_id": run_id}})
         assert await failed(raw) == "NotResumable"
@@ -291,8 +291,8 @@ async def test_a_bad_start_from_another_run_ends_in_a_typed_failure(world: Any, 
     async with world([FINISH]) as it:
         run = await it.start_raw({"type": "agentic.resume", "payload": payload})
         assert await failed(run) == kind
-        with pytest.raises(NoSuchRun):
-            await resume(it.client, it.queue, "never-was")
+        with pytest.raises(RunNotFoundError):
+            await resume_run(it.client, it.queue, "never-was")
 
 
 async def test_a_run_that_never_opened_is_resumed_from_its_start(world: Any) -> None:
@@ -356,7 +356,7 @@ async def test_a_run_that_is_open_or_was_terminated_is_forked_after_any_of_its_s
         run = await it.start()
         await it.until_state(run, status="waiting_on_human")
         await it.until_state(await forked(it, run, 1), status="waiting_on_human", step=2)
-        with pytest.raises(Refused, match="the steps are 0 to 2"):
+        with pytest.raises(RejectedError, match="the steps are 0 to 2"):
             await forked(it, run, 3)
         await run.terminate()
         await it.until_state(await forked(it, run, 1), status="waiting_on_human", step=2)
@@ -377,7 +377,7 @@ async def test_a_step_that_is_not_there_is_refused_with_those_that_are(world: An
     async with world(Script(charged(1), FINISH), charge()) as it:
         run = await it.start()
         await run.result()
-        with pytest.raises(Refused, match=r"there is no step 7 in run .* to fork after; the steps are 0 to 1"):
+        with pytest.raises(RejectedError, match=r"there is no step 7 in run .* to fork after; the steps are 0 to 1"):
             await forked(it, run, 7)
         payload = {"run_id": run.id.removeprefix("run:"), "step": 7}
         again = await it.start_raw({"type": "agentic.resume", "payload": payload})  # by another door
@@ -410,7 +410,7 @@ async def test_what_was_in_flight_in_the_origin_is_never_told_as_not_done(
             run = await timed_out(it, held.started)
         again = await resumed(it, run)
         await again.cancel()
-        monkeypatch.setattr("activities.tools.call.ToolCalls._once", _refuse)
+        monkeypatch.setattr("activities.tools.call.ToolCalls._run_once", _refuse)
         async with it.worker():
             with pytest.raises(WorkflowFailureError):
                 await again.result()
@@ -438,7 +438,7 @@ async def test_an_approved_call_in_flight_is_not_asked_about_again_in_a_resumed_
                 await run.result()
         execution = (await run.describe()).run_id
         store = LocalStores(tmp_path).of(run.id.removeprefix("run:"))
-        Entry(store, held.keys[0], 1, execution=execution).record(ToolOutcome(result="receipt 7"))
+        LedgerEntry(store, held.keys[0], 1, execution=execution).record(ToolOutcome(result="receipt 7"))
         async with it.worker():
             again = await resumed(it, run)
             await again.result()
@@ -521,7 +521,7 @@ async def test_a_fork_of_a_turn_counts_its_own_steps(world: Any) -> None:
         await say(it, chat, "one")
         second = await say(it, chat, "two")
         await until_idle(it, chat, 2)
-        forked = await fork(it.client, it.queue, second.run_id, 1, "and now?")
+        forked = await fork_run(it.client, it.queue, second.run_id, 1, "and now?")
         await asyncio.wait_for(forked.result(), 20)
         last = it.model.requests[-1]
         state = await forked.query("state")

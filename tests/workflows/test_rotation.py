@@ -13,10 +13,10 @@ from temporalio.exceptions import CancelledError
 
 from activities.storage.store import LocalStores
 from contracts.tool import Approval, Effect, ToolKind
-from decisions.ids import run_id_of
+from decisions.ids import run_id_of_workflow
 from perdure.client.export import Exporter
-from perdure.client.run_events import Resumed, Waiting
-from perdure.client.runs import fork
+from perdure.client.run_events import WaitEnded, WaitStarted
+from perdure.client.runs import fork_run
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
@@ -326,18 +326,18 @@ async def test_what_is_told_of_a_run_goes_over_the_executions_that_its_wait_took
         for number, said in enumerate(({"text": "yes"}, {"decision": "approve", "by": "ann"}), 1):
             await it.until_state(run, question=True, step=number)
             await flooded(it, run, 1)
-            seen = [each async for each in Watch(it.client, run_id_of(run.id), follow=False).happenings()]
-            assert isinstance([each for each in seen if isinstance(each, Waiting | Resumed)][-1], Waiting)
+            seen = [each async for each in Watch(it.client, run_id_of_workflow(run.id), follow=False).events()]
+            assert isinstance([each for each in seen if isinstance(each, WaitStarted | WaitEnded)][-1], WaitStarted)
             await run.signal("human_input", said)
         await run.result()
 
         stores = LocalStores(it.project.workspaces)
-        record = await Exporter(it.client, stores, stores, asks=True).export(run_id_of(run.id))
+        record = await Exporter(it.client, stores, stores, asks=True).export(run_id_of_workflow(run.id))
         assert (record.missing, record.transcript.complete) == ([], True)
         assert [(asked.id, len(asked.answers)) for asked in record.questions] == [("q1", 1), ("q2", 1)]
         assert [call.step for call in record.calls] == [1, 2, None]
 
-        forked = await fork(it.client, it.queue, run_id_of(run.id), 1, None)
+        forked = await fork_run(it.client, it.queue, run_id_of_workflow(run.id), 1, None)
         await it.until_state(forked, question=True)
         await forked.signal("human_input", {"decision": "deny", "text": "once is enough"})
         await forked.result()

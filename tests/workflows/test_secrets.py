@@ -19,11 +19,11 @@ import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.model.transcript_cache import Transcripts
-from activities.security.secrets import secrets_of
+from activities.model.transcript_cache import TranscriptCache
+from activities.security.secrets import collect_secrets
 from activities.tools.files import WriteFile
 from activities.tools.http import HttpTool
-from activities.tools.interface import TransientFailure
+from activities.tools.interface import TransientToolError
 from activities.tools.python import PythonTool
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolKind, ToolRoute
@@ -124,7 +124,7 @@ async def test_no_secret_is_left_anywhere(
     def flaky(_: Any, __: Any) -> Any:
         tries.append(1)
         if len(tries) == 1:
-            raise TransientFailure("http_error", f"503: {ALL}")
+            raise TransientToolError("http_error", f"503: {ALL}")
         return {"deep": [{ALL: ALL}], "in base64": base64.b64encode(ALL.encode()).decode(), "percent": quote(ALL)}
 
     def fails(_: Any, __: Any) -> Any:
@@ -134,7 +134,7 @@ async def test_no_secret_is_left_anywhere(
     handler = logging.StreamHandler(log)
     with echoing() as host:
         urls = {name: f"http://ann:{IN_URLS[0]}@{host}/{name}?token={IN_URLS[1]}" for name in ("echo", "refuse")}
-        secrets = secrets_of(ENVIRONMENT, {f"tools.{name}.url": url for name, url in urls.items()})
+        secrets = collect_secrets(ENVIRONMENT, {f"tools.{name}.url": url for name, url in urls.items()})
         handler.setFormatter(JsonLines(secrets))
         logging.getLogger().addHandler(handler)
         caplog.set_level(logging.INFO)
@@ -203,7 +203,7 @@ async def test_a_secret_that_the_model_writes_into_a_call_or_a_link_goes_nowhere
         calls(("visit", {"url": f"https://example.com/?q={secret}", "headers": {"x-key": CANARIES[1]}})),
         calls(("finish", {"outcome": f"![a drawing](https://example.com/i.png?q={secret})"})),
     ]
-    async with world(script, visit, secrets=secrets_of(ENVIRONMENT)) as it:
+    async with world(script, visit, secrets=collect_secrets(ENVIRONMENT)) as it:
         event = await (await it.start()).result()
     [(arguments, _)] = visit.calls
     assert arguments["url"].startswith("https://example.com/?q=")
@@ -214,22 +214,22 @@ async def test_run_and_cache_hold_the_same_redacted_conversation(world: Any, mon
     """Else their hashes would differ, and a worker without the run would ask for all of it again at each turn."""
     followed: list[int] = []
     asked: list[int] = []
-    follow, load = Transcripts._follow, Transcripts._load
+    follow, load = TranscriptCache._follow_live, TranscriptCache._load_pages
 
-    def at_first(self: Transcripts, conversation: Any, wanted: Any) -> bool:
+    def at_first(self: TranscriptCache, conversation: Any, wanted: Any) -> bool:
         if conversation.transcript.parts:
             return False  # as in a worker that the run is not in
         followed.append(wanted.length)
         return follow(self, conversation, wanted)
 
-    async def counted(self: Transcripts, conversation: Any, wanted: Any) -> None:
+    async def counted(self: TranscriptCache, conversation: Any, wanted: Any) -> None:
         asked.append(wanted.length)
         await load(self, conversation, wanted)
 
-    monkeypatch.setattr(Transcripts, Transcripts._follow.__name__, at_first)
-    monkeypatch.setattr(Transcripts, Transcripts._load.__name__, counted)
+    monkeypatch.setattr(TranscriptCache, TranscriptCache._follow_live.__name__, at_first)
+    monkeypatch.setattr(TranscriptCache, TranscriptCache._load_pages.__name__, counted)
     script = [calls(("look", {}), text=ALL), calls(("look", {"n": 1})), says("done")]
     look = ScriptedTool("look", lambda _, __: {ALL: [ALL]})
-    async with world(script, look, secrets=secrets_of(ENVIRONMENT)) as it:
+    async with world(script, look, secrets=collect_secrets(ENVIRONMENT)) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
     assert (followed, asked) == ([1], [])  # the goal, at the start

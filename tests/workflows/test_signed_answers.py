@@ -14,9 +14,9 @@ from contracts.sender import CLI
 from contracts.tool import Approval
 from perdure.answer_keys import read_answer_keys
 from perdure.client import lanes
-from perdure.client.door import speak_as
-from perdure.client.errors import Refused
-from perdure.client.runs import answer, fork, sign_answer
+from perdure.client.door import set_sender
+from perdure.client.errors import RejectedError
+from perdure.client.runs import fork_run, sign_answer, submit_answer
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
@@ -81,23 +81,23 @@ async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(
         await run.signal("human_input", forged)
         assert "human_input: only answers signed" in (await it.until_state(run, ignored=True))["ignored"][0]
 
-        speak_as(CLI)
+        set_sender(CLI)
         said = HumanInput(decision=Decision.approve)
         theirs = (await sign_answer(it.client, name, said, KEYS)).model_dump(mode="json", exclude_none=True)
         other = twin.id.removeprefix("run:")
         elsewhere = (await sign_answer(it.client, other, said, KEYS)).model_dump(mode="json", exclude_none=True)
         assert "not valid" in await refusal_of(run, {**elsewhere, "call": call})
         assert not pay.calls
-        await answer(it.client, name, said, KEYS)
+        await submit_answer(it.client, name, said, KEYS)
         state = await it.until_state(run, question=True, step=2)
         assert state["question"]["id"] == "q2"
         again = {**theirs, "question_id": "q2", "call": state["question"]["call"]}
         assert "not valid" in await refusal_of(run, again)
         assert "not open" in await refusal_of(run, theirs)
         assert len(pay.calls) == 1
-        with pytest.raises(Refused, match="set PERDURE_ANSWER_KEY"):
-            await answer(it.client, name, said, NEXT)
-        await answer(it.client, name, said, KEYS)
+        with pytest.raises(RejectedError, match="set PERDURE_ANSWER_KEY"):
+            await submit_answer(it.client, name, said, NEXT)
+        await submit_answer(it.client, name, said, KEYS)
         await run.result()
         assert len(pay.calls) == 2
 
@@ -112,16 +112,16 @@ async def test_a_run_keeps_the_keys_that_it_began_with_and_a_fork_takes_those_of
         async with it.worker():
             name = run.id.removeprefix("run:")
             assert (await it.state(run))["answer_keys"] == KEYS.public
-            heir = await fork(it.client, it.queue, name, 0, None)
+            heir = await fork_run(it.client, it.queue, name, 0, None)
             it.started.append(heir.id)
             state = await it.until_state(heir, question=True)
             assert state["answer_keys"] == NEXT.public
             assert "not signed" in await refusal_of(heir, {"text": "b"})
-            await answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
+            await submit_answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
             await it.until_state(heir, question=True, step=2)
-            await answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
+            await submit_answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
             await heir.result()
-            await answer(it.client, name, HumanInput(text="b"), KEYS)
+            await submit_answer(it.client, name, HumanInput(text="b"), KEYS)
             await it.until_state(run, question=True, step=2)
         await it.replay()
 
@@ -138,7 +138,7 @@ async def test_a_lane_hands_a_signed_answer_on_and_queues_one_that_is_not(world:
         assert unsigned.run_id == first.run_id  # for now: the run refuses it, and it waits its turn
         assert (await it.state(run))["question"]["id"] == "q1"
         request = {"request_id": "signed", "goal": "blue", "question_id": "q1"}
-        await lanes.submit(it.client, it.queue, lane, SubmitRequest.model_validate(request), KEYS)
+        await lanes.submit_with_retry(it.client, it.queue, lane, SubmitRequest.model_validate(request), KEYS)
         await run.result()
         assert (await it.results(run))[0][1] == "blue"
 
@@ -156,7 +156,7 @@ async def test_a_follow_ups_question_takes_signed_answers_and_no_result_from_els
             await run.signal("task_resolved", {"taskId": task_id, "result": {"status": "answered", "text": "red"}})
             await it.until_state(run, ignored=True)
             assert "only a signed answer resolves it" in (await it.state(run))["ignored"][0]
-            await answer(it.client, run.id, HumanInput(text="blue"), KEYS)
+            await submit_answer(it.client, run.id, HumanInput(text="blue"), KEYS)
             await run.result()
             assert here.task_in(await it.state(run), task_id)["result"]["text"] == "blue"
 

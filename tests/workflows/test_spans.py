@@ -16,8 +16,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
 from activities.security.secrets import Secrets
-from activities.telemetry.metrics import Observation
-from activities.telemetry.spans import Spans
+from activities.telemetry.metrics import MetricsInterceptor
+from activities.telemetry.spans import SpanInterceptor
 from decisions.ids import root_span_id, trace_id
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
@@ -29,8 +29,8 @@ FINISH = calls(("finish", {"outcome": "done"}))
 async def watched(it: Any, secrets: Secrets | None = None) -> AsyncIterator[InMemorySpanExporter]:
     """A worker whose spans are kept; all have come when the block is left."""
     exporter = InMemorySpanExporter()
-    spans = Spans(exporter, it.client, secrets or it.project.secrets)
-    async with it.worker(observers=[Observation(), spans]):
+    spans = SpanInterceptor(exporter, it.client, secrets or it.project.secrets)
+    async with it.worker(observers=[MetricsInterceptor(), spans]):
         yield exporter
     await spans.close()
 
@@ -116,13 +116,13 @@ async def test_an_end_that_takes_long_has_its_root(world: Any, monkeypatch: Any)
 
 
 async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("activities.telemetry.spans.PATIENCE", timedelta(milliseconds=200))
+    monkeypatch.setattr("activities.telemetry.spans.SERVER_TIMEOUT", timedelta(milliseconds=200))
     async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
         run = await it.start()
         await it.until_state(run, question=True)
-        spans = Spans(InMemorySpanExporter(), it.client, it.project.secrets)
+        spans = SpanInterceptor(InMemorySpanExporter(), it.client, it.project.secrets)
         env = ActivityEnvironment()
         env.info = replace(env.info, workflow_id=run.id, workflow_run_id=run.first_execution_run_id)
-        env.run(spans.ended)
+        env.run(spans.record_run_end)
         await asyncio.wait_for(spans.close(), 10)
         await run.cancel()

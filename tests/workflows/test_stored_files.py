@@ -9,14 +9,14 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.conversation import LATEST
-from activities.model.transcript_cache import digest_of_record, keep_segment, read_record, read_segment, record_name
+from activities.conversation import LATEST_FILE
+from activities.model.transcript_cache import digest_of_record, read_record, read_segment, record_name, write_segment
 from activities.storage.store import LocalStore, StoredFileChangedError
 from activities.storage.workspace import Workspace
 from contracts.conversation import TurnRecord
 from contracts.run.transcript import Part, Segment
 from decisions.run.transcript import Transcript
-from perdure.client.lanes import forget
+from perdure.client.lanes import forget_lane_turn
 from perdure.testkit.model_server import Reply, calls, says, slow
 from tests.workflows.lane import asking, begun, echo, held_by, lane_of, new_id, run_of, say, store_of, texts, until_idle
 
@@ -73,9 +73,9 @@ async def forge(store: LocalStore, run_id: str, *, named: str | None = None) -> 
     for segment in record.segments:
         for part in await read_segment(store, segment):
             whole.append(Part.model_validate_json(part.model_dump_json().replace("Ada", "Eve")))
-    segments = (await keep_segment(store, whole.parts, 0, whole.head),)
+    segments = (await write_segment(store, whole.parts, 0, whole.head),)
     forged = record.model_copy(update={"segments": segments, "run_id": named or run_id})
-    store.put(record_name(forged.run_id), forged.model_dump_json().encode())
+    store.write(record_name(forged.run_id), forged.model_dump_json().encode())
     return ref, right
 
 
@@ -90,7 +90,7 @@ async def test_a_changed_record_of_the_last_turn_holds_the_next_one_up(world: An
         why = await held_by(it, second)
         assert f"{ref} was changed: its hash is " in why
         assert digest_of_record(TurnRecord.model_validate_json(right)) in why
-        store.put(ref, right)
+        store.write(ref, right)
         await until_idle(it, chat, 2)
     assert texts(it.model.requests[-1]) == ["my name is Ada", "you said: my name is Ada", "who am I?"]
     assert "Eve" not in str(it.model.requests)
@@ -111,10 +111,10 @@ async def test_so_does_that_of_a_turn_without_a_result(world: Any, tmp_path: Pat
         await until_idle(it, chat, 1)
         store = store_of(tmp_path, chat)
         ref, right = await forge(store, first.run_id)
-        store.put(ref, right.replace(b"false", b"true"))
+        store.write(ref, right.replace(b"false", b"true"))
         second = await begun(it, await say(it, chat, "who am I?", agent="default"))
         assert ref in await held_by(it, second)
-        store.put(ref, right)
+        store.write(ref, right)
         await until_idle(it, chat, 2)
 
 
@@ -149,15 +149,15 @@ async def test_a_lane_that_begins_again_goes_on_from_no_other_turn_than_the_last
         await it.until(lambda: is_listed(it, second.run_id))
         await lane_of(it, chat).terminate("by an operator")
         store = store_of(tmp_path, chat)
-        right = store.read(LATEST)
+        right = store.read(LATEST_FILE)
         other = first.run_id if named == "the turn before" else "never-was"
         if other == "never-was":
             await forge(store, first.run_id, named=other)
-        store.put(LATEST, record_name(other).encode())
+        store.write(LATEST_FILE, record_name(other).encode())
         third = await begun(it, await say(it, chat, "who am I?"))
         why = await held_by(it, third)
         assert f"latest was changed: it names {record_name(other)}, and history has {right.decode()}" in why
-        store.put(LATEST, right)
+        store.write(LATEST_FILE, right)
         await until_idle(it, chat, 1)
     assert texts(it.model.requests[-1])[::2] == ["my name is Ada", "and I live in London", "who am I?"]
 
@@ -178,7 +178,7 @@ async def test_a_lane_that_begins_again_takes_no_changed_record(world: Any, tmp_
         ref, right = await forge(store, first.run_id)
         second = await begun(it, await say(it, chat, "who am I?"))
         assert ref in await held_by(it, second)
-        store.put(ref, right)
+        store.write(ref, right)
         await until_idle(it, chat, 1)
     assert "Eve" not in str(it.model.requests)
 
@@ -191,13 +191,13 @@ async def test_a_turn_is_left_out_by_its_own_record_alone(world: Any, tmp_path: 
         await until_idle(it, chat, 2)
         store = store_of(tmp_path, chat)
         ref, right = record_name(second.run_id), store.read(record_name(second.run_id))
-        assert (await forget(it.client, chat, first.run_id)).run_id == first.run_id
+        assert (await forget_lane_turn(it.client, chat, first.run_id)).run_id == first.run_id
         other = TurnRecord.model_validate_json(right).model_copy(update={"run_id": first.run_id})
         own = store.read(record_name(first.run_id))
-        store.put(record_name(first.run_id), other.model_dump_json().encode())
+        store.write(record_name(first.run_id), other.model_dump_json().encode())
         third = await begun(it, await say(it, chat, "who am I?"))
         assert record_name(first.run_id) in await held_by(it, third)
-        store.put(record_name(first.run_id), own)
+        store.write(record_name(first.run_id), own)
         await until_idle(it, chat, 3)
     assert store.read(ref) == right
     assert "Ada" not in str(it.model.requests[-1]["messages"])
@@ -239,9 +239,9 @@ async def test_a_turn_that_an_earlier_version_closed_is_gone_on_from(
 
 
 async def test_a_changed_segment_is_named(store: LocalStore) -> None:
-    segment = await keep_segment(store, [], 0, "head")
+    segment = await write_segment(store, [], 0, "head")
     assert await read_segment(store, segment) == []
-    store.put(segment.ref, b"[ ]")
+    store.write(segment.ref, b"[ ]")
     with pytest.raises(StoredFileChangedError, match=r"segment-[0-9a-f]{32}\.json was changed"):
         await read_segment(store, segment)
 
@@ -250,15 +250,15 @@ async def test_a_changed_record_is_named_and_so_is_one_of_another_turn(store: Lo
     record = TurnRecord(segments=(), run_id="r1", journal=None, shows_journal=False)
     ref = record_name("r1")
     whole = Segment(ref=ref, start=0, end=0, head="h", digest=digest_of_record(record))
-    store.put(ref, record.model_dump_json().encode())
+    store.write(ref, record.model_dump_json().encode())
     assert await read_segment(store, whole) == []
-    store.put(ref, record.model_copy(update={"shows_journal": True}).model_dump_json().encode())
+    store.write(ref, record.model_copy(update={"shows_journal": True}).model_dump_json().encode())
     with pytest.raises(StoredFileChangedError, match=whole.digest):
         await read_segment(store, whole)
-    store.put(ref, b"no record")
+    store.write(ref, b"no record")
     with pytest.raises(StoredFileChangedError, match=whole.digest):
         await read_segment(store, whole)
-    store.put(record_name("r2"), record.model_dump_json().encode())
+    store.write(record_name("r2"), record.model_dump_json().encode())
     with pytest.raises(StoredFileChangedError):
         await read_record(store, record_name("r2"))
 
@@ -266,6 +266,6 @@ async def test_a_changed_record_is_named_and_so_is_one_of_another_turn(store: Lo
 async def test_a_record_that_was_written_otherwise_is_known_by_its_bytes_and_by_what_it_says(store: LocalStore) -> None:
     record = TurnRecord(segments=(), run_id="r1", journal=None, shows_journal=False)
     data = record.model_dump_json(indent=1).encode()
-    store.put(record_name("r1"), data)
+    store.write(record_name("r1"), data)
     for digest in (blake2b(data, digest_size=16).hexdigest(), digest_of_record(record)):
         assert await read_record(store, record_name("r1"), digest) == record

@@ -8,15 +8,15 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from contracts.failures import ToolFault
-from contracts.tool import Effect, failed
-from perdure.testkit.model_server import Answer, broken_json, calls, fails, says
+from contracts.tool import Effect, error_outcome
+from perdure.testkit.model_server import ScriptedAnswer, broken_json, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 
 SAME = calls(("search", {"q": "x"}))
 FINISH = calls(("finish", {"outcome": "done"}))
 
 
-def obedient(body: dict[str, Any]) -> Answer:
+def obedient(body: dict[str, Any]) -> ScriptedAnswer:
     """Searches the same for ever, except where a tool is forced."""
     forced = body.get("tool_choice", {}).get("name")
     if forced == "reframe":
@@ -81,7 +81,7 @@ async def test_a_person_can_stop_a_run_that_goes_in_circles(world: Any) -> None:
 async def test_where_a_provider_forces_nothing_the_runtime_asks(world: Any) -> None:
     """Neither with an error for `tool_choice`, nor by following it."""
 
-    def stubborn(body: dict[str, Any]) -> Answer:
+    def stubborn(body: dict[str, Any]) -> ScriptedAnswer:
         if "tool_choice" in body:
             return fails(400, message="tool_choice is not supported")
         return FINISH if "continue on" in json.dumps(body["messages"][-1]) else SAME
@@ -96,7 +96,7 @@ async def test_where_a_provider_forces_nothing_the_runtime_asks(world: Any) -> N
 
 
 async def test_the_directive_s_tool_is_configurable(world: Any) -> None:
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         return FINISH if body.get("tool_choice", {}).get("name") == "peek" else SAME
 
     async with world(script, search(), ScriptedTool("peek"), directive_tool="peek") as it:
@@ -117,9 +117,9 @@ async def test_one_shell_tool_is_no_circle(world: Any, tmp_path: Any) -> None:
 
 
 async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
-    broken = ScriptedTool("search", lambda *_: failed(ToolFault.tool_error, "down"))
+    broken = ScriptedTool("search", lambda *_: error_outcome(ToolFault.tool_error, "down"))
 
-    def script(body: dict[str, Any]) -> Answer:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         forced = body.get("tool_choice", {}).get("name")
         if forced == "ask_human":
             return says("I give up: the tool is down.")
@@ -141,8 +141,10 @@ async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
     ],
     ids=["without a question", "in broken JSON", "after the last step", "beside one step too many"],
 )
-async def test_the_person_is_asked_however_the_model_does_it(world: Any, asks: Answer, limits: dict[str, int]) -> None:
-    def script(body: dict[str, Any]) -> Answer:
+async def test_the_person_is_asked_however_the_model_does_it(
+    world: Any, asks: ScriptedAnswer, limits: dict[str, int]
+) -> None:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         return asks if body.get("tool_choice", {}).get("name") == "ask_human" else obedient(body)
 
     async with world(script, search(), max_turns=12, **limits) as it:

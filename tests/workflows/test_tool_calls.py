@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.security.redaction import redacted
+from activities.security.redaction import redact_model
 from activities.security.secrets import Secrets
 from activities.tools.call import bound_result, drop_cut_end
 from activities.tools.http import HttpTool
 from contracts.agent import ToolSchema
-from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, failed
-from perdure.client.runs import fork
+from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from perdure.client.runs import fork_run
 from perdure.testkit import model_server
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
@@ -196,13 +196,13 @@ async def test_results_of_any_size_are_made_once_cut_and_do_not_hold_up_the_work
 def test_a_secret_is_not_left_in_half_where_a_result_is_cut() -> None:
     secret = "s3cr3t-" * 6
     whole = ToolOutcome(result="x" * (MAX_RESULT_BYTES - 10) + secret)
-    cut = drop_cut_end(redacted(bound_result(whole), Secrets([("KEY", secret)])))
+    cut = drop_cut_end(redact_model(bound_result(whole), Secrets([("KEY", secret)])))
     assert "s3cr" not in cut.result
     assert len(cut.result) > MAX_RESULT_BYTES // 2
 
 
 async def test_a_long_error_is_cut(world: Any) -> None:
-    tool = ScriptedTool("look", lambda *_: failed("tool_error", "x" * 1_000_000))
+    tool = ScriptedTool("look", lambda *_: error_outcome("tool_error", "x" * 1_000_000))
     async with world([calls(("look", {})), FINISH], tool) as it:
         _, shown = await outcome_of(it)
     assert 8000 < len(shown) < 8300
@@ -236,7 +236,7 @@ async def test_what_is_no_number_of_json_is_told_by_its_name_and_carried_so(worl
     async with world([calls(("look", {})), FINISH], look) as it:
         run = await it.start(run_id=it.queue)
         await run.result()
-        again = await fork(it.client, it.queue, it.queue, 1, None)
+        again = await fork_run(it.client, it.queue, it.queue, 1, None)
         await again.result()
         assert (await it.results(run))[0][1] == '{"mean":["NaN","Infinity",0.5]}'
     for request in it.model.requests[1:]:

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 
 from contracts.tool import Effect
-from perdure.client.lanes import NotTaken, forget
-from perdure.testkit.model_server import Answer, calls, fails, says
+from perdure.client.lanes import RequestRejectedError, forget_lane_turn
+from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import asking, echo, ends, new_id, run_of, say, texts, until_idle
 
 FILTERED = fails(400, message="the content filter refused this")
 
 
-def filters(otherwise: Callable[[dict[str, Any]], Answer], refusal: Answer = FILTERED) -> Callable[..., Answer]:
+def filters(
+    otherwise: Callable[[dict[str, Any]], ScriptedAnswer], refusal: ScriptedAnswer = FILTERED
+) -> Callable[..., ScriptedAnswer]:
     """As a provider with a content filter: it reads the whole conversation each time."""
     return lambda body: refusal if "POISON" in str(body["messages"]) else otherwise(body)
 
@@ -30,7 +32,7 @@ def filters(otherwise: Callable[[dict[str, Any]], Answer], refusal: Answer = FIL
     ],
 )
 async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
-    world: Any, monkeypatch: pytest.MonkeyPatch, refusal: Answer, kind: str
+    world: Any, monkeypatch: pytest.MonkeyPatch, refusal: ScriptedAnswer, kind: str
 ) -> None:
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     chat = new_id()
@@ -57,7 +59,7 @@ async def test_an_effect_before_the_refusal_is_told_and_its_result_withheld(worl
         paid.append(1)
         return "POISON in a receipt"
 
-    def pays_once(body: dict[str, Any]) -> Answer:
+    def pays_once(body: dict[str, Any]) -> ScriptedAnswer:
         return calls(("pay", {}), text="I pay") if texts(body)[-1] == "pay it" else echo(body)
 
     async with world(filters(pays_once), ScriptedTool("pay", pay, effect=Effect.once)) as it:
@@ -91,7 +93,7 @@ async def test_a_person_takes_a_turn_out_of_the_conversation(world: Any) -> None
     """Also one that is in the middle of it, and while another turn runs; its calls are told, and told once."""
     chat = new_id()
 
-    def pays(body: dict[str, Any]) -> Answer:
+    def pays(body: dict[str, Any]) -> ScriptedAnswer:
         match texts(body)[-1], body["messages"][-1]["content"][0]["type"]:
             case "pay it", "text":
                 return calls(("pay", {}), text="I pay")
@@ -106,12 +108,12 @@ async def test_a_person_takes_a_turn_out_of_the_conversation(world: Any) -> None
         await until_idle(it, chat, 2)
         asking_turn = await say(it, chat, "ask")
         question = await asking(it, asking_turn)
-        gone = await forget(it.client, chat, paid.run_id)
-        with pytest.raises(NotTaken, match="is not among the latest turns"):
-            await forget(it.client, chat, paid.run_id)
+        gone = await forget_lane_turn(it.client, chat, paid.run_id)
+        with pytest.raises(RequestRejectedError, match="is not among the latest turns"):
+            await forget_lane_turn(it.client, chat, paid.run_id)
         await say(it, chat, "red", question_id=question["id"])
         await until_idle(it, chat, 4)
-        assert (await forget(it.client, chat)).run_id == asking_turn.run_id
+        assert (await forget_lane_turn(it.client, chat)).run_id == asking_turn.run_id
         await say(it, chat, "and now?")
         await until_idle(it, chat, 5)
         await say(it, chat, "and then?")

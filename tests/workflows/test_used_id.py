@@ -9,7 +9,7 @@ import pytest
 
 from contracts.agent import Agent
 from contracts.tool import Effect
-from perdure.testkit.model_server import Answer, calls
+from perdure.testkit.model_server import ScriptedAnswer, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import World
 
@@ -18,8 +18,8 @@ DELEGATE = calls(("delegate", {"subtasks": [{"id": "a", "agent": "writer", "inst
 START = {"type": "agentic.start", "payload": {"goal": "pay the rent"}}
 
 
-def by_turn(*replies: Answer) -> Callable[[dict[str, Any]], Answer]:
-    def reply(body: dict[str, Any]) -> Answer:
+def by_turn(*replies: ScriptedAnswer) -> Callable[[dict[str, Any]], ScriptedAnswer]:
+    def reply(body: dict[str, Any]) -> ScriptedAnswer:
         if "I am writer." in str(body["system"]):
             return FINISH
         turn: int = sum(message["role"] == "assistant" for message in body["messages"])

@@ -13,7 +13,7 @@ from perdure.testkit.tools import ScriptedTool
 from settings import Deployment
 from tests.conftest import TEMPORAL
 from tests.replay.altered import Unguarded
-from workflows.unknown import Unknown
+from workflows.unknown import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -21,7 +21,7 @@ STEPS = 14  # long enough to rotate on the server with the short histories
 SCRIPT = [ASK, *[calls(("look", {"n": n})) for n in range(STEPS)], FINISH]
 
 # What the old histories do not fit: were a run to change its build, it would be wedged.
-INCOMPATIBLE = (Unguarded, Unknown)
+INCOMPATIBLE = (Unguarded, UnknownWorkflow)
 
 
 async def make_current(it: Any, deployment: Deployment) -> None:

@@ -8,21 +8,21 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client.run_events import Happening, Rotated
-from perdure.client.watch import MOST_AHEAD, Position, Watch
+from perdure.client.run_events import ContinuedAsNew, RunEvent
+from perdure.client.watch import MAX_READ_AHEAD, EventPosition, Watch
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 
 BRANCH_TOKENS = "Current and request branch tokens, or current and request versioned transitions, don't match."
-Told = list[tuple[Position | None, Happening]]
+Told = list[tuple[EventPosition | None, RunEvent]]
 
 
 def steps(number: int) -> list[Reply]:
     return [calls(("look", {"n": n})) for n in range(number)] + [calls(("finish", {"outcome": "done"}))]
 
 
-async def told(client: Client, run_id: str, after: Position | None = None) -> Told:
-    return [each async for each in Watch(client, run_id, after=after, follow=False).positioned()]
+async def told(client: Client, run_id: str, after: EventPosition | None = None) -> Told:
+    return [each async for each in Watch(client, run_id, after=after, follow=False).positioned_events()]
 
 
 async def test_a_watch_goes_on_from_any_place_of_a_run_that_rotated(world: Any, short_history_client: Client) -> None:
@@ -33,24 +33,24 @@ async def test_a_watch_goes_on_from_any_place_of_a_run_that_rotated(world: Any, 
         run_id = run.id.removeprefix("run:")
         whole = await told(it.client, run_id)
         places = [place for place, _ in whole if place is not None]
-        assert len(places) == len(set(places)) == len(whole) > 2 * MOST_AHEAD
-        assert sum(isinstance(happening, Rotated) for _, happening in whole) >= 2
-        around = [n for n, (_, each) in enumerate(whole) if isinstance(each, Rotated)]
+        assert len(places) == len(set(places)) == len(whole) > 2 * MAX_READ_AHEAD
+        assert sum(isinstance(happening, ContinuedAsNew) for _, happening in whole) >= 2
+        around = [n for n, (_, each) in enumerate(whole) if isinstance(each, ContinuedAsNew)]
         for number in {0, len(whole) - 1, *around, *(n + 1 for n in around), *(n - 1 for n in around)}:
             assert await told(it.client, run_id, places[number]) == whole[number + 1 :]
-        gone = Position("0" * 8 + "-0000-0000-0000-" + "0" * 12, 5, 0)
+        gone = EventPosition("0" * 8 + "-0000-0000-0000-" + "0" * 12, 5, 0)
         assert await told(it.client, run_id, gone) == whole
 
 
 def test_a_place_is_read_as_it_was_written() -> None:
-    place = Position("01a20447-8e85-70c6-8e1a-b9a93636b7e7", 12, 1)
-    assert Position.read(str(place)) == place
+    place = EventPosition("01a20447-8e85-70c6-8e1a-b9a93636b7e7", 12, 1)
+    assert EventPosition.parse(str(place)) == place
 
 
 @pytest.mark.parametrize("text", ["", "12.1", "01a20447-8e85-70c6-8e1a-b9a93636b7e7.-1.0", "x" * 36 + ".1.0"])
 def test_what_is_no_place_is_not_read(text: str) -> None:
     with pytest.raises(ValueError, match="invalid event id"):
-        Position.read(text)
+        EventPosition.parse(text)
 
 
 class GivesUp:
@@ -72,7 +72,7 @@ class GivesUp:
 
 async def test_a_poll_that_the_server_gives_up_is_made_again_and_nothing_is_told_twice() -> None:
     client: Any = GivesUp(4)
-    events = [event.event_id async for event in Watch(client, "r", look_every=0)._events("e")]
+    events = [event.event_id async for event in Watch(client, "r", look_every=0)._history_events("e")]
     assert (events, client.times) == ([1, 2, 3], 0)
     with pytest.raises(RPCError):
-        [event async for event in Watch(cast("Client", GivesUp(50)), "r", look_every=0)._events("e")]
+        [event async for event in Watch(cast("Client", GivesUp(50)), "r", look_every=0)._history_events("e")]

@@ -11,38 +11,45 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.run.files import Runs
+from activities.run.files import RunFiles
 from contracts.conversation import SteerRequest
 from contracts.run.events import ToolResultEvent
 from contracts.run.journal import Journal
 from contracts.run.signals import CancelRequest, HumanInput
 from contracts.run.state import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
-from contracts.run.transcript import Page, TranscriptQuery
+from contracts.run.transcript import TranscriptPage, TranscriptQuery
 from contracts.tool import LargeResult
 from decisions.run import call_state, loop, outcome, tool_results
-from decisions.run.calls import paged
-from decisions.run.journal import shown
-from decisions.run.outcome import ended_event, ending_event, handoff
+from decisions.run.calls import page_calls
+from decisions.run.journal import fill_journal
+from decisions.run.outcome import end_event_name, ending_event, format_handoff
 from decisions.run.transcript import note_part
 from decisions.text import formatting
 from workflows import cancellation
 from workflows.agent_run import events
-from workflows.agent_run.context import LiveRun
-from workflows.agent_run.model_turn import think
-from workflows.agent_run.start import begin, join_at_last, open_run
-from workflows.agent_run.tool_calls import act
-from workflows.agent_run.turn import close_turn, listen
-from workflows.agent_run.waiting import StillWaiting
+from workflows.agent_run.context import RunContext
+from workflows.agent_run.model_turn import take_model_turn
+from workflows.agent_run.start import begin_run, join_stopped_turn, open_files
+from workflows.agent_run.tool_calls import make_calls
+from workflows.agent_run.turn import close_turn, take_in_messages
+from workflows.agent_run.waiting import StillWaitingError
 from workflows.execution import execute_activity, execute_locally_first
-from workflows.handlers import ValidatedWorkflow, cancel_reason, ignoring_refusals, invalid, read, read_optional
+from workflows.handlers import (
+    ValidatedWorkflow,
+    cancel_reason,
+    ignore_if_invalid,
+    invalid_input,
+    read_argument,
+    read_optional_argument,
+)
 
 
-class _HistoryIsLong(Exception):
+class _HistoryTooLongError(Exception):
     """The run continues as new."""
 
 
 @workflow.defn
-class AgentRun(ValidatedWorkflow[LiveRun]):
+class AgentRun(ValidatedWorkflow[RunContext]):
     """A run from goal to outcome. Input: the `agentic.start` event. Result: `agent.completed` or `agent.escalated`.
 
     Cancelled runs end Canceled; failed ones with an ApplicationError whose type is a `RunFailure`.
@@ -52,68 +59,68 @@ class AgentRun(ValidatedWorkflow[LiveRun]):
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        super().__init__(begin, args)
+        super().__init__(begin_run, args)
 
     @workflow.run
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         run = self.context
         try:
-            await run.cancellation.outlast(self._work(run), cancellation.MOST_WAIT)
+            await run.cancellation.shield(self._run_loop(run), cancellation.MAX_STOP_TIME)
         except asyncio.CancelledError:
-            run.state = call_state.halted(run.state, run.effects, workflow.now())
-        except _HistoryIsLong:
+            run.state = call_state.settle_interrupted(run.state, run.effects, workflow.now())
+        except _HistoryTooLongError:
             if run.cancellation.reason is None:
                 workflow.continue_as_new(Continuation(state=run.state, segments=run.segments, said=tuple(run.said)))
-            run.state = call_state.halted(run.state, run.effects, workflow.now())
-        return await run.cancellation.outlast(self._end(run))
+            run.state = call_state.settle_interrupted(run.state, run.effects, workflow.now())
+        return await run.cancellation.shield(self._finish_run(run))
 
-    async def _work(self, run: LiveRun) -> None:
+    async def _run_loop(self, run: RunContext) -> None:
         """Make moves until the run ends. A cancel, and the need to continue as new, end this by an exception."""
-        await open_run(run)
+        await open_files(run)
         while True:
-            run.cancellation.check()
-            match loop.next_move(run.state, history_is_long=run.is_long, is_spoken_to=bool(run.said)):
+            run.cancellation.raise_if_cancelled()
+            match loop.next_move(run.state, history_is_long=run.is_history_long, is_spoken_to=bool(run.said)):
                 case loop.Listen():
-                    await listen(run)
+                    await take_in_messages(run)
                 case loop.Think():
-                    await think(run)
+                    await take_model_turn(run)
                 case loop.Act(batch):
-                    await self._act(run, batch)
+                    await self._act_or_rotate(run, batch)
                 case loop.CloseTurn():
                     close_turn(run)
-                case loop.Wind():
-                    events.emit(run, "agent.exhaustion.soft_limit", **formatting.figures(run.state))
-                    run.state = loop.wound_up(run.state)
+                case loop.FinalTurn():
+                    events.emit_event(run, "agent.exhaustion.soft_limit", **formatting.run_figures(run.state))
+                    run.state = loop.start_final_turn(run.state)
                     run.transcript.append(note_part(loop.LAST_TURN))
                 case loop.Rotate():
-                    await self._rotate(run)
+                    await self._archive_and_rotate(run)
                 case loop.End(ending):
-                    stopped = call_state.halted(run.state, run.effects, workflow.now())
-                    run.state = outcome.ended(stopped, ending, workflow.now())
+                    stopped = call_state.settle_interrupted(run.state, run.effects, workflow.now())
+                    run.state = outcome.end_run(stopped, ending, workflow.now())
                     return
 
-    async def _act(self, run: LiveRun, batch: tuple[Call, ...]) -> None:
+    async def _act_or_rotate(self, run: RunContext, batch: tuple[Call, ...]) -> None:
         try:
-            await act(run, batch)
-        except StillWaiting:
-            await self._rotate(run)
+            await make_calls(run, batch)
+        except StillWaitingError:
+            await self._archive_and_rotate(run)
 
-    async def _rotate(self, run: LiveRun) -> None:
+    async def _archive_and_rotate(self, run: RunContext) -> None:
         """Continue as new by an exception, unless something has arrived that another execution would not get."""
-        if run.archived < run.transcript.length:
-            await self._archive(run)
-        run.cancellation.check()
-        if not run.has_news:
-            raise _HistoryIsLong
+        if run.archived_length < run.transcript.length:
+            await self._close_segment(run)
+        run.cancellation.raise_if_cancelled()
+        if not run.has_updates:
+            raise _HistoryTooLongError
 
-    async def _archive(self, run: LiveRun, **end: Any) -> None:
+    async def _close_segment(self, run: RunContext, **end: Any) -> None:
         """Close the open segment of the transcript in the run's store."""
         request = CloseRequest(
-            start=run.archived,
+            start=run.archived_length,
             length=run.transcript.length,
             head=run.transcript.head,
-            told=events.untold(run),
-            turn=run.turn if end else None,
+            told=events.take_trace_lines(run),
+            turn=run.turn_to_close if end else None,
             **end,
         )
         summary = "finish the run's files" if end else "archive the transcript"
@@ -121,101 +128,103 @@ class AgentRun(ValidatedWorkflow[LiveRun]):
         # continue, and what it leaves to its conversation must be final.
         is_final = request.cancel is not None or request.turn is not None
         close = execute_activity if is_final else execute_locally_first
-        closed = await close(run.cancellation, Runs.close_segment, request, summary)
+        closed = await close(run.cancellation, RunFiles.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)
 
-    async def _end(self, run: LiveRun) -> dict[str, Any]:
+    async def _finish_run(self, run: RunContext) -> dict[str, Any]:
         """Report the ending once, and return or raise it as Temporal should show it."""
-        if run.is_to_join:
-            await join_at_last(run)
+        if run.needs_conversation:
+            await join_stopped_turn(run)
         close_turn(run)
-        run.hear_no_more()
+        run.stop_receiving()
         ending = run.state.ending
-        journal = shown(run.state.journal, "", run.state.last_finding)
-        events.emit(run, ended_event(ending), **formatting.figures(run.state))
+        journal = fill_journal(run.state.journal, "", run.state.last_finding)
+        events.emit_event(run, end_event_name(ending), **formatting.run_figures(run.state))
         # A cancel leaves the question that it interrupted.
         run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
         if ending is None:
             native = workflow.cancellation_reason() is not None
-            await self._archive(run, journal=journal, cancel=None if native else run.cancellation.reason)
+            await self._close_segment(run, journal=journal, cancel=None if native else run.cancellation.reason)
             raise asyncio.CancelledError
         if ending.status in (RunStatus.failed, RunStatus.timed_out):
-            await self._archive(run, journal=journal)
-            raise ApplicationError(ending.text, {"handoff": handoff(run.state)}, type=ending.reason, non_retryable=True)
+            await self._close_segment(run, journal=journal)
+            raise ApplicationError(
+                ending.text, {"handoff": format_handoff(run.state)}, type=ending.reason, non_retryable=True
+            )
         event = ending_event(run.state).model_dump(mode="json")
-        await self._archive(run, journal=journal, event=event)
+        await self._close_segment(run, journal=journal, event=event)
         return event
 
     @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
-    @ignoring_refusals
+    @ignore_if_invalid
     def tool_result(self, *args: Any) -> None:
-        self.context.take_result(read(ToolResultEvent, args))
+        self.context.take_result(read_argument(ToolResultEvent, args))
 
     @workflow.update(description="The same, with the nonce of its request: refused with the reason if it does not fit")
     def deliver_result(self, *args: Any) -> dict[str, Any]:
-        event = self._checked_result(args)
+        event = self._parse_result(args)
         self.context.take_result(event)
         return {"run_id": self.context.state.run_id, "step": event.payload.step, "accepted": True}
 
     @deliver_result.validator
     def _result_fits(self, *args: Any) -> None:
-        self._checked_result(args)
+        self._parse_result(args)
 
-    def _checked_result(self, args: Sequence[Any]) -> ToolResultEvent:
-        event = read(ToolResultEvent, args)
-        verdict = self.context.judge_at_door(event)
-        if verdict is not tool_results.Verdict.accepted:
-            reason = tool_results.format_reason(verdict, self.context.state, event.payload)
+    def _parse_result(self, args: Sequence[Any]) -> ToolResultEvent:
+        event = read_argument(ToolResultEvent, args)
+        verdict = self.context.judge_update(event)
+        if verdict is not tool_results.ResultVerdict.accepted:
+            reason = tool_results.format_result_reason(verdict, self.context.state, event.payload)
             raise ApplicationError(reason, type=verdict, non_retryable=True)
         return event
 
     @workflow.signal(description='Stop the run: {"reason"?, "by"?}; what is running is finished first')
-    @ignoring_refusals
+    @ignore_if_invalid
     def cancel(self, *args: Any) -> None:
-        self.context.cancellation.request(cancel_reason(read_optional(CancelRequest, args), "cancel signal"))
+        self.context.cancellation.request(cancel_reason(read_optional_argument(CancelRequest, args), "cancel signal"))
 
     @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
-    @ignoring_refusals
+    @ignore_if_invalid
     def human_input(self, *args: Any) -> None:
-        self.context.answer = self._checked_answer(args)
+        self.context.answer = self._parse_answer(args)
 
     @workflow.update(
         description='Answer the open question: {"text"} or {"decision"}; refused with the reason if it does not fit'
     )
     def answer(self, *args: Any) -> dict[str, Any]:
-        answer = self._checked_answer(args)
+        answer = self._parse_answer(args)
         question = self.context.state.question
         self.context.answer = answer
         return {"run_id": self.context.state.run_id, "question_id": question.id if question else None, "accepted": True}
 
     @answer.validator
     def _answer_fits(self, *args: Any) -> None:
-        self._checked_answer(args)
+        self._parse_answer(args)
 
-    def _checked_answer(self, args: Sequence[Any]) -> HumanInput:
-        answer = read(HumanInput, args)
-        if reason := self.context.refusal(answer):
-            raise invalid(reason)
+    def _parse_answer(self, args: Sequence[Any]) -> HumanInput:
+        answer = read_argument(HumanInput, args)
+        if reason := self.context.rejection_reason(answer):
+            raise invalid_input(reason)
         return answer
 
     @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
-    @ignoring_refusals
+    @ignore_if_invalid
     def steer(self, *args: Any) -> None:
-        self.context.hear(read(SteerRequest, args))
+        self.context.receive_message(read_argument(SteerRequest, args))
 
     def ignore(self, signal: str, reason: str) -> None:
         self.context.ignore(signal, reason)
 
     @workflow.query(description="Status, step, pending actions, open question, usage")
     def state(self, *_: Any) -> RunView:
-        return formatting.view(self.context.state)
+        return formatting.state_view(self.context.state)
 
     @workflow.query(description='All that decides how the run goes on, with the turn\'s calls in pages: {"from"}?')
     def snapshot(self, *args: Any) -> Snapshot:
-        asked, run = read_optional(SnapshotQuery, args), self.context
+        asked, run = read_optional_argument(SnapshotQuery, args), self.context
         return Snapshot(
-            state=run.state.model_copy(update={"calls": paged(run.state.calls, asked.start)}),
+            state=run.state.model_copy(update={"calls": page_calls(run.state.calls, asked.start)}),
             segments=run.segments,
             length=run.transcript.length,
             head=run.transcript.head,
@@ -225,16 +234,16 @@ class AgentRun(ValidatedWorkflow[LiveRun]):
     @workflow.query(description="The run journal, section by section")
     def journal(self, *_: Any) -> Journal:
         state = self.context.state
-        return shown(state.journal, state.goal, state.last_finding)
+        return fill_journal(state.journal, state.goal, state.last_finding)
 
     @workflow.query(description='The conversation, in pages: {"from", "limit"}?')
-    def transcript(self, *args: Any) -> Page:
-        asked, run = read_optional(TranscriptQuery, args), self.context
+    def transcript(self, *args: Any) -> TranscriptPage:
+        asked, run = read_optional_argument(TranscriptQuery, args), self.context
         return run.transcript.page(asked.start, asked.limit, run.segments)
 
     @workflow.query(description="The large result of another worker, while it is made an artifact")
     def result(self, *args: Any) -> Any:
-        step = read(LargeResult, args).step
+        step = read_argument(LargeResult, args).step
         if step not in self.context.handed_on:
-            raise invalid(f"no result of step {step} is kept here")
+            raise invalid_input(f"no result of step {step} is kept here")
         return self.context.handed_on[step]

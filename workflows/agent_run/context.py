@@ -23,28 +23,28 @@ from decisions import ids
 from decisions.conversation.omission import unanswered_kind
 from decisions.run import call_state, tool_results
 from decisions.run import outcome as endings
-from decisions.run.journal import handed_on
-from decisions.run.question import refusal
-from decisions.run.tool_results import ESCALATES, Verdict, outcome_of
+from decisions.run.journal import forward_journal
+from decisions.run.question import answer_rejection
+from decisions.run.tool_results import ESCALATES, ResultVerdict, outcome_of_result
 from decisions.run.transcript import Transcript
-from decisions.signature import Asked, signature_error
+from decisions.signature import SignedQuestion, signature_error
 from decisions.text import formatting
 from workflows import search_attributes
-from workflows.cancellation import Halt
+from workflows.cancellation import Cancellation
 from workflows.execution import execute_activity, execute_locally_first
 from workflows.policies import FILES, Policy
-from workflows.sharing import share
+from workflows.sharing import share_transcript
 
-MOST_CARRIED = 1024 * 1024  # bytes of a state, half of what the server accepts as an input
-MOST_STEERED = 100  # request ids of steered messages, by which a repeated one is recognized
-MOST_SAID = 256 * 1024  # bytes of pending steered messages that another execution begins with
-KEPT_NOTICES = 20  # ignored signals in the state
+MAX_CARRIED_STATE = 1024 * 1024  # bytes of a state, half of what the server accepts as an input
+MAX_STEERED_IDS = 100  # request ids of steered messages, by which a repeated one is recognized
+MAX_PENDING_MESSAGES = 256 * 1024  # bytes of pending steered messages that another execution begins with
+MAX_IGNORED_NOTICES = 20  # ignored signals in the state
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
 
-class LiveRun:
+class RunContext:
     def __init__(
         self,
         state: RunState,
@@ -59,7 +59,7 @@ class LiveRun:
         self.opening: tuple[Part, ...] = ()  # the parts that it adds to the conversation, until it has
         self.transcript = transcript
         self.segments = segments
-        self.cancellation = Halt()
+        self.cancellation = Cancellation()
         self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
         self.asking = asyncio.Lock()  # for calls of one batch that each have a question
         self.effects = call_state.in_flight(state)  # tool uses that may be having their effect
@@ -71,107 +71,107 @@ class LiveRun:
         self._last: dict[int, ToolResultPayload] = {}  # the result that was applied last, by step
         self._paused: list[int] = []  # steps whose request has not been sent, or not again
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
-        share(transcript)
-        self.tell()
+        share_transcript(transcript)
+        self.publish_details()
 
     async def execute(
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
     ) -> R:
         """Run an activity that a cancel of the run stops. Raises ActivityError, and CancelledError of asyncio."""
-        return await self.cancellation.stoppable(
+        return await self.cancellation.cancellable(
             execute_activity(self.cancellation, activity, request, summary, policy)
         )
 
     async def execute_locally(self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str) -> R:
         """Do the same with a repeatable activity on the run's own files, as a local activity first."""
         running = execute_locally_first(self.cancellation, activity, request, summary)
-        return await self.cancellation.stoppable(running)
+        return await self.cancellation.cancellable(running)
 
-    def take_over(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
+    def adopt_transcript(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Continue from another run's state and conversation."""
         self.state, self.transcript, self.segments = state, transcript, segments
         self.effects = call_state.in_flight(state)
-        share(transcript)
-        self.tell()
+        share_transcript(transcript)
+        self.publish_details()
 
-    def inherit(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
+    def inherit_from(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Take over another run, and keep the signals that this one has received."""
         own = self.state
         changes = {
-            "steered": (*state.steered, *own.steered)[-MOST_STEERED:],
-            "ignored": (*state.ignored, *own.ignored)[-KEPT_NOTICES:],
+            "steered": (*state.steered, *own.steered)[-MAX_STEERED_IDS:],
+            "ignored": (*state.ignored, *own.ignored)[-MAX_IGNORED_NOTICES:],
             "ending": own.ending,
             "sender": own.sender,
         }
-        self.take_over(state.model_copy(update=changes), transcript, segments)
+        self.adopt_transcript(state.model_copy(update=changes), transcript, segments)
 
     @property
-    def is_to_join(self) -> bool:
+    def needs_conversation(self) -> bool:
         """True if it is a turn of a conversation that it has not read yet."""
         return self.state.is_turn and bool(self.opening)
 
     @property
-    def turn(self) -> TurnClose | None:
+    def turn_to_close(self) -> TurnClose | None:
         """The turn that it leaves to its conversation, if it is a turn and has read the conversation."""
         state = self.state
-        if not state.is_turn or self.is_to_join:
+        if not state.is_turn or self.needs_conversation:
             return None
         before = next((segment for segment in self.segments if segment.owner), None)
         owner = ids.conversation_workflow_id(state.conversation_id or "")
         return TurnClose(
-            owner=owner, before=before, journal=handed_on(state.journal), unanswered=unanswered_kind(state)
+            owner=owner, before=before, journal=forward_journal(state.journal), unanswered=unanswered_kind(state)
         )
 
     @property
-    def is_long(self) -> bool:
+    def is_history_long(self) -> bool:
         """True if the server suggests continue-as-new."""
         return workflow.info().is_continue_as_new_suggested()
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """True if something has arrived that another execution would not get."""
         results = any(pending.step in self.results for pending in self.state.pending)
-        return results or self.answer is not None or len(to_json(self.said)) > MOST_SAID
+        return results or self.answer is not None or len(to_json(self.said)) > MAX_PENDING_MESSAGES
 
     @property
-    def is_to_move(self) -> bool:
+    def should_move_wait(self) -> bool:
         """True if a wait should continue in another execution: the history is long, and nothing else is running."""
-        return self.is_long and len(self.state.pending) <= 1 and not self.has_news
+        return self.is_history_long and len(self.state.pending) <= 1 and not self.has_updates
 
-    def fits(self) -> bool:
+    def fits_input(self) -> bool:
         """Return whether an execution can begin with the state, which holds a turn's results until it is closed."""
-        return len(to_json(self.state)) <= MOST_CARRIED
+        return len(to_json(self.state)) <= MAX_CARRIED_STATE
 
     @property
-    def archived(self) -> int:
+    def archived_length(self) -> int:
         """The number of parts in the run's store."""
         return self.segments[-1].end if self.segments else 0
 
-    def route(self, call: Call) -> ToolRoute:
+    def route_of(self, call: Call) -> ToolRoute:
         return next(route for route in self.state.tools if route.name == call.tool)
 
     def update(self, **changes: Any) -> None:
         self.state = self.state.model_copy(update={**changes, "updated_at": workflow.now()})
 
-    def tell(self) -> None:
+    def publish_details(self) -> None:
         """Update the Web UI's current details; called before each wait, so that they show it."""
-        workflow.set_current_details(formatting.details(self.state))
+        workflow.set_current_details(formatting.run_details(self.state))
 
     def set_status(self, status: RunStatus, **changes: Any) -> None:
         """Change the status and the search attributes, which costs one event."""
         self.update(status=status, **changes)
-        new = search_attributes.of(self.state)
-        if changed := search_attributes.changes(self._shown, new):
+        new = search_attributes.of_run(self.state)
+        if changed := search_attributes.updates_between(self._shown, new):
             workflow.upsert_search_attributes(changed)
         self._shown = new
-        self.tell()
+        self.publish_details()
 
-    def in_flight(self, call: Call) -> None:
+    def mark_in_flight(self, call: Call) -> None:
         """Record that the call may happen from now on, if it changes anything."""
         if call.effect is not Effect.read and call.tool_use_id not in self.effects:
             self.effects.append(call.tool_use_id)
 
-    def landed(self, call: Call) -> None:
+    def clear_in_flight(self, call: Call) -> None:
         """Record that the outcome of the call is known."""
         if call.tool_use_id in self.effects:
             self.effects.remove(call.tool_use_id)
@@ -179,62 +179,62 @@ class LiveRun:
     def ignore(self, signal: str, reason: str) -> None:
         """Log a signal that had no effect, and note it in the state."""
         workflow.logger.warning("%s ignored: %s", signal, reason)
-        notice = formatting.notice(signal, reason)
-        self.update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
-        self.tell()
+        notice = formatting.format_signal_notice(signal, reason)
+        self.update(ignored=(*self.state.ignored, notice)[-MAX_IGNORED_NOTICES:])
+        self.publish_details()
 
-    def hear(self, message: SteerRequest) -> None:
+    def receive_message(self, message: SteerRequest) -> None:
         """Store a message of the user for the next model call, once per request id."""
         if message.request_id in self.state.steered:
-            self.ignore("steer", f"{formatting.cut(message.request_id, 80)} was said before")
+            self.ignore("steer", f"{formatting.truncate(message.request_id, 80)} was said before")
             return
         if not self._hears:
-            self._unheard(message)
+            self._reject_message(message)
             return
         self.said.append(message)
-        self.update(steered=(*self.state.steered, message.request_id)[-MOST_STEERED:])
+        self.update(steered=(*self.state.steered, message.request_id)[-MAX_STEERED_IDS:])
 
-    def hear_no_more(self) -> None:
+    def stop_receiving(self) -> None:
         """Report the messages that came too late for a model call: no message is lost silently."""
         self._hears = False
         for message in self.said:
-            self._unheard(message)
+            self._reject_message(message)
 
-    def _unheard(self, message: SteerRequest) -> None:
-        request_id = formatting.cut(message.request_id, 80)
+    def _reject_message(self, message: SteerRequest) -> None:
+        request_id = formatting.truncate(message.request_id, 80)
         self.ignore("steer", f"{request_id}: the run ended before a model call could take it in")
 
     def take_result(self, event: ToolResultEvent) -> None:
         """Apply a `tool_result` from outside, judged in the order of A5."""
         result = event.payload
-        verdict = self._judge(result)
-        if verdict is Verdict.accepted:
+        verdict = self._judge_result(result)
+        if verdict is ResultVerdict.accepted:
             self._last[result.step] = result
             self.state = tool_results.record_result(self.state, result)
-            self.results[result.step] = outcome_of(result)
+            self.results[result.step] = outcome_of_result(result)
         elif verdict in ESCALATES:
             reason = Escalation(verdict.value)
-            detail = f"a result came for step {result.step}, tool {formatting.cut(result.tool, 80)}"
-            self.state = endings.escalated(self.state, reason, detail)
+            detail = f"a result came for step {result.step}, tool {formatting.truncate(result.tool, 80)}"
+            self.state = endings.escalate_run(self.state, reason, detail)
             self.cancellation.request(detail)
         else:
-            self.ignore("tool_result", tool_results.format_notice(verdict, self.state, result))
+            self.ignore("tool_result", tool_results.format_result_notice(verdict, self.state, result))
 
-    def judge_at_door(self, event: ToolResultEvent) -> Verdict:
+    def judge_update(self, event: ToolResultEvent) -> ResultVerdict:
         """Return the verdict on a result that arrives by update, which the run takes only if it is accepted."""
-        return tool_results.judge_at_door(self.state, event, self._judge(event.payload))
+        return tool_results.judge_update_result(self.state, event, self._judge_result(event.payload))
 
-    def _judge(self, result: ToolResultPayload) -> Verdict:
+    def _judge_result(self, result: ToolResultPayload) -> ResultVerdict:
         is_halted = self.cancellation.reason is not None
-        return tool_results.judge(self.state, result, is_halted=is_halted, is_new=self._is_new(result))
+        return tool_results.judge_result(self.state, result, is_halted=is_halted, is_new=self._is_new_result(result))
 
-    def _is_new(self, result: ToolResultPayload) -> bool:
+    def _is_new_result(self, result: ToolResultPayload) -> bool:
         """Return False for an event that is delivered again: it is not the result of the next attempt."""
         is_repeated = result.completed_at is not None and self._last.get(result.step) == result
         return result.step not in self.results and result.step not in self._paused and not is_repeated
 
     @contextmanager
-    def not_awaiting(self, step: int) -> Iterator[None]:
+    def pausing_results(self, step: int) -> Iterator[None]:
         """Accept no result of the step: its request has not been sent, or not again."""
         self._paused.append(step)
         try:
@@ -243,7 +243,7 @@ class LiveRun:
             self._paused.remove(step)
 
     @contextmanager
-    def handing_on(self, step: int, outcome: ToolOutcome) -> Iterator[None]:
+    def offering_result(self, step: int, outcome: ToolOutcome) -> Iterator[None]:
         """Let the query `result` return the outcome."""
         self.handed_on[step] = outcome.result
         try:
@@ -251,12 +251,12 @@ class LiveRun:
         finally:
             del self.handed_on[step]
 
-    def refusal(self, answer: HumanInput) -> str | None:
+    def rejection_reason(self, answer: HumanInput) -> str | None:
         """Return the reason why the answer does not fit the open question, if it does not."""
         is_open = self.answer is None and self.cancellation.reason is None
         question = self.state.question if is_open else None
-        reason = refusal(question, answer, expired=self.state.expired, now=workflow.now())
+        reason = answer_rejection(question, answer, expired=self.state.expired, now=workflow.now())
         if reason is not None or question is None:
             return reason
-        asked = Asked(self.state.run_id, self.state.execution, question.id, question.call)
+        asked = SignedQuestion(self.state.run_id, self.state.execution, question.id, question.call)
         return signature_error(self.state.answer_keys, asked, answer)

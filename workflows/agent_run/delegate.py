@@ -9,36 +9,38 @@ from activities.delegation import Delegations
 from contracts.delegation import DelegationRequest, DelegationState
 from contracts.failures import ToolFault
 from contracts.run.state import Call
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import ToolOutcome, error_outcome
 from decisions import delegation, ids
 from decisions.run import loop
 from decisions.run.resume import origin_of
 from decisions.text import formatting
-from workflows.agent_run.context import LiveRun
+from workflows.agent_run.context import RunContext
 from workflows.execution import watch_or_cancel
 from workflows.policies import FILES
 
 
-async def delegate(run: LiveRun, call: Call) -> ToolOutcome:
+async def run_delegation(run: RunContext, call: Call) -> ToolOutcome:
     """Return the outcome of the subtasks, or the error. Their usage counts in each case."""
     origin = origin_of(run.state, call.step or 0)
-    request = delegation.planned(run.state, call, origin.run_id if origin else run.state.run_id)
+    request = delegation.plan_delegation(run.state, call, origin.run_id if origin else run.state.run_id)
     if isinstance(request, ToolOutcome):
         return request
     run.cancellation.levels = request.max_depth - request.depth
-    state = await run.cancellation.stoppable(_joined(request, formatting.call_summary(call)))
+    state = await run.cancellation.cancellable(_join_delegation(request, formatting.call_summary(call)))
     run.cancellation.levels = 0
     if state is None:
-        run.cancellation.check()  # it may never have begun
-        run.state = loop.delegated(run.state, delegation.all_of(request.budget))
-        return failed(ToolFault.subtask_failed, "the delegation is gone, and nobody knows what became of its subtasks")
-    run.state = loop.delegated(run.state, delegation.committed(state))
-    return delegation.outcome_of(state)
+        run.cancellation.raise_if_cancelled()  # it may never have begun
+        run.state = loop.add_delegated(run.state, delegation.whole_share_spent(request.budget))
+        return error_outcome(
+            ToolFault.subtask_failed, "the delegation is gone, and nobody knows what became of its subtasks"
+        )
+    run.state = loop.add_delegated(run.state, delegation.committed_spend(state))
+    return delegation.delegation_outcome(state)
 
 
-async def _joined(request: DelegationRequest, summary: str) -> DelegationState | None:
+async def _join_delegation(request: DelegationRequest, summary: str) -> DelegationState | None:
     """Run the delegation, or wait for the one that the run's origin has started (D7). Return its end, if known."""
-    workflow_id = ids.delegation_workflow_id(request.named, request.step)
+    workflow_id = ids.delegation_workflow_id(request.id_base, request.step)
     try:
         joined: DelegationState = await workflow.execute_child_workflow(
             "Delegation",

@@ -5,24 +5,24 @@ from typing import Any
 
 from temporalio import workflow
 
-from activities.telemetry.metrics import count
+from activities.telemetry.metrics import add_counts
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
 from decisions.telemetry import metrics
 from decisions.text import formatting
-from workflows.agent_run.context import LiveRun
+from workflows.agent_run.context import RunContext
 
-MOST_REFUSED = 20  # calls of a turn
+MAX_TRACED_REFUSALS = 20  # calls of a turn
 
 
-def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> None:
+def emit_event(run: RunContext, name: str, *, is_traced: bool = True, **figures: Any) -> None:
     """Log and count the event `name` of the requirements: `agent.tool.retry`, `agent_run.resume_unsafe`, ...
 
     Trace lines are part of an activity's input, and so of history: trace a lasting condition when it begins.
     """
     event = {"event": name, "run_id": run.state.run_id, **figures}
     workflow.logger.info(name, extra={"event": event})
-    count(workflow.metric_meter(), metrics.of_event(name, figures))
+    add_counts(workflow.metric_meter(), metrics.count_event(name, figures))
     if not is_traced:
         return
     number = run.state.events + 1
@@ -30,19 +30,19 @@ def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> 
     run.update(events=number, untold=(*run.state.untold, line))
 
 
-def refused(run: LiveRun, calls: Sequence[Call]) -> None:
+def trace_refused_calls(run: RunContext, calls: Sequence[Call]) -> None:
     """Trace the calls of a turn that were refused; calls that were made are traced by their activities.
 
     The lines enter history, so only the first ones are traced.
     """
     at = workflow.now().isoformat(timespec="milliseconds")
-    lines = [{"at": at, **formatting.refusal(call)} for call in calls[:MOST_REFUSED]]
-    if len(calls) > MOST_REFUSED:
-        lines[-1]["error"] += f" (and {len(calls) - MOST_REFUSED:,} more calls of this turn)"
+    lines = [{"at": at, **formatting.refusal_trace(call)} for call in calls[:MAX_TRACED_REFUSALS]]
+    if len(calls) > MAX_TRACED_REFUSALS:
+        lines[-1]["error"] += f" (and {len(calls) - MAX_TRACED_REFUSALS:,} more calls of this turn)"
     run.update(untold=(*run.state.untold, *lines))
 
 
-def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:
+def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:
     """Return the trace lines that are not written yet, and forget them: the caller hands them to an activity."""
     events = run.state.untold
     if events:
@@ -51,7 +51,7 @@ def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:
 
 
 def count_call(call: Call, outcome: ToolOutcome) -> None:
-    count(workflow.metric_meter(), metrics.of_call(call.tool, outcome))
+    add_counts(workflow.metric_meter(), metrics.count_tool_call(call.tool, outcome))
 
 
 def call_figures(call: Call) -> dict[str, Any]:

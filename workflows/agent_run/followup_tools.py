@@ -7,26 +7,26 @@ from temporalio.exceptions import ActivityError
 from activities.followup.followup import FollowUps
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
-from decisions.followup.tools import commanded
+from decisions.followup.tools import build_follow_up_commands
 from decisions.text import formatting
-from workflows.agent_run.context import LiveRun
-from workflows.failures import Fate, fate, told
+from workflows.agent_run.context import RunContext
+from workflows.failures import FailureKind, classify_failure, to_tool_outcome
 
 
-async def follow_up(run: LiveRun, call: Call) -> ToolOutcome:
+async def run_followup_tool(run: RunContext, call: Call) -> ToolOutcome:
     """Deliver the call's commands; a repeat asks for the same, so this is retried until it succeeds."""
-    commands = commanded(run.state, call)
+    commands = build_follow_up_commands(run.state, call)
     if isinstance(commands, ToolOutcome):
         return commands
-    run.cancellation.check()
-    run.in_flight(call)
+    run.cancellation.raise_if_cancelled()
+    run.mark_in_flight(call)
     try:
         outcome = await run.execute(FollowUps.command_follow_up, commands, formatting.call_summary(call))
     except ActivityError as error:
-        if fate(error) is Fate.cancelled:
+        if classify_failure(error) is FailureKind.cancelled:
             raise asyncio.CancelledError from None
-        outcome = told(error, call.effect)
-    run.landed(call)
+        outcome = to_tool_outcome(error, call.effect)
+    run.clear_in_flight(call)
     if commands.create is not None and outcome.status == "ok":
         run.update(follow_ups=run.state.follow_ups + 1)
     return outcome

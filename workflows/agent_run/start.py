@@ -8,9 +8,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from activities.conversation import Conversations
-from activities.run.files import Runs
+from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
-from contracts.agent import DEFAULT_AGENT, OpeningRequest
+from contracts.agent import DEFAULT_AGENT, StartSnapshotRequest
 from contracts.conversation import Choice, Joined, JoinRequest
 from contracts.failures import RunFailure
 from contracts.run.events import BeginEvent, ResumeEvent, ResumePayload, StartEvent, StartPayload
@@ -19,42 +19,42 @@ from contracts.run.question import QuestionKind
 from contracts.run.state import Continuation, InheritRequest, RunState, RunStatus
 from contracts.sender import Sender
 from decisions import ids
-from decisions.run.limits import DEFAULTS, format_excess, in_force, set_in, with_requested
+from decisions.run.limits import DEFAULTS, apply_requested, format_excess, limits_in_force, values_set_in
 from decisions.run.resume import journal_of
-from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, too_large
+from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, start_rejection
 from decisions.text import formatting
 from workflows.agent_run import events
-from workflows.agent_run.context import LiveRun
-from workflows.agent_run.turn import fail
-from workflows.agent_run.waiting import ask
+from workflows.agent_run.context import RunContext
+from workflows.agent_run.turn import fail_run
+from workflows.agent_run.waiting import ask_person
 from workflows.execution import execute_locally_first
-from workflows.handlers import invalid, must_continue, read, type_of_start
+from workflows.handlers import invalid_input, read_argument, require_continue_as_new, start_type
 
 
-def begin(args: Sequence[Any]) -> LiveRun:
+def begin_run(args: Sequence[Any]) -> RunContext:
     """Return the run of a start event or of an earlier execution. Raises ApplicationError `InvalidInput`."""
-    match type_of_start(args):
+    match start_type(args):
         case "agentic.continue":
-            carried = read(Continuation, args)
-            must_continue()
+            carried = read_argument(Continuation, args)
+            require_continue_as_new()
             last = carried.segments[-1]
-            run = LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
+            run = RunContext(carried.state, Transcript(last.end, last.head), carried.segments)
             run.said.extend(carried.said)
             return run
         case "agentic.resume":
-            event = read(ResumeEvent, args)
-            state = _new(StartPayload(goal=f"go on from {event.payload.run_id}"), event.sender)
-            return LiveRun(state, Transcript(), (), event.payload)
+            event = read_argument(ResumeEvent, args)
+            state = _new_state(StartPayload(goal=f"go on from {event.payload.run_id}"), event.sender)
+            return RunContext(state, Transcript(), (), event.payload)
         case "agentic.begin":
-            return _begun(read(BeginEvent, args))
+            return _begin_new_run(read_argument(BeginEvent, args))
         case _:
-            start = read(StartEvent, args)
-            return _begun(BeginEvent(type="agentic.begin", payload=start.payload, sender=start.sender))
+            start = read_argument(StartEvent, args)
+            return _begin_new_run(BeginEvent(type="agentic.begin", payload=start.payload, sender=start.sender))
 
 
-def _begun(event: BeginEvent) -> LiveRun:
+def _begin_new_run(event: BeginEvent) -> RunContext:
     payload = event.payload
-    requested = {**set_in(limits_in(payload.context)), **set_in(payload.limits)}
+    requested = {**values_set_in(limits_in(payload.context)), **values_set_in(payload.limits)}
     changes = {
         "requested": requested,
         "headers": event.headers,
@@ -68,19 +68,19 @@ def _begun(event: BeginEvent) -> LiveRun:
     transcript = Transcript()
     for part in parts:
         transcript.append(part)
-    if reason := too_large(parts):
-        raise invalid(reason)
-    state = _new(payload, event.sender).model_copy(update=changes)
-    run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
+    if reason := start_rejection(parts):
+        raise invalid_input(reason)
+    state = _new_state(payload, event.sender).model_copy(update=changes)
+    run = RunContext(state.model_copy(update={"limits": limits_in_force(state, DEFAULTS)}), transcript, ())
     run.after, run.forget, run.opening = event.after, event.forget, tuple(parts)
     return run
 
 
-def _new(payload: StartPayload, sender: Sender | None) -> RunState:
+def _new_state(payload: StartPayload, sender: Sender | None) -> RunState:
     now, info = workflow.now(), workflow.info()
     is_retry = info.attempt > 1 and info.cron_schedule is None
     return RunState(
-        run_id=ids.run_id_of(info.workflow_id),
+        run_id=ids.run_id_of_workflow(info.workflow_id),
         goal=payload.goal,
         agent=payload.agent or DEFAULT_AGENT,
         context=payload.context,
@@ -89,65 +89,67 @@ def _new(payload: StartPayload, sender: Sender | None) -> RunState:
         created_at=now,
         updated_at=now,
         limits=DEFAULTS,
-        execution=ids.start_of(info.first_execution_run_id, info.continued_run_id, is_retry=is_retry),
+        execution=ids.run_start_id(info.first_execution_run_id, info.continued_run_id, is_retry=is_retry),
     )
 
 
-async def open_run(run: LiveRun) -> None:
+async def open_files(run: RunContext) -> None:
     """Read the files that the run begins with, unless an earlier execution has done it."""
     if run.state.status is not RunStatus.queued:
         return
     if run.origin is not None:
-        await _inherit(run, run.origin)
+        await _inherit_run(run, run.origin)
     elif run.state.is_turn:
-        await _join(run)
+        await _join_conversation(run)
     if run.state.ending is None and not run.state.definition:
         await take_snapshot(run)
-    events.emit(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
+    events.emit_event(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
     run.set_status(RunStatus.running)
     if run.state.ending is None:
         while run.state.choices:
-            await _choose(run, run.state.choices[0])
+            await _ask_choice(run, run.state.choices[0])
 
 
-async def _choose(run: LiveRun, choice: Choice) -> None:
+async def _ask_choice(run: RunContext, choice: Choice) -> None:
     """Ask a person for a choice that the sender left open."""
-    answer = await ask(run, QuestionKind.choice, f"{choice.name}: which one?", choice.options)
+    answer = await ask_person(run, QuestionKind.choice, f"{choice.name}: which one?", choice.options)
     run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {answer.text}"))
     run.update(choices=run.state.choices[1:])
 
 
-async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
+async def _inherit_run(run: RunContext, origin: ResumePayload) -> None:
     request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
     try:
-        inherited = await run.execute(Inheritances.inherit, request, formatting.cut(f"go on from {origin.run_id}", 80))
+        inherited = await run.execute(
+            Inheritances.inherit, request, formatting.truncate(f"go on from {origin.run_id}", 80)
+        )
     except ActivityError as error:
-        fail(run, error, RunFailure.not_resumable)
+        fail_run(run, error, RunFailure.not_resumable)
         return
     last = inherited.segments[-1]
-    run.inherit(inherited.state, Transcript(last.end, last.head), inherited.segments)
+    run.inherit_from(inherited.state, Transcript(last.end, last.head), inherited.segments)
 
 
-async def _join(run: LiveRun) -> None:
+async def _join_conversation(run: RunContext) -> None:
     try:
-        _go_on(run, await run.cancellation.stoppable(_read_conversation(run)))
+        _continue_conversation(run, await run.cancellation.cancellable(_read_conversation(run)))
     except ActivityError as error:
-        fail(run, error, RunFailure.bad_project)
+        fail_run(run, error, RunFailure.bad_project)
 
 
-async def join_at_last(run: LiveRun) -> None:
+async def join_stopped_turn(run: RunContext) -> None:
     """Add the turn's own words to a conversation that it was stopped before reading, and change nothing else."""
     with suppress(ActivityError):
-        _go_on(run, await _read_conversation(run))
+        _continue_conversation(run, await _read_conversation(run))
 
 
-async def _read_conversation(run: LiveRun) -> Joined:
+async def _read_conversation(run: RunContext) -> Joined:
     request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after, forget=run.forget)
     summary = "read the conversation so far"
     return await execute_locally_first(run.cancellation, Conversations.join_conversation, request, summary)
 
 
-def _go_on(run: LiveRun, joined: Joined) -> None:
+def _continue_conversation(run: RunContext, joined: Joined) -> None:
     """Continue the conversation with the turn's own words."""
     own, run.opening = run.opening, ()
     if joined.segment is None:
@@ -155,16 +157,16 @@ def _go_on(run: LiveRun, joined: Joined) -> None:
     last, state = joined.segment, run.state
     if joined.journal is not None:
         state = state.model_copy(update={"journal": joined.journal})
-    run.take_over(state, Transcript(last.end, last.head), (last,))
+    run.adopt_transcript(state, Transcript(last.end, last.head), (last,))
     if joined.shows_journal:
         run.transcript.append(journal_of(state.journal, "", ""))
     for part in own:
         run.transcript.append(part)
 
 
-async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
+async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
     """Take over the agent's definition from the project; only the one that a person was `shown`, if given."""
-    request = OpeningRequest(
+    request = StartSnapshotRequest(
         agent=run.state.agent,
         length=run.transcript.length,
         head=run.transcript.head,
@@ -173,14 +175,14 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         execution=run.state.execution,
     )
     try:
-        opening = await run.execute_locally(Runs.open_run, request, "read agent, tools and limits")
+        opening = await run.execute_locally(RunFiles.open_run, request, "read agent, tools and limits")
     except ActivityError as error:
-        fail(run, error, RunFailure.bad_project)
+        fail_run(run, error, RunFailure.bad_project)
         return
     if shown not in (None, opening.definition):
         return
     if not run.state.definition:  # reported once, at the first snapshot
-        for excess in format_excess(with_requested(opening.limits, run.state.requested), opening.ceiling):
+        for excess in format_excess(apply_requested(opening.limits, run.state.requested), opening.ceiling):
             run.ignore("limits", excess)
     run.update(ceiling=opening.ceiling)  # which bounds the limits below
     run.update(
@@ -192,7 +194,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         peers=opening.peers,
         mailboxes=opening.mailboxes,
         key_id=run.state.key_id if run.state.definition else opening.key_id,
-        limits=in_force(run.state, opening.limits),
+        limits=limits_in_force(run.state, opening.limits),
         sessions=opening.sessions,
         secret=run.state.secret or opening.secret,  # keeps the nonces that were sent
         answer_keys=run.state.answer_keys or opening.answer_keys,  # those of the run's start bind it

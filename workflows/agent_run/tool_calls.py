@@ -12,8 +12,8 @@ from contracts.failures import ToolFault
 from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
 from contracts.run.state import Call
-from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, failed
-from decisions.builtin_tools import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
+from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, error_outcome
+from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
 from decisions.run import call_state
 from decisions.run.call_state import IN_DOUBT
 from decisions.run.calls import needs_approval
@@ -22,59 +22,59 @@ from decisions.text import formatting
 from decisions.tool_requests import nonce_of
 from workflows.agent_run import events
 from workflows.agent_run.approval import accept_redefined, approve_call
-from workflows.agent_run.context import LiveRun
-from workflows.agent_run.delegate import delegate
-from workflows.agent_run.followup_tools import follow_up
-from workflows.agent_run.queue_tool import queued
-from workflows.agent_run.waiting import ask, ask_human, outside_result
-from workflows.failures import Fate, fate, told
-from workflows.policies import MOST_LOST, tool_call_policy
+from workflows.agent_run.context import RunContext
+from workflows.agent_run.delegate import run_delegation
+from workflows.agent_run.followup_tools import run_followup_tool
+from workflows.agent_run.queue_tool import run_queue_call
+from workflows.agent_run.waiting import ask_person, run_ask_human, wait_for_result
+from workflows.failures import FailureKind, classify_failure, to_tool_outcome
+from workflows.policies import MAX_LOST, tool_call_policy
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
 # A `once` call that ends so has not begun, as its activity has one attempt.
-UNBEGUN = (Fate.cancelled, Fate.not_begun)
-FIRST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds between tries while the ledger accepts no claim
+NOT_BEGUN = (FailureKind.cancelled, FailureKind.not_begun)
+FIRST_CLAIM_WAIT, MAX_CLAIM_WAIT = 1.0, 60.0  # seconds between tries while the ledger accepts no claim
 
 
-async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
+async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
     """Make the calls of a batch concurrently. All of them have ended when this returns or raises."""
-    run.state = call_state.issued(run.state, batch, workflow.now())
-    run.tell()
-    ends = await asyncio.gather(*(_settle(run, call) for call in batch), return_exceptions=True)
+    run.state = call_state.issue_calls(run.state, batch, workflow.now())
+    run.publish_details()
+    ends = await asyncio.gather(*(_settle_call(run, call) for call in batch), return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):
             raise end
 
 
-async def _settle(run: LiveRun, call: Call) -> None:
+async def _settle_call(run: RunContext, call: Call) -> None:
     if decide := _DECIDED.get(call.tool):  # the outcome is a decision about the run itself
         run.state = decide(run.state, call, workflow.now())
         return
-    outcome = await _carry_out(run, call)
+    outcome = await _dispatch_call(run, call)
     events.count_call(call, outcome)
-    run.state = call_state.settled(run.state, call, outcome, workflow.now())
+    run.state = call_state.settle_call(run.state, call, outcome, workflow.now())
 
 
-async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
+async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
     if needs_approval(run.state, call):
-        with run.not_awaiting(call.step or 0):
+        with run.pausing_results(call.step or 0):
             approved = await approve_call(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
         call = approved
-    handler = _BUILT_IN.get(call.tool) or _BY_KIND.get(call.kind, _run_tool)
+    handler = _BUILT_IN.get(call.tool) or _BY_KIND.get(call.kind, _run_until_settled)
     return await handler(run, call)
 
 
-async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
+async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
     """Make a call. One that may have happened is repeated only if a person says so (B9)."""
     while True:
-        outcome = await (queued if call.kind is ToolKind.queue else _made)(run, call)
+        outcome = await (run_queue_call if call.kind is ToolKind.queue else _call_tool)(run, call)
         if outcome is None:
             outcome = await _settle_doubt(run, call)
             if outcome is not None:
                 return outcome
-            run.state, call = call_state.made_again(run.state, call)
+            run.state, call = call_state.repeat_call(run.state, call)
         elif outcome.error is not None and outcome.error.definition is not None:
             accepted = await accept_redefined(run, call, outcome.error)
             if isinstance(accepted, ToolOutcome):
@@ -82,66 +82,68 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
             call = accepted
         else:
             return outcome
-        run.state = call_state.reissued(run.state, call.step or 0, workflow.now())
+        run.state = call_state.reissue_call(run.state, call.step or 0, workflow.now())
 
 
-async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
+async def _call_tool(run: RunContext, call: Call) -> ToolOutcome | None:
     """Return the outcome of the activity `call_tool`, unless only a person can settle the call.
 
     A call that was lost with its worker is scheduled again, and the ledger is looked up first.
     """
-    policy = tool_call_policy(run.route(call), call.effect)
-    lost, wait = 0, FIRST_WAIT
+    policy = tool_call_policy(run.route_of(call), call.effect)
+    lost, wait = 0, FIRST_CLAIM_WAIT
     while True:
         # Else a cancel between two tries would leave in doubt a call that is not in flight.
-        run.cancellation.check()
-        run.in_flight(call)
+        run.cancellation.raise_if_cancelled()
+        run.mark_in_flight(call)
         summary = formatting.call_summary(call, was_lost=lost > 0)
         try:
-            outcome = await run.execute(ToolCalls.call_tool, _request(run, call), summary, policy)
+            outcome = await run.execute(ToolCalls.call_tool, _call_request(run, call), summary, policy)
         except ActivityError as error:
-            end = fate(error)
-            if _is_in_doubt(end, call, lost):
+            end = classify_failure(error)
+            if _needs_person(end, call, lost):
                 return None
-            if end in UNBEGUN and call.effect is Effect.once and not (lost or _was_begun(run, call)):
-                run.landed(call)
-            if end is Fate.cancelled:
+            if end in NOT_BEGUN and call.effect is Effect.once and not (lost or _may_have_begun(run, call)):
+                run.clear_in_flight(call)
+            if end is FailureKind.cancelled:
                 raise asyncio.CancelledError from None
-            if end is Fate.not_begun:
-                reason = f"{call.tool} · step {call.step}: {formatting.cut(str(error.cause), 80)}"
-                await run.cancellation.stoppable(workflow.sleep(wait, summary=reason))
-                wait = min(2 * wait, MOST_WAIT)
-            elif _is_looked_up(end, call, lost):
+            if end is FailureKind.not_begun:
+                reason = f"{call.tool} · step {call.step}: {formatting.truncate(str(error.cause), 80)}"
+                await run.cancellation.cancellable(workflow.sleep(wait, summary=reason))
+                wait = min(2 * wait, MAX_CLAIM_WAIT)
+            elif _should_look_up(end, call, lost):
                 lost += 1
                 run.update(interrupted=True)
-                run.state = call_state.reissued(run.state, call.step or 0, workflow.now())
+                run.state = call_state.reissue_call(run.state, call.step or 0, workflow.now())
             else:
-                run.landed(call)
-                return told(error, call.effect)
+                run.clear_in_flight(call)
+                return to_tool_outcome(error, call.effect)
         else:
-            run.landed(call)
+            run.clear_in_flight(call)
             if outcome.interrupted:
                 run.update(interrupted=True)
             return outcome
 
 
-def _was_begun(run: LiveRun, call: Call) -> bool:
+def _may_have_begun(run: RunContext, call: Call) -> bool:
     """Return whether the call has begun before this run, or before a person said "run again"."""
     return call.tool_use_id in run.state.doubtful or call.generation > 1
 
 
-def _is_in_doubt(end: Fate, call: Call, lost: int) -> bool:
+def _needs_person(end: FailureKind, call: Call, lost: int) -> bool:
     """Return whether only a person can settle the call: the ledger says so, or every lookup was lost too."""
-    unknown = call.effect is Effect.once and end in (Fate.lost, Fate.late)
-    return end is Fate.in_doubt or (unknown and not _is_looked_up(end, call, lost))
+    unknown = call.effect is Effect.once and end in (FailureKind.lost, FailureKind.late)
+    return end is FailureKind.in_doubt or (unknown and not _should_look_up(end, call, lost))
 
 
-def _is_looked_up(end: Fate, call: Call, lost: int) -> bool:
+def _should_look_up(end: FailureKind, call: Call, lost: int) -> bool:
     """Return whether another attempt should look up the outcome of this one."""
-    return (end is Fate.lost and lost < MOST_LOST) or (end is Fate.late and call.effect is Effect.once and not lost)
+    return (end is FailureKind.lost and lost < MAX_LOST) or (
+        end is FailureKind.late and call.effect is Effect.once and not lost
+    )
 
 
-def _request(run: LiveRun, call: Call) -> ToolCall:
+def _call_request(run: RunContext, call: Call) -> ToolCall:
     large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
     origin = origin_of(run.state, call.step or 0)
     return ToolCall(
@@ -162,13 +164,13 @@ def _request(run: LiveRun, call: Call) -> ToolCall:
     )
 
 
-async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
+async def _settle_doubt(run: RunContext, call: Call) -> ToolOutcome | None:
     """Ask a person about a call that may have happened. Return its outcome, unless it is to be run again."""
     text = f"`{formatting.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
-    events.emit(run, "agent_run.resume_unsafe", **events.call_figures(call))
+    events.emit_event(run, "agent_run.resume_unsafe", **events.call_figures(call))
     run.update(interrupted=True)
-    answer = await ask(run, QuestionKind.resume_unsafe, text, about=call)
-    run.landed(call)
+    answer = await ask_person(run, QuestionKind.resume_unsafe, text, about=call)
+    run.clear_in_flight(call)
     if call.step in run.results:
         return ToolOutcome(result="handed out")  # as its result has come
     if answer.decision is Decision.run_again:
@@ -181,35 +183,44 @@ async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
     return IN_DOUBT
 
 
-async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
+async def _run_signal_call(run: RunContext, call: Call) -> ToolOutcome:
     """Send the request and wait for the result, a signal; retry an error that may pass (A11)."""
-    timeout, step = run.route(call).timeout, call.step or 0
+    timeout, step = run.route_of(call).timeout, call.step or 0
     for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
         if call_state.handed_out_at(run.state, step) is None:  # else an earlier execution has sent it
-            handed_out = await _run_tool(run, call)
+            handed_out = await _run_until_settled(run, call)
             if handed_out.status == "error":
                 return handed_out
-            run.state = call_state.handed_out(run.state, step, workflow.now())
-        run.in_flight(call)
+            run.state = call_state.mark_handed_out(run.state, step, workflow.now())
+        run.mark_in_flight(call)
         # Another execution could not tell a later attempt's result from one that was judged before.
-        outcome = await outside_result(run, step, call.tool, timeout, moves=attempt == 1 and run.fits())
-        run.landed(call)
+        outcome = await wait_for_result(run, step, call.tool, timeout, moves=attempt == 1 and run.fits_input())
+        run.clear_in_flight(call)
         if outcome is None:
             happened = "" if call.effect is Effect.read else "; it was handed out, and may have happened"
-            return failed(ToolFault.timeout, f"no result came within {timeout}{happened}")
+            return error_outcome(ToolFault.timeout, f"no result came within {timeout}{happened}")
         again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
         if not again or delay is None:
             return outcome
-        events.emit(run, "agent.tool.retry", **events.call_figures(call), attempt=attempt + 1, delay_seconds=delay)
-        with run.not_awaiting(step):
+        events.emit_event(
+            run, "agent.tool.retry", **events.call_figures(call), attempt=attempt + 1, delay_seconds=delay
+        )
+        with run.pausing_results(step):
             sleep = workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {step}")
-            await run.cancellation.stoppable(sleep)
-        run.state = call_state.reissued(run.state, step, workflow.now())
+            await run.cancellation.cancellable(sleep)
+        run.state = call_state.reissue_call(run.state, step, workflow.now())
     raise AssertionError("the last attempt returns")
 
 
-Handler = Callable[[LiveRun, Call], Awaitable[ToolOutcome]]
+CallHandler = Callable[[RunContext, Call], Awaitable[ToolOutcome]]
 
-_DECIDED = {**dict.fromkeys(CONTROL, call_state.controlled), **dict.fromkeys(JOURNAL, call_state.journaled)}
-_BUILT_IN: dict[str, Handler] = {ASK_HUMAN: ask_human, DELEGATE: delegate, **dict.fromkeys(FOLLOW_UP, follow_up)}
-_BY_KIND: dict[ToolKind, Handler] = {ToolKind.signal: _hand_out}
+_DECIDED = {
+    **dict.fromkeys(CONTROL_TOOLS, call_state.run_control_call),
+    **dict.fromkeys(JOURNAL_TOOLS, call_state.run_journal_call),
+}
+_BUILT_IN: dict[str, CallHandler] = {
+    ASK_HUMAN: run_ask_human,
+    DELEGATE: run_delegation,
+    **dict.fromkeys(FOLLOW_UP_TOOLS, run_followup_tool),
+}
+_BY_KIND: dict[ToolKind, CallHandler] = {ToolKind.signal: _run_signal_call}

@@ -11,40 +11,42 @@ from contracts.run.state import Ending, RunStatus
 from decisions import ids
 from decisions.run import loop
 from decisions.run.calls import was_refused
-from decisions.run.loop_detection import sighting
+from decisions.run.loop_detection import detection_key
 from decisions.run.transcript import call_part, note_part, said_part
 from workflows.agent_run import events
-from workflows.agent_run.context import LiveRun
-from workflows.failures import Fate, fate
+from workflows.agent_run.context import RunContext
+from workflows.failures import FailureKind, classify_failure
 
 
-def close_turn(run: LiveRun) -> None:
+def close_turn(run: RunContext) -> None:
     """Add the results of the turn to the conversation, in the order of its tool uses."""
     for call in run.state.calls:
         run.transcript.append(call_part(call))
     if refused := [call for call in run.state.calls if was_refused(call)]:
-        events.refused(run, refused)
+        events.trace_refused_calls(run, refused)
     before = run.state.sighted
-    closed = loop.closed_turn(run.state)
+    closed = loop.settle_turn(run.state)
     run.state = closed.state
     for thrash in closed.seen:
         figures = {"tier": thrash.tier, "tool": thrash.tool, "count": thrash.count, "level": run.state.rung}
         advanced = thrash.is_barren and closed.escalated_to is not None
-        is_news = advanced or sighting(thrash) not in before
-        events.emit(run, "agent.loop.detected", is_traced=is_news, **figures, advanced=advanced)
+        is_news = advanced or detection_key(thrash) not in before
+        events.emit_event(run, "agent.loop.detected", is_traced=is_news, **figures, advanced=advanced)
     if closed.escalated_to is not None:
-        events.emit(run, "agent.guardrail.escalated", ladder="thrash", rung=run.state.rung, stage=closed.escalated_to)
+        events.emit_event(
+            run, "agent.guardrail.escalated", ladder="thrash", rung=run.state.rung, stage=closed.escalated_to
+        )
     if closed.note:
         run.transcript.append(note_part(closed.note))
 
 
-async def listen(run: LiveRun) -> None:
+async def take_in_messages(run: RunContext) -> None:
     """Add the user's messages to the conversation; a run that was about to finish continues.
 
     Notify the lane, so that it does not repeat them in the next turn.
     """
     messages, run.said = run.said, []
-    run.state = loop.reopened(run.state)
+    run.state = loop.reopen_run(run.state)
     for message in messages:
         run.transcript.append(said_part(message.text))
     if run.state.is_turn and run.state.conversation_id is not None:
@@ -56,12 +58,12 @@ async def listen(run: LiveRun) -> None:
                 workflow.logger.warning("the lane is gone: %s", error.message)
 
 
-def fail(run: LiveRun, error: ActivityError, default: RunFailure) -> None:
+def fail_run(run: RunContext, error: ActivityError, default: RunFailure) -> None:
     """End the run as failed, with the kind that the activity named, or the default.
 
     Raises CancelledError if the run is to stop anyway.
     """
-    if fate(error) is Fate.cancelled or run.cancellation.reason is not None:
+    if classify_failure(error) is FailureKind.cancelled or run.cancellation.reason is not None:
         raise asyncio.CancelledError from None
     cause = error.cause
     text, reason = f"{error.activity_type} did not end in time", default

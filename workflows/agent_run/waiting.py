@@ -10,37 +10,37 @@ from temporalio import workflow
 from contracts.failures import ToolFault
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import Call, Forced, RunStatus
-from contracts.tool import ToolOutcome, failed
+from contracts.run.state import Call, ForcedTool, RunStatus
+from contracts.tool import ToolOutcome, error_outcome
 from decisions import ids
 from decisions.run import call_state
-from decisions.run.calls import asked_first, question_in
-from decisions.run.loop_detection import directed
-from decisions.run.question import DECISIONS, is_same
+from decisions.run.calls import is_asked_first, question_in
+from decisions.run.loop_detection import reset_detection
+from decisions.run.question import QUESTION_DECISIONS, is_same_question
 from decisions.run.transcript import note_part
 from decisions.text import formatting
 from decisions.text.visible_text import render_visible
-from workflows.agent_run.context import LiveRun
+from workflows.agent_run.context import RunContext
 
 SHOWN_WAIT = timedelta(days=365)
 AT_ONCE = timedelta(milliseconds=1)  # for a deadline that passed between two executions
 KEEP_GOING = "keep going"
 
 
-class StillWaiting(Exception):
+class StillWaitingError(Exception):
     """The history is long and the wait is not over, so it continues in another execution."""
 
 
-async def ask(
-    run: LiveRun, kind: QuestionKind, text: str, options: Sequence[str] = (), *, about: Call | None = None
+async def ask_person(
+    run: RunContext, kind: QuestionKind, text: str, options: Sequence[str] = (), *, about: Call | None = None
 ) -> HumanInput:
     """Open the run's one question, and return the answer, which is empty if an approval has expired."""
     question, text = run.state.question, render_visible(text)
-    if question is None or not is_same(question, kind, text, about):  # else an earlier execution has asked it
-        question = _question(run, kind, text, options, about)
+    if question is None or not is_same_question(question, kind, text, about):  # else an earlier execution has asked it
+        question = _new_question(run, kind, text, options, about)
         run.set_status(RunStatus.waiting_on_human, question=question, questions=run.state.questions + 1, expired=None)
-    moves = about is not None and asked_first(run.state, about) and run.fits()
-    await run.cancellation.stoppable(_answered(run, question, moves=moves))
+    moves = about is not None and is_asked_first(run.state, about) and run.fits_input()
+    await run.cancellation.cancellable(_wait_for_answer(run, question, moves=moves))
     answer, run.answer = run.answer, None
     if answer is None and question.kind is not QuestionKind.resume_unsafe and question.expires_at is None:
         raise AssertionError("the wait for an answer ended without one")
@@ -49,18 +49,20 @@ async def ask(
     return answer or HumanInput()
 
 
-def _question(run: LiveRun, kind: QuestionKind, text: str, options: Sequence[str], about: Call | None) -> Question:
+def _new_question(
+    run: RunContext, kind: QuestionKind, text: str, options: Sequence[str], about: Call | None
+) -> Question:
     now, name = workflow.now(), ids.question_id(run.state.questions + 1)
     digest = timeout = None
     if about and kind is QuestionKind.approval:
         start = (run.state.run_id, run.state.execution)
         digest = ids.approval_digest(start, name, about.step, about.tool, about.arguments)
-        timeout = run.route(about).approval_timeout
+        timeout = run.route_of(about).approval_timeout
     return Question(
         id=name,
         kind=kind,
         text=text,
-        options=tuple(DECISIONS[kind]) or tuple(options),
+        options=tuple(QUESTION_DECISIONS[kind]) or tuple(options),
         step=about and about.step,
         tool=about and about.tool,
         asked_at=now,
@@ -69,7 +71,7 @@ def _question(run: LiveRun, kind: QuestionKind, text: str, options: Sequence[str
     )
 
 
-async def _answered(run: LiveRun, question: Question, *, moves: bool) -> None:
+async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) -> None:
     """Wait for the answer, the question's expiry, or the result of a call in doubt, which leaves nothing to ask.
 
     The timer also serves people: it is the row in the Web UI's timeline that shows the wait. It is started even if the
@@ -86,50 +88,52 @@ async def _answered(run: LiveRun, question: Question, *, moves: bool) -> None:
         remaining = question.expires_at - workflow.now() if question.expires_at else SHOWN_WAIT
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: is_over() or (moves and run.is_to_move),
+                lambda: is_over() or (moves and run.should_move_wait),
                 timeout=max(remaining, AT_ONCE),
-                timeout_summary=formatting.waiting_for(question),
+                timeout_summary=formatting.waiting_for_person(question),
             )
         if is_over():
             return
-        if moves and run.is_to_move:
-            raise StillWaiting
+        if moves and run.should_move_wait:
+            raise StillWaitingError
         if question.expires_at is not None:
             return
 
 
-async def direction(run: LiveRun, forced: Forced, reply: str = "", about: Call | None = None) -> str:
+async def ask_direction(run: RunContext, forced: ForcedTool, reply: str = "", about: Call | None = None) -> str:
     """Ask the question of `forced`, with the model's `reply` to it. The answer "stop" cancels the run."""
     if forced.asks is None:
         raise AssertionError(f"{forced.tool} asks no person")
     text = f"{forced.text}\n\n{reply}" if reply else forced.text
-    answer = await ask(run, forced.asks, text, about=about)
-    run.state = directed(run.state)
+    answer = await ask_person(run, forced.asks, text, about=about)
+    run.state = reset_detection(run.state)
     if answer.decision is Decision.stop:
         run.cancellation.request(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")
     return answer.text or KEEP_GOING
 
 
-async def ask_human(run: LiveRun, call: Call) -> ToolOutcome:
+async def run_ask_human(run: RunContext, call: Call) -> ToolOutcome:
     """Carry out the tool `ask_human`. A question that the runtime forces is asked whatever the model says to it."""
     text = question_in(call)
     if run.state.forced is not None:
-        return ToolOutcome(result=await direction(run, run.state.forced, text or "", call))
+        return ToolOutcome(result=await ask_direction(run, run.state.forced, text or "", call))
     if text is None:
-        return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
+        return error_outcome(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
     options = call.arguments.get("options")
     texts = [option for option in options if isinstance(option, str)] if isinstance(options, list) else []
-    answer = await ask(run, QuestionKind.question, text, texts, about=call)
+    answer = await ask_person(run, QuestionKind.question, text, texts, about=call)
     return ToolOutcome(result=answer.text)
 
 
-async def ask_in_its_place(run: LiveRun, forced: Forced) -> None:
+async def ask_instead_of_model(run: RunContext, forced: ForcedTool) -> None:
     """Ask the question that the model was to ask, and note the answer for the model."""
-    answer = await direction(run, forced)
+    answer = await ask_direction(run, forced)
     run.transcript.append(note_part(f"A person was asked: {forced.text}\nThe answer: {answer}"))
 
 
-async def outside_result(run: LiveRun, step: int, tool: str, timeout: timedelta, *, moves: bool) -> ToolOutcome | None:
+async def wait_for_result(
+    run: RunContext, step: int, tool: str, timeout: timedelta, *, moves: bool
+) -> ToolOutcome | None:
     """Return the result of a step whose request was sent, unless the wait times out.
 
     A result that has arrived already gives the same commands: one that comes with the end of the call may be applied
@@ -141,27 +145,27 @@ async def outside_result(run: LiveRun, step: int, tool: str, timeout: timedelta,
     run.awaited += 1
     run.set_status(RunStatus.waiting_on_tool)
     wait = workflow.wait_condition(
-        lambda: step in run.results or (moves and run.is_to_move),
+        lambda: step in run.results or (moves and run.should_move_wait),
         timeout=max(since + timeout - workflow.now(), AT_ONCE),
         timeout_summary=f"result of {tool} · step {step}",
     )
     in_time = False
     with suppress(TimeoutError):
         try:
-            await run.cancellation.stoppable(wait)
+            await run.cancellation.cancellable(wait)
             in_time = True
         except asyncio.CancelledError:
             if step not in run.results:  # one that has arrived counts
                 raise
     run.awaited -= 1
     if in_time and step not in run.results:
-        raise StillWaiting
+        raise StillWaitingError
     run.set_status(RunStatus.waiting_on_tool if run.awaited else RunStatus.running)
     return run.results.pop(step, None)
 
 
 @contextmanager
-def awaiting_outside(run: LiveRun) -> Iterator[None]:
+def waiting_on_worker(run: RunContext) -> Iterator[None]:
     """Show that another worker has a call. If the run is cancelled in this time, its end sets the status."""
     run.awaited += 1
     run.set_status(RunStatus.waiting_on_tool)

@@ -15,7 +15,7 @@ from contracts.followup import TaskResolved
 from contracts.topic import Event, Subscription, TopicInput, TopicState
 from decisions.followup import topic
 from decisions.text import formatting
-from workflows.handlers import ValidatedWorkflow, ignoring_refusals, invalid, read, type_of_start
+from workflows.handlers import ValidatedWorkflow, ignore_if_invalid, invalid_input, read_argument, start_type
 
 
 @workflow.defn
@@ -29,54 +29,54 @@ class EventTopic(ValidatedWorkflow[TopicState]):
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        super().__init__(_begin, args)
+        super().__init__(_begin_topic, args)
 
     @workflow.run
     async def run(self, *args: Any) -> TopicState:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         while True:
             state = self.context
-            workflow.set_current_details(_details(state))
-            due = next(topic.todo(state, _now()), None)
+            workflow.set_current_details(_format_details(state))
+            due = next(topic.pending_deliveries(state, _now_ms()), None)
             if due is not None:
-                await self._deliver(*due)
-            elif topic.is_over(state, _now()):
+                await self._deliver_event(*due)
+            elif topic.is_topic_over(state, _now_ms()):
                 return state.model_copy(update={"events": (), "marks": (), "known": ()})
             elif workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(state)
             else:
-                await self._wait(state)
+                await self._wait_for_change(state)
 
-    async def _wait(self, state: TopicState) -> None:
-        seconds = min(topic.next_look(state, _now()) - _now(), topic.TIME_TO_LIVE) / 1000 + 0.001
+    async def _wait_for_change(self, state: TopicState) -> None:
+        seconds = min(topic.next_look(state, _now_ms()) - _now_ms(), topic.TIME_TO_LIVE) / 1000 + 0.001
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self.context is not state, timeout=seconds, timeout_summary="the topic's time to live"
             )
 
-    async def _deliver(self, subscription: Subscription, event: Event) -> None:
-        self.context = topic.told(self.context, subscription, event)
+    async def _deliver_event(self, subscription: Subscription, event: Event) -> None:
+        self.context = topic.record_delivery(self.context, subscription, event)
         body = TaskResolved(task_id=subscription.task_id, event=event).model_dump(mode="json", exclude_none=True)
         try:
             await workflow.get_external_workflow_handle(subscription.subscriber).signal("task_resolved", body)
         except FailureError:
-            self.context = topic.gone(self.context, subscription.subscriber)
+            self.context = topic.end_subscriptions(self.context, subscription.subscriber)
 
     @workflow.signal(description="An event of the source: evt.adapter.message.created")
-    @ignoring_refusals
+    @ignore_if_invalid
     def event(self, *args: Any) -> None:
-        event = read(Event, args)
-        if reason := topic.too_large(event):
-            raise invalid(reason)
-        self.context = topic.received(self.context, event, _now())
+        event = read_argument(Event, args)
+        if reason := topic.event_size_error(event):
+            raise invalid_input(reason)
+        self.context = topic.record_event(self.context, event, _now_ms())
 
     @workflow.signal(description='Add a task that waits for an event: {"subscriber", "taskId", "expiresAt"?}')
-    @ignoring_refusals
+    @ignore_if_invalid
     def subscribe(self, *args: Any) -> None:
-        self.context = topic.subscribed(self.context, read(Subscription, args), _now())
+        self.context = topic.record_subscription(self.context, read_argument(Subscription, args), _now_ms())
 
     def ignore(self, signal: str, reason: str) -> None:
         super().ignore(signal, reason)
-        ignored = (*self.context.ignored, formatting.notice(signal, reason))[-topic.MOST_NOTED :]
+        ignored = (*self.context.ignored, formatting.format_signal_notice(signal, reason))[-topic.MAX_NOTED :]
         self.context = self.context.model_copy(update={"ignored": ignored})
 
     @workflow.query(description="Events, subscriptions, and deliveries")
@@ -84,21 +84,21 @@ class EventTopic(ValidatedWorkflow[TopicState]):
         return self.context
 
 
-def _begin(args: Sequence[Any]) -> TopicState:
+def _begin_topic(args: Sequence[Any]) -> TopicState:
     """Return a new topic, or that of an earlier execution. Raises ApplicationError `InvalidInput`."""
-    if type_of_start(args) == "topic.continue":
-        return topic.carried(read(TopicState, args))
-    return topic.opened(read(TopicInput, args).key, _now())
+    if start_type(args) == "topic.continue":
+        return topic.migrate_marks(read_argument(TopicState, args))
+    return topic.open_topic(read_argument(TopicInput, args).key, _now_ms())
 
 
-def _now() -> int:
+def _now_ms() -> int:
     """Return the milliseconds since 1970."""
     return int(workflow.time() * 1000)
 
 
-def _details(state: TopicState) -> str:
-    lines = [f"**{formatting.markdown(formatting.cut(state.key, 200))}** · {len(state.events)} events"]
+def _format_details(state: TopicState) -> str:
+    lines = [f"**{formatting.escape_markdown(formatting.truncate(state.key, 200))}** · {len(state.events)} events"]
     lines += [f"- `{waiting.subscriber}` waits, task {waiting.task_id}" for waiting in state.subscriptions[-20:]]
     if state.late:
-        lines.append(f"\n**Late** {formatting.markdown(formatting.cut(', '.join(state.late), 400))}")
+        lines.append(f"\n**Late** {formatting.escape_markdown(formatting.truncate(', '.join(state.late), 400))}")
     return "\n".join(lines)

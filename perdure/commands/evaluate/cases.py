@@ -8,56 +8,56 @@ from pydantic import ValidationError
 
 from contracts.evaluation import Case
 from contracts.run.events import StartEvent
-from contracts.strict_json import read_json
+from contracts.strict_json import parse_strict_json
 from settings import ProjectError
-from settings.problems import NESTED, first_fault, text_of, yaml_of
+from settings.problems import NESTED, first_error, parse_yaml, read_project_text
 
 
 def read_cases(path: Path) -> list[Case]:
     """Read the cases of a file. Raises ProjectError."""
-    readers = {".jsonl": _lines, ".yaml": _entries, ".yml": _entries}
+    readers = {".jsonl": _read_json_lines, ".yaml": _read_yaml, ".yml": _read_yaml}
     if path.suffix not in readers:
         raise ProjectError(f"{path}: expected a .yaml or .jsonl file")
-    cases = [_case(value, where) for where, value in readers[path.suffix](path)]
+    cases = [_parse_case(value, where) for where, value in readers[path.suffix](path)]
     if not cases:
         raise ProjectError(f"{path}: it has no cases")
     return cases
 
 
-def _case(value: Any, where: str) -> Case:
+def _parse_case(value: Any, where: str) -> Case:
     if not isinstance(value, dict):
         raise ProjectError(f"{where}: expected a case with a goal, like {{goal: …, expect: {{contains: …}}}}")
     try:
         case = Case.model_validate(value)
-        start_of(case, None).model_dump_json()
+        case_start_event(case, None).model_dump_json()
     except ValidationError as error:
-        name, expected = first_fault(error, Case)
+        name, expected = first_error(error, Case)
         name = [part for part in name if part != "payload"]
         raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
     except ValueError as error:  # YAML allows values that JSON does not, such as one that contains itself
-        raise ProjectError(f"{where}: {_line(error)}") from None
+        raise ProjectError(f"{where}: {_format_error(error)}") from None
     return case
 
 
-def start_of(case: Case, agent: str | None) -> StartEvent:
+def case_start_event(case: Case, agent: str | None) -> StartEvent:
     """Return the start event of a case, with `agent` as the default agent. Raises pydantic's ValidationError."""
     payload = {"goal": case.goal, "agent": case.agent or agent, "context": case.context, "limits": case.limits}
     return StartEvent.model_validate({"type": "agentic.start", "payload": payload})
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text_of(path).splitlines(), 1):
+def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(read_project_text(path).splitlines(), 1):
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                yield where, read_json(line)
+                yield where, parse_strict_json(line)
             except (ValueError, RecursionError) as error:
-                raise ProjectError(f"{where}: {_line(error)}") from None
+                raise ProjectError(f"{where}: {_format_error(error)}") from None
 
 
-def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        entries = yaml_of(text_of(path))
+        entries = parse_yaml(read_project_text(path))
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
     if not isinstance(entries, list):
@@ -66,5 +66,5 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}, case {number}", entry
 
 
-def _line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return " ".join(str(error).split()) or NESTED

@@ -20,34 +20,34 @@ from contracts.evaluation import Case, Expectation, Facts, Score
 from contracts.run.signals import CancelRequest
 from contracts.run.state import QuestionView, RunStatus
 from decisions import builtin_tools
-from decisions.evaluation import faults, rate
-from decisions.run.outcome import said_in
-from decisions.telemetry.export import told
-from decisions.text.formatting import cut
-from perdure.client.errors import NoSuchRun, NotReachable, Refused
-from perdure.client.history import History
-from perdure.client.run_events import Waiting
-from perdure.client.run_list import find
-from perdure.client.runs import answer, cancel, ended, start, state
+from decisions.evaluation import failed_checks, pass_rate
+from decisions.run.outcome import event_text
+from decisions.telemetry.export import fold_executions
+from decisions.text.formatting import truncate
+from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.client.history import HistoryReader
+from perdure.client.run_events import WaitStarted
+from perdure.client.run_list import find_run
+from perdure.client.runs import query_run_state, request_cancel, start_or_get_run, submit_answer, wait_for_run_end
 from perdure.client.watch import Watch
-from perdure.commands.evaluate.cases import read_cases, start_of
-from perdure.commands.evaluate.scores import Result, as_json_of, print_report, print_score
+from perdure.commands.evaluate.cases import case_start_event, read_cases
+from perdure.commands.evaluate.scores import CaseResult, print_report, print_score, report_to_json
 from perdure.session import Needs, Session, open_session
-from perdure.terminal.command import as_json_option, async_command, complain, console, examples
-from perdure.terminal.completion import agent_names
-from perdure.terminal.follow import DETACHED, stopping
-from perdure.terminal.prompt import read_answer
-from settings import ProjectError, Settings, load
+from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error
+from perdure.terminal.completion import complete_agents
+from perdure.terminal.follow import DETACHED, stop_event
+from perdure.terminal.prompt import parse_answer
+from settings import ProjectError, Settings, load_settings
 
-BY = "perdure eval"
-ENDS_WITHIN = 30.0  # seconds for cancelled runs to end
-LOOK_EVERY = 0.5  # seconds between queries of a run that does not answer
-MOST_FILES = 10_000
+EVAL_SENDER = "perdure eval"
+CANCEL_SECONDS = 30.0  # seconds for cancelled runs to end
+EVAL_POLL_SECONDS = 0.5  # seconds between queries of a run that does not answer
+MAX_EVAL_FILES = 10_000
 
 
-@click.command("eval", epilog=examples("eval cases.yaml", "eval cases.yaml --repeat 5 --min-pass 0.9"))
+@click.command("eval", epilog=format_examples("eval cases.yaml", "eval cases.yaml --repeat 5 --min-pass 0.9"))
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--agent", shell_complete=agent_names, help="The agent for cases that name no agent.")
+@click.option("--agent", shell_complete=complete_agents, help="The agent for cases that name no agent.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs per case.")
 @click.option("--concurrency", type=click.IntRange(1, 100), default=4, show_default=True, help="Concurrent runs.")
 @click.option(
@@ -64,40 +64,40 @@ async def eval_command(
     real tools, and their cost is reported. An unexpected question fails the case, and its run is cancelled. The exit
     code is 1 if the pass rate is below --min-pass. Ctrl-C cancels all active runs.
     """
-    settings = load()
+    settings = load_settings()
     cases = read_cases(file)
     for case in cases:
         settings.check_agent(case.agent or agent)
     await _check_tools(cases, settings)
-    stop = stopping()
+    stop = stop_event()
     async with open_session(settings, Needs.work) as session:
-        if warning := await session.no_worker():
-            raise NotReachable(warning)
-        if session.rehearsal:
-            complain(session.rehearsal)  # scores of the rehearsal model say nothing about an agent
+        if warning := await session.missing_worker_message():
+            raise TemporalUnavailableError(warning)
+        if session.rehearsal_message:
+            print_error(session.rehearsal_message)  # scores of the rehearsal model say nothing about an agent
         show = None if as_json else lambda result: print_score(console, result)
         evaluation = Evaluation(session, agent, asyncio.Semaphore(concurrency), show)
-        results = await evaluation.unless(stop, evaluation.all(cases, repeat))
+        results = await evaluation.run_until_stopped(stop, evaluation.run_cases(cases, repeat))
     if results is None:
         return DETACHED
     if as_json:
-        click.echo(json.dumps(as_json_of(file, results, min_pass)))
+        click.echo(json.dumps(report_to_json(file, results, min_pass)))
     else:
         print_report(console, results, min_pass)
-    return 0 if rate([result.score for result in results]) >= min_pass else 1
+    return 0 if pass_rate([result.score for result in results]) >= min_pass else 1
 
 
 async def _check_tools(cases: Sequence[Case], settings: Settings) -> None:
     """Check the tool names of the cases: a misspelt `never_calls` would always pass. Raises ProjectError."""
-    from perdure.process.project import looked_at
+    from perdure.process.project import display_project
 
-    async with looked_at(settings) as project:
-        existing = sorted({*project.tools, *builtin_tools.NAMES})
+    async with display_project(settings) as project:
+        existing = sorted({*project.tools, *builtin_tools.BUILTIN_NAMES})
     for case in cases:
         for setting, named in (("calls", case.expect.calls), ("never_calls", case.expect.never_calls)):
             if unknown := next((tool for tool in named if tool not in existing), None):
                 message = f"there is no tool {unknown!r}; the tools are: {', '.join(existing)}"
-                raise ProjectError(f"case {cut(case.name or case.goal, 60)!r}: expect.{setting}: {message}")
+                raise ProjectError(f"case {truncate(case.name or case.goal, 60)!r}: expect.{setting}: {message}")
 
 
 @dataclass
@@ -107,11 +107,13 @@ class Evaluation:
     session: Session
     agent: str | None
     at_once: asyncio.Semaphore
-    show: Callable[[Result], None] | None = None
+    show: Callable[[CaseResult], None] | None = None
     token: str = field(default_factory=lambda: secrets.token_hex(3))
     _open: dict[str, "asyncio.Future[Any]"] = field(default_factory=dict)  # the start of each active run, by run id
 
-    async def unless(self, stop: asyncio.Event, work: Coroutine[Any, Any, list[Result]]) -> list[Result] | None:
+    async def run_until_stopped(
+        self, stop: asyncio.Event, work: Coroutine[Any, Any, list[CaseResult]]
+    ) -> list[CaseResult] | None:
         """Return the results, or None if `stop` was set. The runs of an incomplete evaluation are cancelled."""
         working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
         try:
@@ -123,10 +125,10 @@ class Evaluation:
             await asyncio.gather(working, stopped, return_exceptions=True)
             await self._cancel_all()
 
-    async def all(self, cases: Sequence[Case], repeat: int) -> list[Result]:
+    async def run_cases(self, cases: Sequence[Case], repeat: int) -> list[CaseResult]:
         """Run the cases, and return the results in their order."""
         runs = [
-            asyncio.create_task(self._one(number, case, again))
+            asyncio.create_task(self._run_case(number, case, again))
             for number, case in enumerate(cases, 1)
             for again in range(1, repeat + 1)
         ]
@@ -137,62 +139,64 @@ class Evaluation:
                 run.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
 
-    async def _one(self, number: int, case: Case, again: int) -> Result:
+    async def _run_case(self, number: int, case: Case, again: int) -> CaseResult:
         async with self.at_once:
             run_id, began = f"eval-{self.token}-{number}-{again}", time.monotonic()
             client, queue = self.session.client, self.session.settings.task_queue
-            self._open[run_id] = asyncio.ensure_future(start(client, queue, start_of(case, self.agent), run_id))
+            self._open[run_id] = asyncio.ensure_future(
+                start_or_get_run(client, queue, case_start_event(case, self.agent), run_id)
+            )
             await asyncio.shield(self._open[run_id])  # a cancellation must not lose a start in progress
-            asked, unanswered = await self._see_through(run_id, case.expect)
-            end = await ended(client, run_id)
+            asked, unanswered = await self._follow_run(run_id, case.expect)
+            end = await wait_for_run_end(client, run_id)
             del self._open[run_id]
             seconds = time.monotonic() - began
-            facts = await self._facts(run_id, end, asked, unanswered)
-        result = Result(
-            number, case, Score(run_id=run_id, why=faults(case.expect, facts), facts=facts, seconds=seconds)
+            facts = await self._collect_facts(run_id, end, asked, unanswered)
+        result = CaseResult(
+            number, case, Score(run_id=run_id, why=failed_checks(case.expect, facts), facts=facts, seconds=seconds)
         )
         if self.show:
             self.show(result)
         return result
 
-    async def _see_through(self, run_id: str, expect: Expectation) -> tuple[list[str], str | None]:
+    async def _follow_run(self, run_id: str, expect: Expectation) -> tuple[list[str], str | None]:
         """Follow a run to its end. Return its questions, and the one it was cancelled for."""
         answers, asked, unanswered = deque(expect.answer), list[str](), None
-        async for event in Watch(self.session.client, run_id).happenings():
-            if not isinstance(event, Waiting) or event.status != RunStatus.waiting_on_human or unanswered:
+        async for event in Watch(self.session.client, run_id).events():
+            if not isinstance(event, WaitStarted) or event.status != RunStatus.waiting_on_human or unanswered:
                 continue
-            question = event.question or await self._question(run_id)
+            question = event.question or await self._wait_for_question(run_id)
             if question is None:  # another person answered it
                 continue
             asked.append(question.text)
-            unanswered = await self._unanswered(run_id, question, answers)
+            unanswered = await self._answer_question(run_id, question, answers)
             if unanswered is not None:
-                await self._cancel(run_id, f"an unexpected question: {question.text}"[:1000])
+                await self._cancel_run(run_id, f"an unexpected question: {question.text}"[:1000])
         return asked, unanswered
 
-    async def _question(self, run_id: str) -> QuestionView | None:
+    async def _wait_for_question(self, run_id: str) -> QuestionView | None:
         """Return the open question, however slow the worker is; None if it was answered in the meantime."""
-        while (await find(self.session.client, run_id)).status == RunStatus.waiting_on_human:
-            view = await state(self.session.client, run_id)
+        while (await find_run(self.session.client, run_id)).status == RunStatus.waiting_on_human:
+            view = await query_run_state(self.session.client, run_id)
             if view is not None and view.question is not None:
                 return view.question
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(EVAL_POLL_SECONDS)
         return None
 
-    async def _unanswered(self, run_id: str, question: QuestionView, answers: deque[str]) -> str | None:
+    async def _answer_question(self, run_id: str, question: QuestionView, answers: deque[str]) -> str | None:
         """Send the next answer; return a description of the question if no answer is left, or if it is rejected."""
         if not answers:
             return question.text
         text = answers.popleft()
         try:
-            await answer(self.session.client, run_id, read_answer(question, text))
-        except Refused as error:
+            await submit_answer(self.session.client, run_id, parse_answer(question, text))
+        except RejectedError as error:
             return f"the answer {text!r} was rejected: {error}; the question was: {question.text}"
         return None
 
-    async def _facts(self, run_id: str, end: RunEnd, asked: list[str], unanswered: str | None) -> Facts:
-        view, run = await state(self.session.client, run_id), await find(self.session.client, run_id)
-        calls = told(await History(self.session.client).of(run)).calls.values()
+    async def _collect_facts(self, run_id: str, end: RunEnd, asked: list[str], unanswered: str | None) -> Facts:
+        view, run = await query_run_state(self.session.client, run_id), await find_run(self.session.client, run_id)
+        calls = fold_executions(await HistoryReader(self.session.client).read_executions(run)).calls.values()
         payload = end.event["payload"] if end.event else {}
         spent = Spent()
         if view is not None:  # a run that was rejected at its start has no usage
@@ -200,28 +204,30 @@ class Evaluation:
             spent = own + (view.delegated or Spent())
         return Facts(
             status=end.status,
-            text=said_in(end.event) if end.event else end.message,
+            text=event_text(end.event) if end.event else end.message,
             asked=tuple(asked),
             unanswered=unanswered,
-            files=await asyncio.to_thread(self._files, run_id, payload.get("artifacts", ())),
-            made=tuple(dict.fromkeys(call.tool for call in calls if call.made or call.tool in builtin_tools.NAMES)),
+            files=await asyncio.to_thread(self._list_files, run_id, payload.get("artifacts", ())),
+            made=tuple(
+                dict.fromkeys(call.tool for call in calls if call.made or call.tool in builtin_tools.BUILTIN_NAMES)
+            ),
             tried=tuple(dict.fromkeys(call.tool for call in calls)),
             steps=spent.steps,
             tokens=spent.tokens,
             cost_usd=spent.usd,
         )
 
-    def _files(self, run_id: str, named: Sequence[str]) -> tuple[str, ...]:
+    def _list_files(self, run_id: str, named: Sequence[str]) -> tuple[str, ...]:
         """Return the files in the run's folder, if it is on this machine, and those that the run reports."""
         paths: list[str] = []
         with suppress(OSError):
             workspace = Workspace(self.session.settings.workspaces / folder_name(run_id))
-            paths = [path for path, _ in workspace.listing(MOST_FILES)]
+            paths = [path for path, _ in workspace.list_files(MAX_EVAL_FILES)]
         return tuple(dict.fromkeys([*paths, *named]))
 
-    async def _cancel(self, run_id: str, reason: str) -> None:
-        with suppress(Refused, NoSuchRun):  # it has ended, or never started
-            await cancel(self.session.client, run_id, CancelRequest(reason=reason, by=BY))
+    async def _cancel_run(self, run_id: str, reason: str) -> None:
+        with suppress(RejectedError, RunNotFoundError):  # it has ended, or never started
+            await request_cancel(self.session.client, run_id, CancelRequest(reason=reason, by=EVAL_SENDER))
 
     async def _cancel_all(self) -> None:
         """Cancel the active runs, and wait for their ends: a tool call in progress finishes first."""
@@ -229,7 +235,9 @@ class Evaluation:
             return
         await asyncio.gather(*self._open.values(), return_exceptions=True)
         click.echo(f"cancelling {len(self._open)} runs …", err=True)
-        await asyncio.gather(*(self._cancel(run_id, "the evaluation was stopped") for run_id in self._open))
-        ends = asyncio.gather(*(ended(self.session.client, run_id) for run_id in self._open), return_exceptions=True)
+        await asyncio.gather(*(self._cancel_run(run_id, "the evaluation was stopped") for run_id in self._open))
+        ends = asyncio.gather(
+            *(wait_for_run_end(self.session.client, run_id) for run_id in self._open), return_exceptions=True
+        )
         with suppress(TimeoutError):
-            await asyncio.wait_for(ends, ENDS_WITHIN)
+            await asyncio.wait_for(ends, CANCEL_SECONDS)

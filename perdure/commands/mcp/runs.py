@@ -26,22 +26,22 @@ from contracts.run.question import QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import QuestionView, RunStatus
 from decisions import ids
-from decisions.errors import fault_line
-from decisions.run.outcome import said_in
+from decisions.errors import format_validation_error
+from decisions.run.outcome import event_text
 from decisions.run.question import DIRECTED, TEXTUAL
-from decisions.text.formatting import cut
+from decisions.text.formatting import truncate
 from decisions.text.visible_text import render_values
-from perdure.client.errors import NoSuchRun, NotReachable, Refused
-from perdure.client.run_list import find, grown_at, listing
-from perdure.client.runs import answer, cancel, ended, start, state
+from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.client.run_list import find_run, iterate_runs, last_event_time
+from perdure.client.runs import query_run_state, request_cancel, start_or_get_run, submit_answer, wait_for_run_end
 from perdure.session import Session
 from settings import ProjectError
 
-BY = "perdure mcp"  # the name under which the client answers and cancels
-MOST_WAIT = 50.0  # seconds; many clients time out after 60
-LOOK_EVERY = 0.5  # seconds between polls, each one small request to the server
-MOST_LISTED = 50
-ANSWERABLE = (*TEXTUAL, *DIRECTED)  # kinds of question that take a text
+MCP_SENDER = "perdure mcp"  # the name under which the client answers and cancels
+MAX_WAIT_SECONDS = 50.0  # seconds; many clients time out after 60
+WAIT_POLL_SECONDS = 0.5  # seconds between polls, each one small request to the server
+MAX_WAITING_LISTED = 50
+TEXT_ANSWERED_KINDS = (*TEXTUAL, *DIRECTED)  # kinds of question that take a text
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -53,7 +53,7 @@ class StartedRun(BaseModel):
     note: str = Field(default="", description="what keeps it from going on")
 
 
-class Asked(BaseModel):
+class PendingQuestion(BaseModel):
     """`answered_by` is "you" or "a person"."""
 
     id: str
@@ -63,7 +63,7 @@ class Asked(BaseModel):
     answered_by: str
 
 
-class ToldRun(BaseModel):
+class RunStateResult(BaseModel):
     """A run as it is now. `outcome` and `artifacts` (in `folder`) are there at its end, `failure` where it failed."""
 
     run_id: str
@@ -76,7 +76,7 @@ class ToldRun(BaseModel):
     plan: str = ""
     last_finding: str = ""
     waiting_for: str = ""
-    question: Asked | None = None
+    question: PendingQuestion | None = None
     cost_usd: float | None = None
     outcome: str = ""
     failure: str = ""
@@ -92,7 +92,7 @@ class WaitingRun(BaseModel):
     started_at: str
 
 
-class _OneLine(MCPServer[Any]):
+class _OneLineErrors(MCPServer[Any]):
     """A server that reports an invalid argument in one line."""
 
     async def call_tool(
@@ -102,13 +102,15 @@ class _OneLine(MCPServer[Any]):
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if isinstance(error.__cause__, ValidationError):
-                raise ToolError(f"{name}: {fault_line(error.__cause__, without='payload')}") from None
+                raise ToolError(f"{name}: {format_validation_error(error.__cause__, without='payload')}") from None
             raise
 
 
-def server_of(session: Session, *, may_approve: bool) -> MCPServer[Any]:
-    server = _OneLine("perdure", instructions=_instructions(session), version=version("perdure"), log_level="WARNING")
-    door = Door(session, may_approve=may_approve)
+def create_mcp_server(session: Session, *, may_approve: bool) -> MCPServer[Any]:
+    server = _OneLineErrors(
+        "perdure", instructions=_build_instructions(session), version=version("perdure"), log_level="WARNING"
+    )
+    door = RunTools(session, may_approve=may_approve)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     # An answer lets the agent continue, and a run can do whatever its tools can.
     acts = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
@@ -121,11 +123,11 @@ def server_of(session: Session, *, may_approve: bool) -> MCPServer[Any]:
         (door.list_waiting, reads),
         (door.cancel_run, stops),
     ):
-        server.tool(annotations=hints)(_in_a_line(tool, session.settings.secrets.redact))
+        server.tool(annotations=hints)(_with_one_line_errors(tool, session.settings.secrets.redact))
     return server
 
 
-def _instructions(session: Session) -> str:
+def _build_instructions(session: Session) -> str:
     agents = [agent for agent in session.settings.agents.values() if not agent.mailbox]
     listed = "\n".join(f"- {agent.name}: {agent.description or 'no description'}" for agent in agents)
     return (
@@ -134,47 +136,49 @@ def _instructions(session: Session) -> str:
     )
 
 
-async def serve(server: MCPServer[Any], received: int, sent: int) -> None:
+async def serve_mcp(server: MCPServer[Any], received: int, sent: int) -> None:
     """Serve until the client closes its descriptors."""
-    source = _Lines(os.fdopen(received, encoding="utf-8", errors="replace"))
+    source = _LineReader(os.fdopen(received, encoding="utf-8", errors="replace"))
     sink = anyio.wrap_file(os.fdopen(sent, "w", encoding="utf-8"))
     async with stdio_server(source, sink) as (read, write):
         lowlevel = server._lowlevel_server  # noqa: SLF001 - the public method reads in a way that cannot be cancelled
         await lowlevel.run(read, write, lowlevel.create_initialization_options())
 
 
-class _Lines(anyio.AsyncFile[str]):
+class _LineReader(anyio.AsyncFile[str]):
     """A line reader whose pending read can be abandoned."""
 
     async def readline(self) -> str:
         return await anyio.to_thread.run_sync(self.wrapped.readline, abandon_on_cancel=True)
 
 
-def _render(result: _R) -> _R:
+def _render_result(result: _R) -> _R:
     """Make hidden characters in the texts of a result visible, as the client may show them to people."""
     if not isinstance(result, BaseModel):
         return result
     return type(result).model_validate(render_values(result.model_dump()))
 
 
-def _in_a_line(tool: Callable[_P, Awaitable[_R]], redact: Callable[[str], str]) -> Callable[_P, Awaitable[_R]]:
+def _with_one_line_errors(
+    tool: Callable[_P, Awaitable[_R]], redact: Callable[[str], str]
+) -> Callable[_P, Awaitable[_R]]:
     """Convert expected errors to a `ToolError` of one line."""
 
     @wraps(tool)
     async def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            return _render(await tool(*args, **kwargs))
-        except (NoSuchRun, Refused, NotReachable, ProjectError) as error:
-            raise ToolError(redact(cut(str(error), 500))) from None
+            return _render_result(await tool(*args, **kwargs))
+        except (RunNotFoundError, RejectedError, TemporalUnavailableError, ProjectError) as error:
+            raise ToolError(redact(truncate(str(error), 500))) from None
         except ValidationError as error:
-            raise ToolError(redact(fault_line(error, without="payload"))) from None
+            raise ToolError(redact(format_validation_error(error, without="payload"))) from None
         except RPCError as error:
-            raise ToolError(redact(f"Temporal does not do it: {cut(error.message, 300)}")) from None
+            raise ToolError(redact(f"Temporal does not do it: {truncate(error.message, 300)}")) from None
 
     return wrapper
 
 
-class Door:
+class RunTools:
     """The tools. The client's model reads their docstrings."""
 
     def __init__(self, session: Session, *, may_approve: bool) -> None:
@@ -186,7 +190,7 @@ class Door:
         self,
         goal: Annotated[str, Field(description="what to do, in words")],
         agent: Annotated[str | None, Field(description="one of the agents; the default one if left out")] = None,
-        context: Annotated[dict[str, Any] | None, Field(description="facts that the agent is told")] = None,
+        context: Annotated[dict[str, Any] | None, Field(description="facts for the agent")] = None,
         dedupe_key: Annotated[
             str | None, Field(min_length=1, description="the same key finds the same run again")
         ] = None,
@@ -197,16 +201,16 @@ class Door:
         key = None if dedupe_key is None else ids.start_key(dedupe_key)
         payload = {"goal": goal, "context": context or {}, "agent": agent}
         event = StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
-        handle = await start(self._client, settings.task_queue, event)
-        run_id = ids.run_id_of(handle.id)
-        note = await self._session.no_worker(run_id) or ""
-        return StartedRun(run_id=run_id, page=self._session.page_of(run_id), note=note)
+        handle = await start_or_get_run(self._client, settings.task_queue, event)
+        run_id = ids.run_id_of_workflow(handle.id)
+        note = await self._session.missing_worker_message(run_id) or ""
+        return StartedRun(run_id=run_id, page=self._session.web_ui_page(run_id), note=note)
 
-    async def run_state(self, run_id: str) -> ToldRun:
-        """What a run does now: status, step, plan, last finding, open question, cost, and its outcome at the end."""
-        run = await find(self._client, run_id)
-        view = await state(self._client, run_id)
-        result = ToldRun(
+    async def run_state(self, run_id: str) -> RunStateResult:
+        """The state of a run: status, step, plan, last finding, open question, cost, and its outcome at the end."""
+        run = await find_run(self._client, run_id)
+        view = await query_run_state(self._client, run_id)
+        result = RunStateResult(
             run_id=run.run_id,
             status=run.status,
             is_over=not run.is_open,
@@ -214,27 +218,27 @@ class Door:
             step=run.steps,
             waiting_for=run.waiting_for,
             cost_usd=run.cost_usd,
-            folder=self._folder(run.run_id),
+            folder=self._existing_folder(run.run_id),
         )
         if view is not None:
             plain = {"goal", "agent", "step", "max_steps", "plan", "last_finding", "cost_usd", "artifacts"}
             result = result.model_copy(
-                update={**view.model_dump(include=plain), "question": self._asked(view.question)}
+                update={**view.model_dump(include=plain), "question": self._to_open_question(view.question)}
             )
         if run.is_wedged:
             return result.model_copy(update={"note": f"wedged, it needs its operator: {run.wedged_by}"})
         if not run.is_open:
-            return await self._with_end(result)
+            return await self._add_end(result)
         if view is not None:
             return result
-        seconds = (datetime.now(UTC) - await grown_at(self._client, run)).total_seconds()
+        seconds = (datetime.now(UTC) - await last_event_time(self._client, run)).total_seconds()
         note = f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
         return result.model_copy(update={"note": note})
 
-    async def _with_end(self, result: ToldRun) -> ToldRun:
-        end = await ended(self._client, result.run_id)
+    async def _add_end(self, result: RunStateResult) -> RunStateResult:
+        end = await wait_for_run_end(self._client, result.run_id)
         payload = (end.event or {}).get("payload", {})
-        escalated = said_in(end.event) if end.event and "reason" in payload else ""
+        escalated = event_text(end.event) if end.event and "reason" in payload else ""
         update = {
             "status": end.status,
             "question": None,
@@ -244,34 +248,34 @@ class Door:
         }
         return result.model_copy(update=update)
 
-    def _folder(self, run_id: str) -> str:
+    def _existing_folder(self, run_id: str) -> str:
         folder = self._session.settings.workspaces / folder_name(run_id)
         return str(folder) if folder.is_dir() else ""
 
-    def _asked(self, question: QuestionView | None) -> Asked | None:
+    def _to_open_question(self, question: QuestionView | None) -> PendingQuestion | None:
         if question is None:
             return None
         by = "you" if self._may_answer(question) else "a person"
-        return Asked(**question.model_dump(include={"id", "kind", "text", "options"}), answered_by=by)
+        return PendingQuestion(**question.model_dump(include={"id", "kind", "text", "options"}), answered_by=by)
 
     def _may_answer(self, question: QuestionView) -> bool:
-        return self._may_approve or QuestionKind(question.kind) in ANSWERABLE
+        return self._may_approve or QuestionKind(question.kind) in TEXT_ANSWERED_KINDS
 
     async def wait_for_run(
         self,
         run_id: str,
-        seconds: Annotated[float, Field(ge=0, le=MOST_WAIT, description="how long at most")] = MOST_WAIT,
-    ) -> ToldRun:
+        seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, description="how long at most")] = MAX_WAIT_SECONDS,
+    ) -> RunStateResult:
         """Wait until a run is over or has a question, at most `seconds`, and tell its state. Call it again to go on."""
         until = monotonic() + seconds
         while True:
-            run = await find(self._client, run_id)
+            run = await find_run(self._client, run_id)
             remaining = until - monotonic()
             if not run.is_open or run.status == RunStatus.waiting_on_human or remaining <= 0:
                 result = await self.run_state(run_id)
                 if result.is_over or result.question is not None or result.note or remaining <= 0:
                     return result  # without these, its question was answered just now
-            await asyncio.sleep(min(LOOK_EVERY, remaining))
+            await asyncio.sleep(min(WAIT_POLL_SECONDS, remaining))
 
     async def answer_question(
         self,
@@ -281,21 +285,21 @@ class Door:
         decision: Annotated[Decision | None, Field(description="one of the question's options")] = None,
     ) -> str:
         """Answer the open question of a run. A question that only a person may answer is refused."""
-        await find(self._client, run_id)
-        view = await state(self._client, run_id)
+        await find_run(self._client, run_id)
+        view = await query_run_state(self._client, run_id)
         if view is None:
-            raise NotReachable(f"no worker answers for run {run_id} now: is one running? (perdure worker)")
+            raise TemporalUnavailableError(f"no worker answers for run {run_id} now: is one running? (perdure worker)")
         question = view.question
         if question is None or question.id != question_id:  # the check below is for the question that the client saw
-            now = f"the open one is {question.id}: {cut(question.text, 200)}" if question else "none is"
-            raise Refused(f"question {question_id} is not open on run {run_id}; {now}")
+            now = f"the open one is {question.id}: {truncate(question.text, 200)}" if question else "none is"
+            raise RejectedError(f"question {question_id} is not open on run {run_id}; {now}")
         if not self._may_answer(question):
-            raise Refused(
+            raise RejectedError(
                 f"question {question_id} is for a person ({question.kind}): perdure show {run_id} tells how to answer "
-                "it; an MCP client may only where the server was started with --may-approve"
+                "it; an MCP client may do so only if the server was started with --may-approve"
             )
-        body = HumanInput(question_id=question_id, text=text, decision=decision, by=BY)
-        await answer(self._client, run_id, body, self._session.settings.answer_keys)
+        body = HumanInput(question_id=question_id, text=text, decision=decision, by=MCP_SENDER)
+        await submit_answer(self._client, run_id, body, self._session.settings.answer_keys)
         return "accepted"
 
     async def list_waiting(self) -> list[WaitingRun]:
@@ -307,7 +311,7 @@ class Door:
                 waiting_for=run.waiting_for,
                 started_at=run.execution.start_time.isoformat(timespec="seconds"),
             )
-            async for run in listing(self._client, waiting=True, limit=MOST_LISTED)
+            async for run in iterate_runs(self._client, waiting=True, limit=MAX_WAITING_LISTED)
         ]
 
     async def cancel_run(
@@ -316,6 +320,6 @@ class Door:
         reason: Annotated[str | None, Field(description="kept with the run")] = None,
     ) -> str:
         """Ask a run to stop. An effect that is running is finished first; wait_for_run tells when it has stopped."""
-        await find(self._client, run_id)
-        await cancel(self._client, run_id, CancelRequest(reason=reason, by=BY))
+        await find_run(self._client, run_id)
+        await request_cancel(self._client, run_id, CancelRequest(reason=reason, by=MCP_SENDER))
         return "asked to stop"

@@ -6,14 +6,14 @@ import sys
 import click
 
 from contracts.sender import MCP
-from perdure.client.door import speak_as
+from perdure.client.door import set_sender
 from perdure.session import Needs, open_session
-from perdure.terminal.command import examples, go
-from perdure.terminal.follow import stopping
-from settings import load
+from perdure.terminal.command import format_examples, run_async
+from perdure.terminal.follow import stop_event
+from settings import load_settings
 
 
-@click.command("mcp", epilog=examples("mcp", "mcp --may-approve"))
+@click.command("mcp", epilog=format_examples("mcp", "mcp --may-approve"))
 @click.option(
     "--may-approve",
     is_flag=True,
@@ -25,28 +25,30 @@ def mcp_command(may_approve: bool) -> None:
     It exits when the input is closed. The client can start, inspect, await, answer and cancel runs. The client is a
     model, so approvals are left to a person: see perdure approve.
     """
-    sent, received = _wire()  # before any module is loaded that could print
+    sent, received = _claim_stdio()  # before any module is loaded that could print
 
     async def main() -> int:
         import asyncio
 
-        from perdure.commands.mcp.runs import serve, server_of
+        from perdure.commands.mcp.runs import create_mcp_server, serve_mcp
 
-        settings = load()
-        speak_as(MCP)
-        stop = asyncio.create_task(stopping(is_read=False).wait())
+        settings = load_settings()
+        set_sender(MCP)
+        stop = asyncio.create_task(stop_event(is_read=False).wait())
         async with open_session(settings, Needs.work) as session:
-            serving = asyncio.create_task(serve(server_of(session, may_approve=may_approve), received, sent))
+            serving = asyncio.create_task(
+                serve_mcp(create_mcp_server(session, may_approve=may_approve), received, sent)
+            )
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
             serving.cancel()
         return 0
 
-    go(main)
+    run_async(main)
 
 
-def _wire() -> tuple[int, int]:
+def _claim_stdio() -> tuple[int, int]:
     """Return the descriptors for MCP. Other code reads an empty standard input, and prints to standard error."""
     if sys.stdin is None:
         raise click.UsageError("standard input is closed; run this command from an MCP client")

@@ -5,20 +5,20 @@ from collections.abc import Mapping
 
 import click
 
-from activities.mcp.lock import NAME
+from activities.mcp.lock import LOCK_FILE_NAME
 from contracts.mcp import Pin, PinState
-from decisions.mcp import effect_of, remarks, tool_name, visible
-from perdure.process.mcp_tools import Standing, accept, accepted, standings
+from decisions.mcp import effect_of, render_visible_line, schema_texts, tool_name
+from perdure.process.mcp_tools import ServerStatus, accept_tools, read_accepted, server_statuses
 from perdure.terminal.command import console
 from settings import Settings
 
-WORDS = {
+PIN_STATE_TEXTS = {
     PinState.pinned: "as accepted",
     PinState.changed: "changed: a run asks a person before each call",
     PinState.gone: "removed: its calls fail",
     PinState.new: "new: not offered",
 }
-TAKEN = {
+ACCEPTED_TEXTS = {
     PinState.pinned: "unchanged",
     PinState.changed: "change accepted",
     PinState.gone: "removed",
@@ -26,33 +26,33 @@ TAKEN = {
 }
 
 
-async def tell_servers(settings: Settings, take: str | None, *, as_json: bool) -> int:
+async def print_servers(settings: Settings, take: str | None, *, as_json: bool) -> int:
     """Print the servers; with `take`, accept their tools first ("": of all). Return 1 if a server needs attention."""
-    servers = await standings(settings) if take is None else await accept(settings, take or None)
+    servers = await server_statuses(settings) if take is None else await accept_tools(settings, take or None)
     if as_json:
-        click.echo(json.dumps([_row(server) for server in servers]))
+        click.echo(json.dumps([_server_row(server) for server in servers]))
     else:
         for server in servers:
-            _print(server, WORDS if take is None else TAKEN)
+            _print_server(server, PIN_STATE_TEXTS if take is None else ACCEPTED_TEXTS)
         if not servers:
             console.print("there is no MCP server in .mcp.json")
         elif take is not None and any(server.down is None for server in servers):
-            console.print(f"{NAME} records what was accepted; commit it", soft_wrap=True)
+            console.print(f"{LOCK_FILE_NAME} records what was accepted; commit it", soft_wrap=True)
         elif take is None and not all(server.is_settled for server in servers if server.down is None):
             console.print("to accept the current tools of a server: perdure tools --accept SERVER", soft_wrap=True)
     settled = [server.down is None if take is not None else server.is_settled for server in servers]
     return 0 if all(settled) else 1
 
 
-def tell_unseen(settings: Settings) -> None:
+def print_unseen_servers(settings: Settings) -> None:
     """Print the servers that have no accepted tools yet, as they are not in the table."""
-    pins = accepted(settings)
+    pins = read_accepted(settings)
     if unseen := [name for name in settings.servers if name not in pins]:
         line = f"MCP servers without accepted tools: {', '.join(unseen)}; to accept them: perdure tools --accept"
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _row(standing: Standing) -> dict[str, object]:
+def _server_row(standing: ServerStatus) -> dict[str, object]:
     return {
         "server": standing.server,
         "down": standing.down,
@@ -62,22 +62,25 @@ def _row(standing: Standing) -> dict[str, object]:
     }
 
 
-def _introduced(tool: Pin) -> list[str]:
+def _describe_tool(tool: Pin) -> list[str]:
     """Return the effect, the parameters and all texts of a tool that a model would read."""
     properties = tool.input_schema.get("properties")
-    parameters = visible(", ".join(properties)) if isinstance(properties, dict) else ""
+    parameters = render_visible_line(", ".join(properties)) if isinstance(properties, dict) else ""
     first, *rest = tool.description.strip().splitlines() or [""]
-    rest += [f"{place}: {' '.join(words.split())}" for place, words in remarks(tool.input_schema)]
-    return [f"{effect_of(tool.annotations)} ({parameters})  {visible(first)}".rstrip(), *map(visible, rest)]
+    rest += [f"{place}: {' '.join(words.split())}" for place, words in schema_texts(tool.input_schema)]
+    return [
+        f"{effect_of(tool.annotations)} ({parameters})  {render_visible_line(first)}".rstrip(),
+        *map(render_visible_line, rest),
+    ]
 
 
-def _print(standing: Standing, words: Mapping[PinState, str]) -> None:
+def _print_server(standing: ServerStatus, words: Mapping[PinState, str]) -> None:
     """Print a server and its tools; texts of the server are printed without markup."""
     lines = [f"{standing.server}: {standing.down}" if standing.down else standing.server]
     for tool, state in standing.tools.items():
-        lines.append(f"  {visible(tool_name(standing.server, tool))}  {words[state]}")
+        lines.append(f"  {render_visible_line(tool_name(standing.server, tool))}  {words[state]}")
         if state is PinState.new:
-            lines += [f"    {line}" for line in _introduced(standing.added[tool])]
+            lines += [f"    {line}" for line in _describe_tool(standing.added[tool])]
         if state is PinState.changed:
             lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without the file names
     lines += [f"  {tool!r}  cannot be offered: {reason}" for tool, reason in standing.refused.items()]

@@ -5,7 +5,7 @@ import re
 from typing import Any
 from urllib.request import urlopen
 
-from perdure.testkit.model_server import Answer, calls
+from perdure.testkit.model_server import ScriptedAnswer, calls
 from tests.docs.cast import ASKING, ENDED, FAILED, script
 from tests.docs.scenes.tutorial import free_port
 from tests.docs.stage import Scene, Stage, Step
@@ -15,7 +15,7 @@ REPLY = {"type": "evt.adapter.message.created", "data": {**EVENT, "raw": {"disco
 OURS = "of Perdure's own checkout: the first is tests/e2e/test_demo.py, the second what runs this"
 
 
-def model(body: dict[str, Any]) -> Answer:
+def model(body: dict[str, Any]) -> ScriptedAnswer:
     """Refunds what it is asked to, and asks where nobody says what to write about."""
     told = json.dumps(body["messages"])
     if "tool_result" not in told:
