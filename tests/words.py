@@ -1,6 +1,6 @@
 """The house language: patterns to avoid in pages, docstrings and strings that people read.
 
-`python -m tests.words PATH...` prints each match as `path:line: rule: 'match': advice`, and exits with 1 if there is one.
+`python -m tests.words PATH...` prints a line for each match, with the rule and its advice, and exits with 1 if any.
 """
 
 import ast

@@ -90,13 +90,13 @@ SECTIONS = (
         "agent.escalated", EscalatedEvent, "The result of a run that gave its task back to a person.", comes_out=True
     ),
     Section("Human input", HumanInput, "Answers the open question of a run or follow-up.", after=decisions()),
-    Section("Cancel", CancelRequest, "Stops a run. What is running is finished first; the body may be left out."),
+    Section("Cancel", CancelRequest, "Stops a run. Running calls finish first; the body may be left out."),
     "## Tools outside",
     Section(
         "agentic.tool_request",
         ToolRequestEvent,
-        "What a tool of the kind `http`, `signal` or `queue` receives. An HTTP request has `dedupe_key` as its "
-        "`Idempotency-Key`, too; percent-encoded, where it is not ASCII.",
+        "The request to a tool of the kind `http`, `signal` or `queue`. An HTTP request has `dedupe_key` as its "
+        "`Idempotency-Key`, too; percent-encoded if it is not ASCII.",
         comes_out=True,
     ),
     Section(
@@ -113,7 +113,7 @@ SECTIONS = (
     Section(
         "An event from outside",
         Event,
-        "Something was written on a chat platform. It goes to whoever waits for a reply to that message: `perdure "
+        "Something was written on a chat platform. It resolves the tasks that wait for a reply to that message: `perdure "
         "event`, HTTP, or the signal `event` of `EventTopic`. At most 256 KiB, nested at most 50 deep.",
     ),
     "## Follow-ups",
@@ -126,7 +126,7 @@ SECTIONS = (
     Section(
         "evt.workflow",
         LifecycleEvent,
-        "What a follow-up tells of itself in the log and in its `state`: `evt.workflow.lifecycle.changed`, "
+        "The events of a follow-up, in the log and in its `state`: `evt.workflow.lifecycle.changed`, "
         "`evt.workflow.task.lifecycle.changed`, `evt.workflow.task.resolved`, `evt.workflow.resolved`. The last one is "
         "its result.",
         comes_out=True,
@@ -134,7 +134,7 @@ SECTIONS = (
     Section(
         "A message that goes out",
         Outbound,
-        "What the task `notify` sends: a line of `outbound.jsonl`, or a POST to the "
+        "The message of the task `notify`: a line of `outbound.jsonl`, or a POST to the "
         "[outbox](../configuration.md#outbox).",
         comes_out=True,
     ),

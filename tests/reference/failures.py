@@ -10,7 +10,7 @@ from gateway.problems import ProblemKind
 from tests.reference.markdown import code, page, table
 from tests.reference.told import meanings
 
-INTRO = "Each word is told where it happens: in the terminal, in Temporal's Web UI, in logs and in events."
+INTRO = "Each word is reported where it happens: in the terminal, in Temporal's Web UI, in logs and in events."
 SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
     (
         "Failed runs",
@@ -32,7 +32,7 @@ SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
         "Errors of tools",
         ToolFault,
         (
-            "The `kind` of a call's error. The model is told, and decides what to do; a person has to do something "
+            "The `kind` of a call's error. The model gets it, and decides what to do; a person has to do something "
             "only where it comes again. Tools outside may say words of their own."
         ),
     ),
@@ -50,11 +50,11 @@ SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
         ProblemKind,
         (
             "A refusal of the [gateway](http.md) is problem details (RFC 9457). Its status says most of it, and `type` "
-            "is `about:blank` then; where it does not, `type` is `urn:perdure:` and one of these."
+            "is `about:blank` then; otherwise `type` is `urn:perdure:` and one of these."
         ),
     ),
     (
-        "What the reconciler finds",
+        "Findings of the reconciler",
         FindingKind,
         (
             "Told by `perdure doctor` and the event `agent_run.reconcile`, each with what to do "

@@ -23,7 +23,7 @@ from tests.reference.told import docstring, meanings
 INTRO = """\
 What `perdure gateway` serves. [The gateway](../gateway.md) says how to use it; `GET /openapi.json` describes the same
 as OpenAPI 3.1. A token goes into `Authorization: Bearer …`, a body has `Content-Type: application/json` and at most 1
-MiB. An answer of 400 or more is a [problem](#problemdetails), but where it says otherwise."""
+MiB. An answer of 400 or more is a [problem](#problemdetails), unless a route says otherwise."""
 
 IN_WORKFLOW = {model: f"workflow.md#{model.__name__.lower()}" for model in (RunView, LaneView)}
 ELSEWHERE = (
@@ -56,7 +56,7 @@ def http() -> str:
     return page("HTTP", *parts)
 
 
-SCOPES = "What a token allows; none of them is all of them. `perdure token create NAME --scope …` makes one."
+SCOPES = "The permissions of a token; a token without scopes has all of them. `perdure token create NAME --scope …` makes one."
 
 
 def _scopes() -> str:

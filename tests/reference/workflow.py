@@ -60,7 +60,7 @@ OTHER_IDS = (
         "a request that comes again finds its run",
     ),
     ("a run that resumes another", code(ids.resumed_id("<run id>")), "resuming twice finds the same run"),
-    ("the run of a subtask", code("<run id>.<step>-<subtask>"), "where that is too long, `d-<digest>`"),
+    ("the run of a subtask", code("<run id>.<step>-<subtask>"), "`d-<digest>` if that is too long"),
     ("the key of a call", code(ids.request_key("<run id>", 3).replace("3", "<step>")), "the same on every attempt"),
     ("a schedule", code(ids.run_schedule_id("<name>")), "its runs are `<name>-<time>`"),
 )
