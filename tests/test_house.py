@@ -196,6 +196,27 @@ def test_no_imports_go_round_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+MAX_MODULES = 14  # in a folder: more of them are features that want packages
+MAX_DEPTH = 2  # of folders below a layer
+
+
+def test_a_folder_is_read_at_a_glance() -> None:
+    packages, _ = shipped()
+    crowded = {name for name in packages if len(list(folder_of(name).glob("[!_]*.py"))) > MAX_MODULES}
+    deep = {name for name in packages if name.count(".") > MAX_DEPTH}
+    assert (crowded, deep) == (set(), set())
+
+
+def test_no_public_name_is_defined_in_two_modules() -> None:
+    """So a search for a name ends at one place."""
+    places: dict[str, set[str]] = {}
+    for module, path in sources().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
+                places.setdefault(node.name, set()).add(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 AUDIT = """
 import importlib, os, sys, threading
 
