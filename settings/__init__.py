@@ -208,9 +208,7 @@ def load_settings(
         roster.check()
     model, *fallbacks = _models_to_ask(env, file, roster.agents, is_reachable=bool(key or url))
     names = {name: table.api_key_env for name, table in file.model.providers.items() if table.api_key_env}
-    holders = [*names.values(), *(webhook.secret_env for webhook in file.gateway.webhooks.values())]
-    named = [(name, env[name].strip()) for name in holders if name in env]
-    named += [pair for _, variables in header_variables_of(file).values() for pair in _header_secrets(env, variables)]
+    secrets = [*named_secrets(servers.values()), *_named_secrets(env, file)]
     return Settings(
         folder=root,
         path=path,
@@ -233,12 +231,17 @@ def load_settings(
         codec=codec_of(env),
         answer_keys=answer_keys_of(env),
         payloads=payloads_of(env),
-        secrets=collect_secrets(
-            env,
-            urls_of(file) | server_urls(servers.values()),
-            [*named_secrets(servers.values()), *named],
-        ),
+        secrets=collect_secrets(env, urls_of(file) | server_urls(servers.values()), secrets),
     )
+
+
+def _named_secrets(env: Mapping[str, str], file: ProjectFile) -> Iterator[tuple[str, str]]:
+    """Yield the variables that the project file names as secrets, with their values."""
+    providers, webhooks = file.model.providers.values(), file.gateway.webhooks.values()
+    holders = [*(table.api_key_env for table in providers), *(webhook.secret_env for webhook in webhooks)]
+    yield from ((name, env[name].strip()) for name in holders if name and name in env)
+    for _, variables in header_variables_of(file).values():
+        yield from _header_secrets(env, variables)
 
 
 def _folder_of(env: Mapping[str, str], variable: str, default: Path) -> Path:

@@ -111,21 +111,23 @@ class Turns:
         reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
         report_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
-        turn = ModelTurn(
+        turn = redact_model(self._to_turn(reply, definition, perf_counter() - started), self._project.secrets)
+        self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
+        write_trace(workspace, _trace_line(request.turn, phase, turn))
+        return turn
+
+    def _to_turn(self, reply: ModelReply, definition: Definition, seconds: float) -> ModelTurn:
+        return ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
             model=reply.model,
             usage=reply.usage,
-            duration_ms=round((perf_counter() - started - reply.waited) * 1000),
+            duration_ms=round((seconds - reply.waited) * 1000),
             cost_usd=call_cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
             broken=reply.broken,
             repeated=reply.repeated,
             passed_over=reply.passed_over,
         )
-        turn = redact_model(turn, self._project.secrets)
-        self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
-        write_trace(workspace, _trace_line(request.turn, phase, turn))
-        return turn
 
     async def _ask_model(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
         try:

@@ -1,9 +1,11 @@
 """docs/one-call.md against a call: it names exactly the modules that the call enters, and its functions in order."""
 
+import asyncio
 import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -39,13 +41,17 @@ def entered(first: Entry, last: Entry) -> Iterator[list[Entry]]:
         elif entry[0].startswith(LAYERS) and entry[1] != "<module>" and (found or entry == first):
             found.append(entry)
 
-    threading.setprofile(profile)  # for the threads of workflow tasks
+    threading.setprofile(profile)  # for threads that start now: those of workflow tasks and of blocking calls
     sys.setprofile(profile)
+    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor()
+    loop.set_default_executor(threads)
     try:
         yield found
     finally:
         threading.setprofile(None)
         sys.setprofile(None)
+        loop.set_default_executor(ThreadPoolExecutor())
+        threads.shutdown()
 
 
 async def test_the_page_follows_a_call_through_the_code(world: Any) -> None:
