@@ -10,9 +10,9 @@ PLAYS ?= 300
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/python examples/critique/demo.py
 
-# Two processes: most of a test's time is waiting, and each process has a Temporal server of its own.
-test: .venv/ready check  ## lint, types, and all tests that take no processes of their own: under five minutes
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+# Three processes on two cores: most of a test's time is waiting. Each process has a Temporal server of its own.
+test: .venv/ready check  ## lint, types, and all tests that take no processes of their own
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: test  ## the rest, too: whole processes, docs, browsers, kills, fuzzing
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
