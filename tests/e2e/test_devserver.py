@@ -28,10 +28,10 @@ ROOT = Path(devserver.__file__).parent
 USER = """
 import asyncio, os, sys
 from pathlib import Path
-from devserver import embedded
+from devserver import embedded_server
 
 async def main():
-    async with embedded(Path(sys.argv[1])) as server:
+    async with embedded_server(Path(sys.argv[1])) as server:
         print(server.address, server.started, flush=True)
         await asyncio.to_thread(sys.stdin.read)
     os._exit(0)

@@ -27,7 +27,7 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: Any) -> None:
     state = with_server(project)
     unseen = project.perdure("tools")
     assert unseen.code == 0
-    assert "not seen yet: h" in unseen.out
+    assert "MCP servers without accepted tools: h;" in unseen.out
     assert not (state / "pids").exists()
     met = project.perdure("tools", "--check")
     assert (met.code, met.out.count("\n")) == (1, 6)  # a new tool is told of in two lines
@@ -41,7 +41,7 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: Any) -> None:
     changed = project.perdure("tools", "--check")
     assert changed.code == 1
     assert "+description: Else.[U+001B][2J" in changed.out
-    assert "h__act  gone" in changed.out
+    assert "h__act  removed: its calls fail" in changed.out
     told = json.loads(project.perdure("tools", "--check", "--json").out)
     assert told[0]["tools"] == {"act": "gone", "look": "changed"}
     examined = project.perdure("doctor")
