@@ -67,7 +67,7 @@ _UNANSWERED = {  # ends that the run itself cannot record
 }
 JOINED_SUFFIX = "+joined"  # suffix of a record that is made for the start of a turn, not by its end
 LATEST_FILE = "latest"  # the name of the latest turn's record, for a lane that starts again
-MOST_LOOKED_AT = 20  # closed turns that a new lane compares with `LATEST`
+MAX_COMPARED_TURNS = 20  # closed turns that a new lane compares with `LATEST`
 
 
 class Conversations:
@@ -103,7 +103,7 @@ class Conversations:
 
     async def _latest_record(self, store: Store, after: tuple[str, ...], owner: str) -> TurnRecord | None:
         for run_id in after:
-            if record := await self._left(store, run_id, owner):
+            if record := await self._read_turn_record(store, run_id, owner):
                 return record
         try:
             ref = (await asyncio.to_thread(store.read, LATEST_FILE)).decode()
@@ -111,9 +111,9 @@ class Conversations:
         except FileNotFoundError:
             return None
         await self._must_be_latest(run_id, owner)
-        return await self._left(store, run_id, owner)
+        return await self._read_turn_record(store, run_id, owner)
 
-    async def _left(self, store: Store, run_id: str, owner: str) -> TurnRecord | None:
+    async def _read_turn_record(self, store: Store, run_id: str, owner: str) -> TurnRecord | None:
         """The record of a turn, with the digest that its history has; as it is, if the server has no such turn.
 
         Raises StoredFileChangedError.
@@ -130,7 +130,7 @@ class Conversations:
         query = (
             f"WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running' AND {query_equals('ParentWorkflowId', owner)}"
         )
-        async for other in self._client.list_workflows(query, limit=MOST_LOOKED_AT):  # those that closed last first
+        async for other in self._client.list_workflows(query, limit=MAX_COMPARED_TURNS):  # those that closed last first
             if other.parent_id != owner:
                 continue
             other_id = run_id_of_workflow(other.id)

@@ -113,7 +113,7 @@ def _quote_lines(text: str) -> str:
 
 
 def _quoted_result(text: str) -> str:
-    """What came from outside. Its hidden characters are written out, as in a tool's result."""
+    """Quote text from outside, with hidden characters written out, as in a tool's result."""
     return _quote_lines(mark_hidden(text)[:MAX_TRIGGER])
 
 
