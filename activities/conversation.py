@@ -67,7 +67,7 @@ _UNANSWERED = {  # ends that the run itself cannot record
 }
 JOINED_SUFFIX = "+joined"  # suffix of a record that is made for the start of a turn, not by its end
 LATEST_FILE = "latest"  # the name of the latest turn's record, for a lane that starts again
-MAX_COMPARED_TURNS = 20  # closed turns that a new lane compares with `LATEST`
+MAX_COMPARED_TURNS = 20  # closed turns that a new lane compares with `LATEST_FILE`
 
 
 class Conversations:
@@ -114,7 +114,7 @@ class Conversations:
         return await self._read_turn_record(store, run_id, owner)
 
     async def _read_turn_record(self, store: Store, run_id: str, owner: str) -> TurnRecord | None:
-        """The record of a turn, with the digest that its history has; as it is, if the server has no such turn.
+        """Read the record of a turn, checked against its history if the server still has that.
 
         Raises StoredFileChangedError.
         """
@@ -125,7 +125,7 @@ class Conversations:
         return await self._recover_record(run_id, owner)
 
     async def _must_be_latest(self, run_id: str, owner: str) -> None:
-        """Raises StoredFileChangedError if the server has a turn that left a record after this one."""
+        """Raise StoredFileChangedError if the server has a turn that left a record after this one."""
         latest = await find_closed_turn(self._client, run_id, owner)
         query = (
             f"WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running' AND {query_equals('ParentWorkflowId', owner)}"
@@ -146,7 +146,7 @@ class Conversations:
         for run_id in request.forget:
             turn = await find_closed_turn(self._client, run_id, conversation_workflow_id(request.conversation_id))
             digest = turn.digest if turn else None
-            with suppress(FileNotFoundError):  # a turn that left no record has said nothing
+            with suppress(FileNotFoundError):  # a turn without a record has no parts
                 end = (await read_record(store, record_name(run_id), digest)).segments[-1]
                 if whole.head_at(end.end) == end.head and (note := omit_turn(whole.parts, end.end)):
                     whole.append(note)

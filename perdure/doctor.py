@@ -15,7 +15,7 @@ from contracts.reconcile import Finding, FindingKind, ReconcileReport
 from decisions.model_names import DEFAULT, provider_of
 from decisions.text.formatting import truncate
 from devserver import ServerStartError
-from perdure.answer_keys import ANSWER_KEY_VARIABLE as ANSWER_KEY
+from perdure.answer_keys import ANSWER_KEY_VARIABLE
 from perdure.client.connection import configured_address, register_search_attributes
 from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import CODEC_KEYS_VARIABLE
@@ -133,7 +133,7 @@ def _check_encryption(settings: Settings) -> Check:
 def _check_answer_keys(settings: Settings) -> Check:
     keys = settings.answer_keys
     if not keys.public:
-        found = f"any client of Temporal may answer: to require signatures set {ANSWER_KEY}"
+        found = f"any client of Temporal may answer: to require signatures set {ANSWER_KEY_VARIABLE}"
         return Check("answers", ok=True, found=found)
     signs = "" if keys.secret else "; this process only verifies them"
     return Check("answers", ok=True, found=f"runs accept those signed with key {' or '.join(keys.public)}{signs}")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from contracts.models import is_utf8
-from perdure.answer_keys import ANSWER_KEY_VARIABLE as ANSWER_KEY
-from perdure.answer_keys import NO_KEYS, AnswerKeys, read_answer_keys
+from perdure.answer_keys import ANSWER_KEY_VARIABLE, NO_KEYS, AnswerKeys, read_answer_keys
 from perdure.codec import CODEC_KEYS_VARIABLE, AesGcmCodec, InvalidKeysError, read_codec
 from settings.problems import ProjectError
 
@@ -113,6 +112,6 @@ def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:
 def answer_keys_of(env: Mapping[str, str]) -> AnswerKeys:
     """Return the keys that sign or verify answers. Raises ProjectError."""
     try:
-        return read_answer_keys(env[ANSWER_KEY]) if env.get(ANSWER_KEY) else NO_KEYS
+        return read_answer_keys(env[ANSWER_KEY_VARIABLE]) if env.get(ANSWER_KEY_VARIABLE) else NO_KEYS
     except InvalidKeysError as error:
-        raise ProjectError(f"{ANSWER_KEY}: {error}") from None
+        raise ProjectError(f"{ANSWER_KEY_VARIABLE}: {error}") from None

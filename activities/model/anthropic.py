@@ -332,7 +332,7 @@ def _written_arguments(block: dict[str, Any]) -> str:
 
 
 def fit_to_history(reply: ModelReply) -> ModelReply:
-    """Return a reply that history can hold: blocks beyond `MOST_BYTES` are cut, and the model learns of it."""
+    """Return a reply that history can hold: blocks beyond `MAX_REPLY_BYTES` are cut, and the model learns of it."""
     left, content, broken, is_cut = MAX_REPLY_BYTES, [], list(reply.broken), False
     for block in reply.content:
         size = len(to_json(block))

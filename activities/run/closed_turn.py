@@ -1,4 +1,4 @@
-"""How a turn of a conversation ended. Its history has the digest of the record that it left in the store."""
+"""The end of a conversation's turn, read from its history, which holds the digest of the record in the store."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,9 +18,9 @@ PAGE = 20  # events of one answer; a turn's last activity is among its last ten,
 
 @dataclass(frozen=True)
 class ClosedTurn:
-    """`digest` is that of its record, or None if an earlier version wrote that. One that was cut off has left none.
+    """A turn that has ended. `digest` is that of its record, or None if an earlier version wrote it.
 
-    `at` is when it left its record, or else when it was cut off.
+    `at` is the time of the record, or the end of a turn that was cut off and left none.
     """
 
     at: datetime
@@ -29,18 +29,18 @@ class ClosedTurn:
 
 
 async def find_closed_turn(client: Client, run_id: str, owner: str) -> ClosedTurn | None:
-    """Return how the turn of the lane `owner` ended; None if the server has no such turn, or it runs again."""
+    """Return the end of a turn of the lane `owner`, unless the server has no such turn or it runs again."""
     workflow_id = run_workflow_id(run_id)
     try:
         described = await client.get_workflow_handle(workflow_id).describe()
         if described.parent_id != owner or described.close_time is None:
             return None
-        kept = await _find_record(client, WorkflowExecution(workflow_id=workflow_id, run_id=described.run_id))
+        turn = await _find_record(client, WorkflowExecution(workflow_id=workflow_id, run_id=described.run_id))
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
-    return kept or ClosedTurn(described.close_time, has_record=False)
+    return turn or ClosedTurn(described.close_time, has_record=False)
 
 
 async def _find_record(client: Client, execution: WorkflowExecution) -> ClosedTurn | None:
@@ -54,14 +54,16 @@ async def _find_record(client: Client, execution: WorkflowExecution) -> ClosedTu
         for event in page.history.events:
             if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
                 completions[event.activity_task_completed_event_attributes.scheduled_event_id] = event
-            if event.event_id in completions and (kept := await _record(client, event, completions[event.event_id])):
-                return kept
+            if event.event_id in completions and (
+                turn := await _read_record_event(client, event, completions[event.event_id])
+            ):
+                return turn
         if not page.next_page_token:
             return None
         request.next_page_token = page.next_page_token
 
 
-async def _record(client: Client, scheduled: HistoryEvent, completed: HistoryEvent) -> ClosedTurn | None:
+async def _read_record_event(client: Client, scheduled: HistoryEvent, completed: HistoryEvent) -> ClosedTurn | None:
     activity = scheduled.activity_task_scheduled_event_attributes
     if activity.activity_type.name != "close_segment":
         return None

@@ -99,7 +99,7 @@ class PythonTool:
             return await result
         except (asyncio.CancelledError, GeneratorExit):  # the call is being ended; the function did not fail
             raise
-        except BaseException as error:  # noqa: BLE001 - as in `_caught`
+        except BaseException as error:  # noqa: BLE001 - as in `_call_safely`
             return _Raised(error)
 
 

@@ -28,7 +28,7 @@ def neutralize_controls(text: str) -> str:
 
 
 class SafeConsole(Console):
-    """A console that prints only `harmless` text, from any renderable."""
+    """A console that prints only `neutralize_controls` text, from any renderable."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(neutralize_controls(text), **options)

@@ -184,7 +184,7 @@ def test_what_one_leaves_over_goes_to_those_that_start_later() -> None:
 
 
 def test_a_subtask_with_follow_ups_keeps_its_whole_share_for_them() -> None:
-    """What is given back to the tree would be used twice: by the tree, and by the work that the follow-ups resume."""
+    """A share that returned to the tree would be used twice: by the tree and by the resumed work."""
     asked = request(task("a"), task("b"), steps=10, tokens=900, follow_ups=10)
     share = next_share(asked, begin_delegation(asked))
     assert share == Share(steps=5, tokens=300, follow_ups=5)
