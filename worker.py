@@ -50,7 +50,7 @@ from perdure.process.variables import normalize_environment
 from perdure.process.workflows import STICKY_TIMEOUT, WORKFLOWS, build_id, workflow_interceptors, workflow_runner
 from settings import Deployment, ProjectError, Settings, WorkerSettings, load_settings
 from telemetry import MetricsUnavailableError, forward_events, log_to_stderr, quiet_core
-from workflows.sharing import SharingInterceptor
+from workflows.interceptors import sharing_interceptor
 
 GRACE = timedelta(seconds=30)  # for active calls to complete after SIGTERM, which does not cancel them
 SHUTDOWN_TIMEOUT = timedelta(seconds=10)  # after GRACE: the SDK's core sometimes never shuts down
@@ -80,7 +80,7 @@ def build_worker(  # noqa: PLR0913 - a worker's parts
         interceptors=[
             *(observers or [MetricsInterceptor()]),
             RedactionInterceptor(project.secrets),
-            SharingInterceptor(transcripts),
+            sharing_interceptor(transcripts),
             *workflow_interceptors(client),
         ],
         max_concurrent_activities=sizes.max_concurrent_activities,

@@ -49,10 +49,9 @@ from contracts.run.transcript import Part, PartKind, Segment
 from decisions.conversation.omission import close_unanswered, omit_turn, unanswered_kind, visible_parts
 from decisions.ids import conversation_workflow_id, query_equals, run_id_of_workflow, run_workflow_id
 from decisions.run.call_state import settle_interrupted
-from decisions.run.calls import join_text_blocks
 from decisions.run.journal import forward_journal
 from decisions.run.resume import journal_of
-from decisions.run.transcript import Transcript, call_part
+from decisions.run.transcript import Transcript, call_part, join_text_blocks
 from decisions.text.formatting import escape_markdown, truncate
 
 # Requests to one lane in flight from this process. The server accepts ten updates of a workflow in flight, and may drop

@@ -28,11 +28,11 @@ from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_U
 from decisions.followup.tools import build_follow_up_commands
 from decisions.run import call_state, loop
 from decisions.run import outcome as endings
-from decisions.run.calls import needs_approval, question_in
 from decisions.run.loop_detection import reset_detection
 from decisions.run.question import QUESTION_DECISIONS, answer_rejection
 from decisions.run.recovery import QUESTION, next_recovery, record_recovery
-from decisions.run.reply import take_turn
+from decisions.run.reply import needs_approval, question_in, take_turn
+from decisions.run.state import MAX_STEERED_IDS, add_delegated, add_summary_cost
 from decisions.run.tool_results import (
     ESCALATES,
     ResultVerdict,
@@ -44,7 +44,6 @@ from decisions.run.tool_results import (
 from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
 from decisions.text import formatting
 from decisions.text.visible_text import render_visible
-from workflows.agent_run.context import MAX_STEERED_IDS
 from workflows.handlers import read_argument, read_optional_argument
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
@@ -285,7 +284,7 @@ class Played:
         forced = ForcedTool(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
         if stage is not Recovery.ask:
             summary: Summary = yield Wait("summary")
-            self.state = loop.add_summary_cost(self.state, summary)
+            self.state = add_summary_cost(self.state, summary)
         elif full.was_refused:
             yield from self._ask_in_its_place(forced)
         else:
@@ -353,7 +352,7 @@ class Played:
             return planned
         outcome: ToolOutcome = yield Wait("call", call.model_copy(update={"effect": Effect.read}))
         if call.tool == DELEGATE:
-            self.state = loop.add_delegated(self.state, Spent(steps=1, tokens=2, usd=0.0))
+            self.state = add_delegated(self.state, Spent(steps=1, tokens=2, usd=0.0))
         return outcome
 
     def _approve(self, call: Call) -> Flow[Call | ToolOutcome]:

@@ -14,7 +14,7 @@ from activities.run.definition import build_definition
 from contracts.run.state import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.builtin_tools import FOLLOW_UP_TOOLS, JOURNAL_TOOLS, gated_routes
-from decisions.run.calls import needs_approval
+from decisions.run.reply import needs_approval
 from perdure.process.project import build_project
 from settings import ProjectError, load_settings
 from settings.agents import read_agents

@@ -8,6 +8,7 @@ one attempt; a full disk or a share that hangs is waited out by a normal activit
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
@@ -16,11 +17,13 @@ from temporalio.exceptions import ActivityError, ApplicationError, CancelledErro
 from activities.run.status import RunWatcher
 from contracts.conversation import Ended
 from workflows.cancellation import Cancellation
-from workflows.encryption import retry_until_decryptable
 from workflows.policies import FILES, LOCAL_ACTIVITY, WAIT_FOR_END, WATCHING, Policy
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+KEY_WAIT = timedelta(seconds=10)  # people add keys and restart workers
+_UNKNOWN_KEY = "UnknownKeyError"  # the codec's own error, as Temporal names it
 
 
 async def execute_activity(
@@ -32,17 +35,27 @@ async def execute_activity(
 ) -> R:
     """Run an activity, and again until a worker can decrypt its request. Raises ActivityError if it fails.
 
-    A cancel of this task asks the activity to stop, and waits for how it ends.
+    A worker without the run's key has not begun it, so this repeats whatever the retry policy allows. A cancel of this
+    task asks the activity to stop, and waits for how it ends.
     """
     named: Any = activity
 
-    async def schedule() -> R:
-        result: R = await workflow.execute_activity(
-            named, request, summary=summary, cancellation_type=WAIT_FOR_END, **policy
-        )
-        return result
+    while True:
+        try:
+            result: R = await workflow.execute_activity(
+                named, request, summary=summary, cancellation_type=WAIT_FOR_END, **policy
+            )
+            return result
+        except ActivityError as error:
+            if not _was_undecryptable(error):
+                raise
+        await cancellation.cancellable(workflow.sleep(KEY_WAIT, summary="a worker lacks the key of this run"))
 
-    return await retry_until_decryptable(cancellation, schedule)
+
+def _was_undecryptable(error: ActivityError) -> bool:
+    """Return whether the arguments could not be decrypted, so that nothing has happened."""
+    cause = error.cause.cause if isinstance(error.cause, ApplicationError) else None
+    return isinstance(cause, ApplicationError) and cause.type == _UNKNOWN_KEY
 
 
 async def execute_locally_first(

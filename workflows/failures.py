@@ -1,6 +1,4 @@
-"""Classification of a failed activity: did it run, and may it have had its effect?"""
-
-from enum import StrEnum
+"""A failed activity, as a kind that decisions know, and as an outcome for the model."""
 
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
@@ -8,16 +6,7 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from activities.effects.attempts import WORKER_SHUTDOWN
 from contracts.failures import Stop, ToolFault
 from contracts.tool import Effect, ToolOutcome, error_outcome
-
-
-class FailureKind(StrEnum):
-    cancelled = "cancelled"  # stopped before it did anything
-    failed = "failed"  # it raised the error itself
-    late = "late"  # it used up its time
-    lost = "lost"  # its worker died or was shut down
-    in_doubt = "in_doubt"  # the ledger has its claim, and no outcome
-    not_begun = "not_begun"  # the ledger accepts no claim, for now
-
+from decisions.run.recovery import FailureKind
 
 _KIND_OF_STOP: dict[str, FailureKind] = {Stop.in_doubt: FailureKind.in_doubt, Stop.not_begun: FailureKind.not_begun}
 

@@ -7,7 +7,7 @@ task forever. So every handler takes `*args` and reads it here: a bad argument b
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, Generic, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from temporalio import workflow
@@ -112,3 +112,17 @@ def require_continue_as_new() -> None:
 
 def invalid_input(message: str) -> ApplicationError:
     return ApplicationError(escape_unprintable(message)[:500], type=RunFailure.invalid_input, non_retryable=True)
+
+
+@workflow.defn(dynamic=True)
+class UnknownWorkflow:
+    """A workflow of an unknown type, which ends at once instead of waiting for a worker that has the type."""
+
+    @workflow.run
+    async def run(self, args: Sequence[RawValue]) -> NoReturn:  # noqa: ARG002 - Temporal's signature
+        name = workflow.info().workflow_type
+        raise ApplicationError(
+            f"there is no workflow type {name!r}; agent runs are of type AgentRun",
+            type="UnknownWorkflowType",
+            non_retryable=True,
+        )

@@ -47,10 +47,6 @@ TOOL_RETRIES: dict[Effect, RetryPolicy] = {
     Effect.once: _NEVER_AGAIN,
 }
 
-# An activity that was lost with its worker after all its attempts is scheduled again this often. A call that kills its
-# worker must not do so forever.
-MAX_LOST = 3
-
 # The run's own files: retrying until the disk is back loses nothing, and the run must not end without its record.
 FILES: Policy = {
     "start_to_close_timeout": timedelta(minutes=5),

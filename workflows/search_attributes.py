@@ -26,7 +26,7 @@ from decisions.followup import view
 from decisions.run.limits import total_spent
 from decisions.run.question import TEXTUAL
 from decisions.text.formatting import waiting_for_person
-from workflows.encryption import is_confidential
+from workflows.interceptors import is_confidential
 
 MAX_CHARACTERS = 200  # characters of a value
 

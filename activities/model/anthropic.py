@@ -27,8 +27,8 @@ from activities.tools.json_schema import read_arguments
 from contracts.failures import RunFailure
 from contracts.models import replace_surrogates
 from contracts.run.turn import Usage
-from decisions.run.calls import join_text_blocks
 from decisions.run.reply import CUT_OFF
+from decisions.run.transcript import join_text_blocks
 
 MAX_REPLY_BYTES = 1024 * 1024  # of a reply's JSON; Temporal takes 2 MiB, and today's longest replies are half of this
 MAX_CALL_TOKENS = 100_000_000  # of one call, whatever a server reports

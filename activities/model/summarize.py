@@ -27,7 +27,6 @@ from contracts.run.journal import Journal
 from contracts.run.transcript import Part
 from contracts.run.turn import Usage
 from decisions.ids import run_id_of_workflow
-from decisions.run.calls import join_text_blocks
 from decisions.run.compaction import (
     BYTES_PER_TOKEN,
     DATA,
@@ -44,6 +43,7 @@ from decisions.run.compaction import (
     summary_part,
 )
 from decisions.run.resume import journal_of
+from decisions.run.transcript import join_text_blocks
 
 MAX_SUMMARY_TOKENS = 2048  # tokens
 READ_SHARE = 0.5  # of the summarizing model's window, for its input

@@ -31,11 +31,10 @@ from contracts.run.compaction import ContextFull
 from contracts.run.transcript import Part
 from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
 from decisions.ids import run_id_of_workflow
-from decisions.run.calls import join_text_blocks
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
-from decisions.run.transcript import reply_part
+from decisions.run.transcript import join_text_blocks, reply_part
 from decisions.text.formatting import call_line, truncate
 
 PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each retry: rate limits and overload pass within minutes

@@ -14,8 +14,7 @@ from contracts.run.compaction import ContextFull, Summary
 from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import Usage
 from decisions.conversation.omission import is_omission, visible_parts
-from decisions.run.calls import join_text_blocks
-from decisions.run.transcript import add_message
+from decisions.run.transcript import add_message, join_text_blocks
 from decisions.text.quoting import fence_text, format_entry, join_within
 
 COMPACT_AT = 0.7  # of the window

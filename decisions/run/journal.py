@@ -20,7 +20,7 @@ from decisions.builtin_tools import (
     TEXT_SECTIONS,
     UPDATE_JOURNAL,
 )
-from decisions.run.calls import join_text_blocks
+from decisions.run.transcript import join_text_blocks
 from decisions.text.quoting import escape_headings
 
 JOURNAL_EXCERPT = 600  # characters of an objective, finding or plan that the run records itself

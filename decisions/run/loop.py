@@ -7,13 +7,11 @@ of the turn batch by batch, and thinks again, until there is an ending. `decisio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contracts.delegation import Spent
-from contracts.run.compaction import Summary
 from contracts.run.state import Call, Ending, RunState, RunStatus
 from decisions.builtin_tools import CONTROL_TOOLS, JOURNAL_TOOLS
-from decisions.run.calls import next_batch
 from decisions.run.limits import budget_ending, is_nearly_out_of_time, is_out_of_time, timed_out_ending
 from decisions.run.loop_detection import LoopCheck, check_for_loops
+from decisions.run.reply import next_batch
 
 
 @dataclass(frozen=True)
@@ -159,22 +157,6 @@ def start_final_turn(state: RunState) -> RunState:
     return state.model_copy(update={"is_closing": True, "forced": None})
 
 
-def add_delegated(state: RunState, spent: Spent) -> RunState:
-    """Add what a delegation used."""
-    return state.model_copy(update={"delegated": state.delegated + spent})
-
-
 def settle_turn(state: RunState) -> LoopCheck:
     """Move the turn's calls into the conversation, and look for loops."""
     return check_for_loops(state.model_copy(update={"calls": (), "forced": None}), state.calls)
-
-
-def add_summary_cost(state: RunState, summary: Summary) -> RunState:
-    """Add the cost of a summary."""
-    cost = None if state.cost_usd is None or summary.cost_usd is None else state.cost_usd + summary.cost_usd
-    changes = {
-        "usage": state.usage + summary.usage,
-        "cost_usd": cost,
-        "active_ms": state.active_ms + summary.duration_ms,
-    }
-    return state.model_copy(update=changes)

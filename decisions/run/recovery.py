@@ -1,4 +1,6 @@
-"""Recovery from a full context, in stages (B5).
+"""Recovery, as two tables: from a full context, and of a call whose attempt ended without an outcome.
+
+A full context has stages (B5):
 
 | over the threshold | response |
 | --- | --- |
@@ -6,11 +8,25 @@
 | again within 20 turns of that | R2: deep prune, the last four stay |
 | again within 20 turns of that | R3: ask a person; it frees no room, so the next is a deep prune |
 | after four of these | nothing more: the run continues to its limits, as long as the model accepts it |
+
+A call (B1, B2, B9):
+
+| the attempt ended | effect | next |
+| --- | --- | --- |
+| cancelled | any | stop |
+| the ledger accepts no claim | any | wait, and try again |
+| the ledger has a claim, and no outcome | any | ask a person |
+| its worker was lost | any | look up, at most `MAX_LOST` times |
+| it used up its time | `once` | look up, unless an attempt was lost or late before |
+| lost or late, and not to be looked up | `once` | ask a person |
+| otherwise | any | fail: the model gets the error |
 """
 
 import re
+from enum import StrEnum
 
 from contracts.run.compaction import Recoveries, Recovery
+from contracts.tool import Effect
 
 SOON = 20  # turns
 MAX_RECOVERIES = 4  # of a run
@@ -48,3 +64,44 @@ def parse_window(message: str) -> int | None:
     before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
     match = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
     return int(match[1].replace(",", "")) if match else None
+
+
+# A call whose worker was lost is made again this often: one that kills its worker must not do so forever.
+MAX_LOST = 3
+
+
+class FailureKind(StrEnum):
+    """How an activity failed: did it run, and may it have had its effect?"""
+
+    cancelled = "cancelled"  # stopped before it did anything
+    failed = "failed"  # it raised the error itself
+    late = "late"  # it used up its time
+    lost = "lost"  # its worker died or was shut down
+    in_doubt = "in_doubt"  # the ledger has its claim, and no outcome
+    not_begun = "not_begun"  # the ledger accepts no claim, for now
+
+
+class CallRecovery(StrEnum):
+    stop = "stop"
+    wait = "wait"
+    ask = "ask"
+    look_up = "look_up"  # the next attempt finds the outcome in the ledger, or makes the call
+    fail = "fail"
+
+
+_ALWAYS = {
+    FailureKind.cancelled: CallRecovery.stop,
+    FailureKind.not_begun: CallRecovery.wait,
+    FailureKind.in_doubt: CallRecovery.ask,
+    FailureKind.failed: CallRecovery.fail,
+}
+
+
+def recover_call(end: FailureKind, effect: Effect, lost: int) -> CallRecovery:
+    """Return what to do. `lost` counts the attempts before this one; without a ledger to look up it is `MAX_LOST`."""
+    if end in _ALWAYS:
+        return _ALWAYS[end]
+    is_once = effect is Effect.once
+    if lost < MAX_LOST if end is FailureKind.lost else is_once and not lost:
+        return CallRecovery.look_up
+    return CallRecovery.ask if is_once else CallRecovery.fail

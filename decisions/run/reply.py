@@ -1,18 +1,24 @@
 """The effect of a model's reply on the run: calls to make, an outcome, or a note that it cannot be used."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from pydantic_core import to_json
 
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
 from contracts.run.turn import ModelTurn
-from contracts.tool import ToolOutcome, error_outcome
-from decisions.builtin_tools import FINISH
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, FINISH
 from decisions.errors import IllegalMoveError
+from decisions.ids import call_digest
 from decisions.run.call_state import artifacts_in
-from decisions.run.calls import join_text_blocks, parse_calls
 from decisions.run.journal import JOURNAL_EXCERPT, frame_journal, parse_framing
 from decisions.run.limits import is_out_of_steps
 from decisions.run.outcome import complete_out_of_time, complete_run, escalate_run
+from decisions.run.transcript import PAGE_BYTES, join_text_blocks
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of an incomplete reply
@@ -125,3 +131,151 @@ def _read_text(state: RunState, text: str) -> RunState:
         return state.model_copy(update={"last_finding": text[:JOURNAL_EXCERPT]})
     journal = frame_journal(state.journal, state.goal, text)
     return state.model_copy(update={"plan": parse_framing(text).plan[:JOURNAL_EXCERPT], "journal": journal})
+
+
+# Per reply. Far fewer are ever useful, and a server refuses a workflow task that leaves 2,000 activities pending.
+MAX_CALLS = 200
+_BEYOND = error_outcome(
+    ToolFault.too_many,
+    f"not made: a reply may have {MAX_CALLS} calls; look at what these brought, and make it then if it is needed",
+)
+
+REPEATED = "not made: it has the id of another call in the same reply; make it again if it is wanted"
+
+
+def parse_calls(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
+    """Return every tool use of a reply, in the model's order.
+
+    Steps continue from the run's last one and are never reused. A call that cannot be made, or that exceeds the limit
+    of calls per reply, is settled here, with an error that the model can act on. So the allow-list holds whatever the
+    prompt says (A12).
+    """
+    routes = {route.name: route for route in state.tools}
+    calls: list[Call] = []
+    step = state.step
+    for block in turn.content:
+        if block.get("type") != "tool_use":
+            continue
+        call = _reject_call(block, turn, routes) if len(calls) < MAX_CALLS else _unmade_call(block, _BEYOND)
+        if call is None:
+            route = routes[block["name"]]
+            is_used_up = route.takes_step and is_out_of_steps(state, step)
+            call = _build_call(block, route, step + 1 if route.takes_step and not is_used_up else None)
+            if is_used_up and not _is_wanted(state, call):
+                used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"
+                call = call.model_copy(update={"outcome": error_outcome(ToolFault.budget, used_up)})
+            elif route.takes_step and not is_used_up:
+                step += 1
+        calls.append(call)
+    return tuple(calls)
+
+
+def _is_wanted(state: RunState, call: Call) -> bool:
+    """Return whether the runtime itself wants this question asked. If no step is left, it is asked without one."""
+    return state.forced is not None and state.forced.asks is not None and call.tool == state.forced.tool
+
+
+def _build_call(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:
+    return Call(
+        tool_use_id=block["id"],
+        tool=route.name,
+        kind=route.kind,
+        effect=route.effect,
+        step=step,
+        arguments=block["input"],
+    )
+
+
+def _reject_call(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute]) -> Call | None:
+    name = str(block.get("name"))
+    if name not in routes:
+        tools = ", ".join(routes)
+        outcome = error_outcome(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
+    elif block["id"] in turn.repeated:
+        outcome = error_outcome(ToolFault.invalid_arguments, REPEATED)
+    elif block["id"] in turn.broken:
+        outcome = error_outcome(
+            ToolFault.broken_json,
+            "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole",
+        )
+    elif not isinstance(block.get("input"), dict):
+        outcome = error_outcome(ToolFault.invalid_arguments, "the arguments must be a JSON object")
+    else:
+        return None
+    return _unmade_call(block, outcome)
+
+
+def _unmade_call(block: dict[str, Any], outcome: ToolOutcome) -> Call:
+    """Return a call that is not made."""
+    return Call(
+        tool_use_id=block["id"],
+        tool=str(block.get("name"))[:200],
+        kind=ToolKind.builtin,
+        effect=Effect.read,
+        step=None,
+        arguments={},
+        outcome=outcome,
+    )
+
+
+def question_in(call: Call) -> str | None:
+    """Return the question of an `ask_human` call that can be made, if any."""
+    text = call.arguments.get("question")
+    return text if call.outcome is None and isinstance(text, str) and text.strip() else None
+
+
+def was_refused(call: Call) -> bool:
+    """Return whether the call ended without being made, so that no activity or child run reports it."""
+    kind = call.outcome.error.kind if call.outcome and call.outcome.error else None
+    if call.kind is ToolKind.builtin:
+        return kind not in (None, ToolFault.subtask_failed)
+    return kind in (ToolFault.denied, ToolFault.budget)
+
+
+def needs_approval(state: RunState, call: Call) -> bool:
+    """Return whether a person must approve the call first: one approval covers one call, or a tool in this run."""
+    route = next((r for r in state.tools if r.name == call.tool), None)
+    if route is None or not (route.approval is Approval.always or _is_gated_kind(route, call)):
+        return False
+    return call.tool not in state.approved_tools and call.approval != call_digest(call.tool, call.arguments)
+
+
+def _is_gated_kind(route: ToolRoute, call: Call) -> bool:
+    return bool(route.approval_kinds) and call.arguments.get("kind") in route.approval_kinds
+
+
+def is_asked_first(state: RunState, call: Call) -> bool:
+    """Return whether a person is asked before anything is done, so that a repeat is harmless."""
+    return call.tool == ASK_HUMAN or needs_approval(state, call)
+
+
+def next_batch(state: RunState) -> tuple[Call, ...]:
+    """Return the calls to make now: adjacent reads together, everything else alone and in the model's order.
+
+    `finish`, `escalate` and `reframe` come last, since they judge the results of the others.
+    """
+    first = next(_open_work(state), None) or next(_open_calls(state), None)
+    if first is None or first.tool in CONTROL_TOOLS:
+        return (first,) if first else ()
+    return tuple(takewhile(lambda call: _is_parallel(state, call), _open_work(state))) or (first,)
+
+
+def _open_calls(state: RunState) -> Iterator[Call]:
+    return (call for call in state.calls if call.outcome is None)
+
+
+def _open_work(state: RunState) -> Iterator[Call]:
+    return (call for call in _open_calls(state) if call.tool not in CONTROL_TOOLS)
+
+
+def _is_parallel(state: RunState, call: Call) -> bool:
+    return call.effect is Effect.read and call.kind is not ToolKind.builtin and not needs_approval(state, call)
+
+
+def page_calls(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
+    """Return the calls from `start` on that fit a query's answer with the rest of the state: at least one."""
+    end, size = start, 0
+    while end < len(calls) and (end == start or size < PAGE_BYTES):
+        size += len(to_json(calls[end]))
+        end += 1
+    return calls[start:end]

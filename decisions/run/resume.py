@@ -15,9 +15,9 @@ from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import Usage
 from contracts.tool import Effect, error_outcome
 from decisions.builtin_tools import DELEGATE, REFRAME
-from decisions.run.calls import needs_approval
 from decisions.run.compaction import latest_goal
 from decisions.run.journal import digest_journal, fill_journal, is_written, rebuild_journal, render_journal
+from decisions.run.reply import needs_approval
 from decisions.run.transcript import call_part, journal_part, note_part, result_part
 
 _NOT_MADE = frozenset(

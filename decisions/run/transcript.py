@@ -3,7 +3,7 @@
 The workflow and the worker's cache build the same chain from the same values, independently.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -171,3 +171,8 @@ def add_message(messages: list[dict[str, Any]], part: Part) -> None:
         messages[-1]["content"].extend(part.content)
     else:
         messages.append({"role": role, "content": list(part.content)})
+
+
+def join_text_blocks(content: Iterable[dict[str, Any]]) -> str:
+    """Return the text blocks of a message, joined."""
+    return "\n".join(str(b.get("text", "")) for b in content if b.get("type") == "text").strip()

@@ -20,13 +20,13 @@ from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from workflows.agent_run.agent_run import AgentRun
 from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
-from workflows.encryption import ConfidentialInterceptor
 from workflows.followup.followup import FollowUp
 from workflows.followup.topic import EventTopic
+from workflows.handlers import UnknownWorkflow
+from workflows.interceptors import confidential_interceptor
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
-from workflows.unknown import UnknownWorkflow
 
 STICKY_TIMEOUT = timedelta(seconds=1)  # another worker takes over a killed worker's runs after this
 
@@ -88,8 +88,8 @@ async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
 
 
 def workflow_interceptors(client: Client) -> list[Interceptor]:
-    """Return the workflow interceptors: `ConfidentialInterceptor` if payloads are encrypted."""
-    return [ConfidentialInterceptor()] if client.data_converter.payload_codec else []
+    """Return the workflow interceptors: `confidential_interceptor` if payloads are encrypted."""
+    return [confidential_interceptor()] if client.data_converter.payload_codec else []
 
 
 def workflow_runner(converter: DataConverter) -> Sandbox:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from activities.run.outcome import RunEnd
 from contracts.run.signals import HumanInput
-from decisions.run.calls import join_text_blocks
+from decisions.run.transcript import join_text_blocks
 from decisions.text.visible_text import render_visible
 from perdure.client.run_events import (
     ActivityFailed,

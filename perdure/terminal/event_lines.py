@@ -18,7 +18,7 @@ from contracts.run.loop_detection import Rung
 from contracts.run.turn import ModelTurn
 from contracts.sender import SentBy
 from contracts.tool import ToolOutcome
-from decisions.run.calls import join_text_blocks
+from decisions.run.transcript import join_text_blocks
 from decisions.sender import format_sent_by
 from decisions.text.formatting import call_line, truncate
 from perdure.client.run_events import (

@@ -12,8 +12,8 @@ from contracts.run.state import RunView
 from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import ToolCall
 from decisions.builtin_tools import APPEND_JOURNAL, UPDATE_JOURNAL
-from decisions.run.calls import join_text_blocks
 from decisions.run.journal import parse_framing, run_journal_tool
+from decisions.run.transcript import join_text_blocks
 from decisions.text.formatting import call_line
 from decisions.text.plan import plan_items, ticked_items
 from perdure.client.run_events import (

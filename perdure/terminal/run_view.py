@@ -17,7 +17,7 @@ from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunView
 from contracts.run.turn import ModelTurn
-from decisions.run.calls import join_text_blocks
+from decisions.run.transcript import join_text_blocks
 from decisions.text.visible_text import render_visible
 from perdure.client.run_events import (
     AnswerReceived,

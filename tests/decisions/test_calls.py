@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
 from decisions.run.call_state import record_approval
-from decisions.run.calls import MAX_CALLS, join_text_blocks, needs_approval, next_batch, parse_calls
+from decisions.run.reply import MAX_CALLS, needs_approval, next_batch, parse_calls
+from decisions.run.transcript import join_text_blocks
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 

@@ -15,7 +15,6 @@ from contracts.run.journal import Journal
 from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome, error_outcome
-from decisions.run.calls import join_text_blocks as text_in
 from decisions.run.compaction import (
     KEPT,
     KEPT_DEEP,
@@ -32,6 +31,7 @@ from decisions.run.compaction import (
 )
 from decisions.run.resume import journal_of
 from decisions.run.transcript import SHOW_JOURNAL, note_part, result_part
+from decisions.run.transcript import join_text_blocks as text_in
 from decisions.text.quoting import fence_text, join_within
 
 WINDOW = 10_000

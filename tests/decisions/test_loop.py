@@ -13,7 +13,7 @@ from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run.state import Ending, RunStatus
 from contracts.tool import ToolOutcome, error_outcome
 from decisions.run import call_state, loop, outcome
-from decisions.run.calls import next_batch
+from decisions.run.reply import next_batch
 from tests.decisions.player import OK, Player
 
 BAD = error_outcome(ToolFault.tool_error, "it broke")

@@ -13,7 +13,7 @@ from contracts.run.transcript import Part, PartKind
 from contracts.tool import Effect, ToolOutcome, error_outcome
 from decisions.ids import resumed_id
 from decisions.run.call_state import record_approval
-from decisions.run.calls import needs_approval
+from decisions.run.reply import needs_approval
 from decisions.run.resume import (
     StepNotFoundError,
     cut_after_step,

@@ -15,7 +15,7 @@ from perdure.client.run_list import find_run
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Unguarded
 from tests.workflows.conftest import worlds
-from workflows.unknown import UnknownWorkflow
+from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))

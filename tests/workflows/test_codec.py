@@ -34,7 +34,7 @@ from perdure.process.workflows import run_query_worker
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import begun, echo, held_by, new_id, say, store_of, texts, until_idle
-from workflows import encryption
+from workflows import execution
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
 ASK = calls(("ask_human", {"question": "the question, unseen", "options": ["a", "b"]}))
@@ -233,7 +233,7 @@ async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
     world: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even a `once` call: it is neither lost nor in doubt, and made once when the key is there."""
-    monkeypatch.setattr(encryption, "KEY_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr(execution, "KEY_WAIT", timedelta(seconds=1))
     taken: list[str] = []
 
     @activity.defn(name="call_tool")

@@ -24,6 +24,7 @@ from activities.run.first_run import FIRST_RUN_FILE as FIRST_RUN
 from activities.storage.store import LocalStore
 from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
+from decisions.run.recovery import MAX_LOST
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from workflows import policies
@@ -202,7 +203,7 @@ async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
         run = await it.start()
         await run.result()
         assert "shutting down" in (await it.results(run))[0][1]
-    assert len(tool.calls) == 1 + policies.MAX_LOST
+    assert len(tool.calls) == 1 + MAX_LOST
 
 
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(

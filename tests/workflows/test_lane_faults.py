@@ -17,8 +17,8 @@ from perdure.testkit.model_server import Reply, calls, says
 from tests.replay.altered import Unguarded
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
 from workflows.conversation.conversation import Conversation
+from workflows.handlers import UnknownWorkflow
 from workflows.policies import ANSWERING_TURNS
-from workflows.unknown import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 

@@ -11,7 +11,7 @@ from perdure.process.workflows import workflow_runner
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from workflows.agent_run.agent_run import AgentRun
-from workflows.unknown import UnknownWorkflow
+from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -13,7 +13,7 @@ from perdure.testkit.tools import ScriptedTool
 from settings import Deployment
 from tests.conftest import TEMPORAL
 from tests.replay.altered import Unguarded
-from workflows.unknown import UnknownWorkflow
+from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -2,11 +2,12 @@
 
 agent_run       `AgentRun`: plan, act, reflect, until the run ends
 approval        a person's approval of a call
+arrivals        results, answers and messages from outside, judged as they arrive
+builtin_calls   the tools `delegate` and `workflow_*`
 compaction      recovery of a run whose context is full
-context         a run in a worker's memory
-delegate        the tool `delegate`: a child workflow, and its outcome
+context         a run in a worker's memory: its state, transcript and inbox
 events          the structured events of a run
-followup_tools  the `workflow_*` tools
+inbox           the content that the loop has not taken in yet
 model_turn      a model call and its failures
 queue_tool      the tool kind `queue`: an activity of another worker
 start           the start of a run: its input, its origin, the snapshot of its agent

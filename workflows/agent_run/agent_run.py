@@ -20,13 +20,15 @@ from contracts.run.state import Call, CloseRequest, Continuation, RunStatus, Run
 from contracts.run.transcript import TranscriptPage, TranscriptQuery
 from contracts.tool import LargeResult
 from decisions.run import call_state, loop, outcome, tool_results
-from decisions.run.calls import page_calls
 from decisions.run.journal import fill_journal
 from decisions.run.outcome import end_event_name, ending_event, format_handoff
+from decisions.run.reply import page_calls
+from decisions.run.state import drop_question
 from decisions.run.transcript import note_part
 from decisions.text import formatting
 from workflows import cancellation
 from workflows.agent_run import events
+from workflows.agent_run.arrivals import answer_error, close_inbox, judge_update, receive_message, receive_result
 from workflows.agent_run.context import RunContext
 from workflows.agent_run.model_turn import take_model_turn
 from workflows.agent_run.start import begin_run, join_stopped_turn, open_files
@@ -70,7 +72,9 @@ class AgentRun(ValidatedWorkflow[RunContext]):
             run.state = call_state.settle_interrupted(run.state, run.effects, workflow.now())
         except _HistoryTooLongError:
             if run.cancellation.reason is None:
-                workflow.continue_as_new(Continuation(state=run.state, segments=run.segments, said=tuple(run.said)))
+                workflow.continue_as_new(
+                    Continuation(state=run.state, segments=run.segments, said=tuple(run.inbox.messages))
+                )
             run.state = call_state.settle_interrupted(run.state, run.effects, workflow.now())
         return await run.cancellation.shield(self._finish_run(run))
 
@@ -79,7 +83,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         await open_files(run)
         while True:
             run.cancellation.raise_if_cancelled()
-            match loop.next_move(run.state, history_is_long=run.is_history_long, is_spoken_to=bool(run.said)):
+            match loop.next_move(run.state, history_is_long=run.is_history_long, is_spoken_to=bool(run.inbox.messages)):
                 case loop.Listen():
                     await take_in_messages(run)
                 case loop.Think():
@@ -137,12 +141,12 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         if run.needs_conversation:
             await join_stopped_turn(run)
         close_turn(run)
-        run.stop_receiving()
+        close_inbox(run)
         ending = run.state.ending
         journal = fill_journal(run.state.journal, "", run.state.last_finding)
         events.emit_event(run, end_event_name(ending), **formatting.run_figures(run.state))
-        # A cancel leaves the question that it interrupted.
-        run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
+        run.state = drop_question(run.state)
+        run.set_status(RunStatus.cancelled if ending is None else ending.status)
         if ending is None:
             native = workflow.cancellation_reason() is not None
             await self._close_segment(run, journal=journal, cancel=None if native else run.cancellation.reason)
@@ -159,12 +163,12 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
     @ignore_if_invalid
     def tool_result(self, *args: Any) -> None:
-        self.context.take_result(read_argument(ToolResultEvent, args))
+        receive_result(self.context, read_argument(ToolResultEvent, args))
 
     @workflow.update(description="The same, with the nonce of its request: refused with the reason if it does not fit")
     def deliver_result(self, *args: Any) -> dict[str, Any]:
         event = self._parse_result(args)
-        self.context.take_result(event)
+        receive_result(self.context, event)
         return {"run_id": self.context.state.run_id, "step": event.payload.step, "accepted": True}
 
     @deliver_result.validator
@@ -173,7 +177,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
 
     def _parse_result(self, args: Sequence[Any]) -> ToolResultEvent:
         event = read_argument(ToolResultEvent, args)
-        verdict = self.context.judge_update(event)
+        verdict = judge_update(self.context, event)
         if verdict is not tool_results.ResultVerdict.accepted:
             reason = tool_results.format_result_reason(verdict, self.context.state, event.payload)
             raise ApplicationError(reason, type=verdict, non_retryable=True)
@@ -187,7 +191,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
     @ignore_if_invalid
     def human_input(self, *args: Any) -> None:
-        self.context.answer = self._parse_answer(args)
+        self.context.inbox.answer = self._parse_answer(args)
 
     @workflow.update(
         description='Answer the open question: {"text"} or {"decision"}; refused with the reason if it does not fit'
@@ -195,7 +199,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     def answer(self, *args: Any) -> dict[str, Any]:
         answer = self._parse_answer(args)
         question = self.context.state.question
-        self.context.answer = answer
+        self.context.inbox.answer = answer
         return {"run_id": self.context.state.run_id, "question_id": question.id if question else None, "accepted": True}
 
     @answer.validator
@@ -204,14 +208,14 @@ class AgentRun(ValidatedWorkflow[RunContext]):
 
     def _parse_answer(self, args: Sequence[Any]) -> HumanInput:
         answer = read_argument(HumanInput, args)
-        if reason := self.context.rejection_reason(answer):
+        if reason := answer_error(self.context, answer):
             raise invalid_input(reason)
         return answer
 
     @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
     @ignore_if_invalid
     def steer(self, *args: Any) -> None:
-        self.context.receive_message(read_argument(SteerRequest, args))
+        receive_message(self.context, read_argument(SteerRequest, args))
 
     def ignore(self, signal: str, reason: str) -> None:
         self.context.ignore(signal, reason)

@@ -6,6 +6,7 @@ from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import Call
 from contracts.tool import ToolError, ToolOutcome, error_outcome
 from decisions.run import call_state
+from decisions.run.state import accept_redefinition, approve_tool
 from decisions.text import formatting
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
@@ -20,7 +21,7 @@ async def approve_call(run: RunContext, call: Call) -> Call | ToolOutcome:
     if isinstance(answer, ToolOutcome):
         return answer
     if answer.decision is Decision.approve_tool:
-        run.update(approved_tools=(*run.state.approved_tools, call.tool))
+        run.state = approve_tool(run.state, call.tool)
     run.state, call = call_state.record_approval(run.state, call)
     return call
 
@@ -39,7 +40,7 @@ async def accept_redefined(run: RunContext, call: Call, error: ToolError) -> Cal
             if isinstance(answer, ToolOutcome):
                 return answer
             if answer.decision is Decision.approve_tool:
-                run.update(accepted={**run.state.accepted, call.tool: definition})
+                run.state = accept_redefinition(run.state, call.tool, definition)
     run.state, call = call_state.accept_definition(run.state, call, definition)
     return call
 

@@ -8,11 +8,12 @@ from contracts.run.compaction import ContextFull, Recovery, SummaryRequest
 from contracts.run.question import QuestionKind
 from contracts.run.state import ForcedTool
 from decisions.builtin_tools import ASK_HUMAN
-from decisions.run import loop, outcome
+from decisions.run import outcome
 from decisions.run.compaction import KEPT, KEPT_DEEP, summary_figures, summary_part
 from decisions.run.limits import longest_turn
-from decisions.run.recovery import QUESTION, next_recovery, record_recovery
+from decisions.run.recovery import QUESTION, next_recovery
 from decisions.run.resume import journal_of
+from decisions.run.state import add_summary_cost, force_tool, learn_window, use_recovery
 from decisions.run.transcript import note_part
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
@@ -24,7 +25,7 @@ from workflows.policies import summary_policy
 async def free_context(run: RunContext, full: ContextFull) -> None:
     """Apply the next stage; the model is called again afterwards, unless the run has ended."""
     if full.was_refused:
-        run.update(window=full.window)
+        run.state = learn_window(run.state, full.window)
     stage = next_recovery(run.state.recoveries, run.state.turns)
     if run.state.is_closing and stage in (None, Recovery.ask):
         run.state = outcome.complete_out_of_time(run.state)
@@ -32,7 +33,7 @@ async def free_context(run: RunContext, full: ContextFull) -> None:
     if stage is None:
         run.state = outcome.escalate_overflow(run.state, full)
         return
-    run.update(recoveries=record_recovery(run.state.recoveries, stage, run.state.turns))
+    run.state = use_recovery(run.state, stage)
     rung = run.state.recoveries.used
     events.emit_event(run, "agent.guardrail.escalated", ladder="recovery", rung=rung, stage=stage)
     if stage is Recovery.ask:
@@ -51,7 +52,7 @@ async def _summarize_transcript(run: RunContext, *, is_deep: bool) -> None:
     except ActivityError as error:
         fail_run(run, error, RunFailure.model_unavailable)
         return
-    run.state = loop.add_summary_cost(run.state, summary)
+    run.state = add_summary_cost(run.state, summary)
     if summary.tail:
         run.transcript.append(summary_part(summary))
         run.transcript.append(journal_of(run.state.journal, run.state.goal, run.state.last_finding))
@@ -86,4 +87,4 @@ async def _force_question(run: RunContext, full: ContextFull) -> None:
         return
     note = f"The context is nearly full. Call `{ASK_HUMAN}` now: say how far you are, and ask: {QUESTION}"
     run.transcript.append(note_part(note))
-    run.update(forced=forced)
+    run.state = force_tool(run.state, forced)

@@ -8,6 +8,7 @@ from temporalio import workflow
 from activities.telemetry.metrics import add_counts
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
+from decisions.run.state import add_event, add_trace_lines, clear_trace_lines
 from decisions.telemetry import metrics
 from decisions.text import formatting
 from workflows.agent_run.context import RunContext
@@ -25,9 +26,7 @@ def emit_event(run: RunContext, name: str, *, is_traced: bool = True, **figures:
     add_counts(workflow.metric_meter(), metrics.count_event(name, figures))
     if not is_traced:
         return
-    number = run.state.events + 1
-    line = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
-    run.update(events=number, untold=(*run.state.untold, line))
+    run.state = add_event(run.state, {"at": workflow.now().isoformat(timespec="milliseconds"), **event})
 
 
 def trace_refused_calls(run: RunContext, calls: Sequence[Call]) -> None:
@@ -39,15 +38,14 @@ def trace_refused_calls(run: RunContext, calls: Sequence[Call]) -> None:
     lines = [{"at": at, **formatting.refusal_trace(call)} for call in calls[:MAX_TRACED_REFUSALS]]
     if len(calls) > MAX_TRACED_REFUSALS:
         lines[-1]["error"] += f" (and {len(calls) - MAX_TRACED_REFUSALS:,} more calls of this turn)"
-    run.update(untold=(*run.state.untold, *lines))
+    run.state = add_trace_lines(run.state, lines)
 
 
 def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:
     """Return the trace lines that are not written yet, and forget them: the caller hands them to an activity."""
-    events = run.state.untold
-    if events:
-        run.update(untold=())
-    return events
+    lines = run.state.untold
+    run.state = clear_trace_lines(run.state)
+    return lines
 
 
 def count_call(call: Call, outcome: ToolOutcome) -> None:

@@ -10,8 +10,9 @@ from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
 from contracts.run.turn import ModelTurn, TurnRequest
 from decisions.run import call_state
-from decisions.run.recovery import is_recovery_used_up
+from decisions.run.recovery import MAX_LOST, FailureKind, is_recovery_used_up
 from decisions.run.reply import take_turn
+from decisions.run.state import mark_interrupted, reject_definition, restore_ending
 from decisions.run.transcript import note_part, reply_part
 from decisions.text import formatting
 from workflows.agent_run import events
@@ -20,8 +21,8 @@ from workflows.agent_run.context import RunContext
 from workflows.agent_run.start import take_snapshot
 from workflows.agent_run.turn import close_turn, fail_run
 from workflows.agent_run.waiting import ask_instead_of_model, ask_person
-from workflows.failures import FailureKind, classify_failure
-from workflows.policies import MAX_LOST, model_turn_policy
+from workflows.failures import classify_failure
+from workflows.policies import model_turn_policy
 
 
 async def take_model_turn(run: RunContext) -> None:
@@ -32,14 +33,13 @@ async def take_model_turn(run: RunContext) -> None:
         return
     forced, ending = run.state.forced, run.state.ending
     taken = take_turn(run.state, turn)
-    run.state = taken.state
-    run.update(interrupted=False)
+    run.state = mark_interrupted(taken.state, interrupted=False)
     if taken.keep:
         run.transcript.append(reply_part(turn))
     if taken.note:
         run.transcript.append(note_part(taken.note))
     if run.cancellation.reason is not None:
-        run.update(ending=ending)  # a reply does not end a run that is to stop
+        run.state = restore_ending(run.state, ending)  # a reply does not end a run that is to stop
         run.cancellation.raise_if_cancelled()
     if forced is not None and forced.asks and run.state.forced is None and run.state.ending is None:
         # It was to ask a person and did something else: some providers do not enforce a forced tool.
@@ -72,7 +72,7 @@ async def _request_reply(run: RunContext) -> ModelTurn | ContextFull | None:
             last = error
         if classify_failure(last) is not FailureKind.lost:
             break
-        run.update(interrupted=True)
+        run.state = mark_interrupted(run.state)
     if isinstance(last.cause, ApplicationError) and last.cause.type == Stop.definition_changed:
         await _settle_definition(run, *last.cause.details)
     else:
@@ -104,12 +104,13 @@ async def _settle_definition(run: RunContext, new: str, difference: str) -> None
     """Let a person decide, as the agent's definition has changed since the run began (B10)."""
     events.emit_event(run, "agent_run.resume_unsafe", definition=new)
     answer = await ask_person(run, QuestionKind.definition_changed, difference)
-    run.update(interrupted=False)
+    run.state = mark_interrupted(run.state, interrupted=False)
     match answer.decision:
         case Decision.use_new:
             await take_snapshot(run, new)
-            run.update(interrupted=run.state.definition != new)  # it has changed again: ask again
+            has_changed_again = run.state.definition != new
+            run.state = mark_interrupted(run.state, interrupted=has_changed_again)  # so that it is asked again
         case Decision.stop:
             run.cancellation.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
         case _:
-            run.update(refused_definition=new)
+            run.state = reject_definition(run.state, new)

@@ -20,12 +20,14 @@ from contracts.run.events import ToolRequestPayload
 from contracts.run.state import Call
 from contracts.tool import MAX_ERROR, Effect, LargeResult, QueueRoute, ToolOutcome, error_outcome
 from decisions.ids import request_key, result_key
+from decisions.run.recovery import MAX_LOST, CallRecovery, FailureKind, recover_call
 from decisions.run.resume import step_key_id
+from decisions.run.state import add_trace_lines
 from decisions.text import formatting
 from decisions.tool_requests import request_event
 from workflows.agent_run.context import RunContext
 from workflows.agent_run.waiting import waiting_on_worker
-from workflows.failures import FailureKind, classify_failure, to_tool_outcome
+from workflows.failures import classify_failure, to_tool_outcome
 from workflows.policies import KEEPING, queue_call_policy
 
 
@@ -60,7 +62,7 @@ def _trace_call(run: RunContext, call: Call, outcome: ToolOutcome, took: timedel
     figures = formatting.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)
     ms = round(took / timedelta(milliseconds=1))
     line = {**figures, "at": workflow.now().isoformat(timespec="milliseconds"), "ms": ms}
-    run.update(untold=(*run.state.untold, line))
+    run.state = add_trace_lines(run.state, [line])
 
 
 def _tool_request(run: RunContext, call: Call) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _to_outcome(run: RunContext, call: Call, queue: QueueRoute, error: ActivityE
     if isinstance(cause, ServerError):  # it rejected the activity's result
         run.clear_in_flight(call)
         return error_outcome(ToolFault.too_large, f"the call was made, but its result cannot be had: {cause.message}")
-    if end is FailureKind.in_doubt or (call.effect is Effect.once and end in (FailureKind.lost, FailureKind.late)):
+    if recover_call(end, call.effect, lost=MAX_LOST) is CallRecovery.ask:  # that worker has no ledger to look up
         return None
     run.clear_in_flight(call)
     return _with_known_kind(to_tool_outcome(error, call.effect), cause)

@@ -21,6 +21,7 @@ from contracts.sender import Sender
 from decisions import ids
 from decisions.run.limits import DEFAULTS, apply_requested, format_excess, limits_in_force, values_set_in
 from decisions.run.resume import journal_of
+from decisions.run.state import apply_snapshot, settle_choice
 from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, start_rejection
 from decisions.text import formatting
 from workflows.agent_run import events
@@ -39,7 +40,7 @@ def begin_run(args: Sequence[Any]) -> RunContext:
             require_continue_as_new()
             last = carried.segments[-1]
             run = RunContext(carried.state, Transcript(last.end, last.head), carried.segments)
-            run.said.extend(carried.said)
+            run.inbox.messages.extend(carried.said)
             return run
         case "agentic.resume":
             event = read_argument(ResumeEvent, args)
@@ -114,7 +115,7 @@ async def _ask_choice(run: RunContext, choice: Choice) -> None:
     """Ask a person for a choice that the sender left open."""
     answer = await ask_person(run, QuestionKind.choice, f"{choice.name}: which one?", choice.options)
     run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {answer.text}"))
-    run.update(choices=run.state.choices[1:])
+    run.state = settle_choice(run.state)
 
 
 async def _inherit_run(run: RunContext, origin: ResumePayload) -> None:
@@ -184,19 +185,4 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
     if not run.state.definition:  # reported once, at the first snapshot
         for excess in format_excess(apply_requested(opening.limits, run.state.requested), opening.ceiling):
             run.ignore("limits", excess)
-    run.update(ceiling=opening.ceiling)  # which bounds the limits below
-    run.update(
-        agent=opening.agent,
-        model=opening.model,
-        definition=opening.definition,
-        tools=opening.tools,
-        workspace=opening.workspace,
-        peers=opening.peers,
-        mailboxes=opening.mailboxes,
-        key_id=run.state.key_id if run.state.definition else opening.key_id,
-        limits=limits_in_force(run.state, opening.limits),
-        sessions=opening.sessions,
-        secret=run.state.secret or opening.secret,  # keeps the nonces that were sent
-        answer_keys=run.state.answer_keys or opening.answer_keys,  # those of the run's start bind it
-        window=None,  # perhaps of another model
-    )
+    run.state = apply_snapshot(run.state, opening)

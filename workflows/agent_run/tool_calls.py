@@ -16,24 +16,25 @@ from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome
 from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
 from decisions.run import call_state
 from decisions.run.call_state import IN_DOUBT
-from decisions.run.calls import needs_approval
+from decisions.run.recovery import CallRecovery, FailureKind, recover_call
+from decisions.run.reply import needs_approval
 from decisions.run.resume import origin_of
+from decisions.run.state import mark_interrupted
 from decisions.text import formatting
 from decisions.tool_requests import nonce_of
 from workflows.agent_run import events
 from workflows.agent_run.approval import accept_redefined, approve_call
+from workflows.agent_run.builtin_calls import run_delegation, run_followup_tool
 from workflows.agent_run.context import RunContext
-from workflows.agent_run.delegate import run_delegation
-from workflows.agent_run.followup_tools import run_followup_tool
 from workflows.agent_run.queue_tool import run_queue_call
 from workflows.agent_run.waiting import ask_person, run_ask_human, wait_for_result
-from workflows.failures import FailureKind, classify_failure, to_tool_outcome
-from workflows.policies import MAX_LOST, tool_call_policy
+from workflows.failures import classify_failure, to_tool_outcome
+from workflows.policies import tool_call_policy
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
 # A `once` call that ends so has not begun, as its activity has one attempt.
 NOT_BEGUN = (FailureKind.cancelled, FailureKind.not_begun)
-FIRST_CLAIM_WAIT, MAX_CLAIM_WAIT = 1.0, 60.0  # seconds between tries while the ledger accepts no claim
+FIRST_CLAIM_WAIT, MAX_CLAIM_WAIT = 1.0, 60.0  # seconds between attempts while the ledger accepts no claim
 
 
 async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
@@ -57,7 +58,7 @@ async def _settle_call(run: RunContext, call: Call) -> None:
 
 async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
     if needs_approval(run.state, call):
-        with run.pausing_results(call.step or 0):
+        with run.inbox.pausing_results(call.step or 0):
             approved = await approve_call(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
@@ -86,61 +87,51 @@ async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
 
 
 async def _call_tool(run: RunContext, call: Call) -> ToolOutcome | None:
-    """Return the outcome of the activity `call_tool`, unless only a person can settle the call.
-
-    A call that was lost with its worker is scheduled again, and the ledger is looked up first.
-    """
-    policy = tool_call_policy(run.route_of(call), call.effect)
+    """Return the outcome of the activity `call_tool`, unless only a person can settle the call."""
     lost, wait = 0, FIRST_CLAIM_WAIT
     while True:
-        # Else a cancel between two tries would leave in doubt a call that is not in flight.
-        run.cancellation.raise_if_cancelled()
-        run.mark_in_flight(call)
-        summary = formatting.call_summary(call, was_lost=lost > 0)
-        try:
-            outcome = await run.execute(ToolCalls.call_tool, _call_request(run, call), summary, policy)
-        except ActivityError as error:
-            end = classify_failure(error)
-            if _needs_person(end, call, lost):
-                return None
-            if end in NOT_BEGUN and call.effect is Effect.once and not (lost or _may_have_begun(run, call)):
-                run.clear_in_flight(call)
-            if end is FailureKind.cancelled:
-                raise asyncio.CancelledError from None
-            if end is FailureKind.not_begun:
+        outcome = await _attempt_call(run, call, lost)
+        if isinstance(outcome, ToolOutcome):
+            return outcome
+        error, end = outcome, classify_failure(outcome)
+        if end in NOT_BEGUN and call.effect is Effect.once and not (lost or _may_have_begun(run, call)):
+            run.clear_in_flight(call)
+        match recover_call(end, call.effect, lost):
+            case CallRecovery.stop:
+                raise asyncio.CancelledError
+            case CallRecovery.wait:
                 reason = f"{call.tool} · step {call.step}: {formatting.truncate(str(error.cause), 80)}"
                 await run.cancellation.cancellable(workflow.sleep(wait, summary=reason))
                 wait = min(2 * wait, MAX_CLAIM_WAIT)
-            elif _should_look_up(end, call, lost):
+            case CallRecovery.look_up:
                 lost += 1
-                run.update(interrupted=True)
-                run.state = call_state.reissue_call(run.state, call.step or 0, workflow.now())
-            else:
+                run.state = call_state.reissue_call(mark_interrupted(run.state), call.step or 0, workflow.now())
+            case CallRecovery.ask:
+                return None
+            case CallRecovery.fail:
                 run.clear_in_flight(call)
                 return to_tool_outcome(error, call.effect)
-        else:
-            run.clear_in_flight(call)
-            if outcome.interrupted:
-                run.update(interrupted=True)
-            return outcome
+
+
+async def _attempt_call(run: RunContext, call: Call, lost: int) -> ToolOutcome | ActivityError:
+    # Else a cancel between two attempts would leave in doubt a call that is not in flight.
+    run.cancellation.raise_if_cancelled()
+    run.mark_in_flight(call)
+    summary = formatting.call_summary(call, was_lost=lost > 0)
+    policy = tool_call_policy(run.route_of(call), call.effect)
+    try:
+        outcome = await run.execute(ToolCalls.call_tool, _call_request(run, call), summary, policy)
+    except ActivityError as error:
+        return error
+    run.clear_in_flight(call)
+    if outcome.interrupted:
+        run.state = mark_interrupted(run.state)
+    return outcome
 
 
 def _may_have_begun(run: RunContext, call: Call) -> bool:
     """Return whether the call has begun before this run, or before a person said "run again"."""
     return call.tool_use_id in run.state.doubtful or call.generation > 1
-
-
-def _needs_person(end: FailureKind, call: Call, lost: int) -> bool:
-    """Return whether only a person can settle the call: the ledger says so, or every lookup was lost too."""
-    unknown = call.effect is Effect.once and end in (FailureKind.lost, FailureKind.late)
-    return end is FailureKind.in_doubt or (unknown and not _should_look_up(end, call, lost))
-
-
-def _should_look_up(end: FailureKind, call: Call, lost: int) -> bool:
-    """Return whether another attempt should look up the outcome of this one."""
-    return (end is FailureKind.lost and lost < MAX_LOST) or (
-        end is FailureKind.late and call.effect is Effect.once and not lost
-    )
 
 
 def _call_request(run: RunContext, call: Call) -> ToolCall:
@@ -168,17 +159,17 @@ async def _settle_doubt(run: RunContext, call: Call) -> ToolOutcome | None:
     """Ask a person about a call that may have happened. Return its outcome, unless it is to be run again."""
     text = f"`{formatting.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
     events.emit_event(run, "agent_run.resume_unsafe", **events.call_figures(call))
-    run.update(interrupted=True)
+    run.state = mark_interrupted(run.state)
     answer = await ask_person(run, QuestionKind.resume_unsafe, text, about=call)
     run.clear_in_flight(call)
-    if call.step in run.results:
+    if call.step in run.inbox.results:
         return ToolOutcome(result="handed out")  # as its result has come
     if answer.decision is Decision.run_again:
         return None
     if answer.decision is Decision.use_result:
         outcome = ToolOutcome(result=answer.text)
         if call.kind is ToolKind.signal:
-            run.results[call.step or 0] = outcome
+            run.inbox.results[call.step or 0] = outcome
         return outcome
     return IN_DOUBT
 
@@ -205,7 +196,7 @@ async def _run_signal_call(run: RunContext, call: Call) -> ToolOutcome:
         events.emit_event(
             run, "agent.tool.retry", **events.call_figures(call), attempt=attempt + 1, delay_seconds=delay
         )
-        with run.pausing_results(step):
+        with run.inbox.pausing_results(step):
             sleep = workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {step}")
             await run.cancellation.cancellable(sleep)
         run.state = call_state.reissue_call(run.state, step, workflow.now())

@@ -7,15 +7,15 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from contracts.conversation import Steered
 from contracts.failures import RunFailure
-from contracts.run.state import Ending, RunStatus
 from decisions import ids
-from decisions.run import loop
-from decisions.run.calls import was_refused
+from decisions.run import loop, state
 from decisions.run.loop_detection import detection_key
+from decisions.run.recovery import FailureKind
+from decisions.run.reply import was_refused
 from decisions.run.transcript import call_part, note_part, said_part
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
-from workflows.failures import FailureKind, classify_failure
+from workflows.failures import classify_failure
 
 
 def close_turn(run: RunContext) -> None:
@@ -45,7 +45,7 @@ async def take_in_messages(run: RunContext) -> None:
 
     Notify the lane, so that it does not repeat them in the next turn.
     """
-    messages, run.said = run.said, []
+    messages = run.inbox.take_messages()
     run.state = loop.reopen_run(run.state)
     for message in messages:
         run.transcript.append(said_part(message.text))
@@ -70,4 +70,4 @@ def fail_run(run: RunContext, error: ActivityError, default: RunFailure) -> None
     if isinstance(cause, ApplicationError):
         text = cause.message
         reason = next((kind for kind in RunFailure if kind == cause.type), default)
-    run.update(ending=Ending(status=RunStatus.failed, text=text, reason=reason))
+    run.state = state.record_failure(run.state, text, reason)

@@ -14,9 +14,10 @@ from contracts.run.state import Call, ForcedTool, RunStatus
 from contracts.tool import ToolOutcome, error_outcome
 from decisions import ids
 from decisions.run import call_state
-from decisions.run.calls import is_asked_first, question_in
 from decisions.run.loop_detection import reset_detection
 from decisions.run.question import QUESTION_DECISIONS, is_same_question
+from decisions.run.reply import is_asked_first, question_in
+from decisions.run.state import close_question, open_question
 from decisions.run.transcript import note_part
 from decisions.text import formatting
 from decisions.text.visible_text import render_visible
@@ -38,14 +39,16 @@ async def ask_person(
     question, text = run.state.question, render_visible(text)
     if question is None or not is_same_question(question, kind, text, about):  # else an earlier execution has asked it
         question = _new_question(run, kind, text, options, about)
-        run.set_status(RunStatus.waiting_on_human, question=question, questions=run.state.questions + 1, expired=None)
+        run.state = open_question(run.state, question)
+        run.set_status(RunStatus.waiting_on_human)
     moves = about is not None and is_asked_first(run.state, about) and run.fits_input()
     await run.cancellation.cancellable(_wait_for_answer(run, question, moves=moves))
-    answer, run.answer = run.answer, None
+    answer = run.inbox.take_answer()
     if answer is None and question.kind is not QuestionKind.resume_unsafe and question.expires_at is None:
         raise AssertionError("the wait for an answer ended without one")
     expired = question.id if answer is None and question.expires_at else None
-    run.set_status(RunStatus.running, question=None, expired=expired)
+    run.state = close_question(run.state, expired=expired)
+    run.set_status(RunStatus.running)
     return answer or HumanInput()
 
 
@@ -82,7 +85,7 @@ async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) 
     in_doubt = question.step if question.kind is QuestionKind.resume_unsafe else None
 
     def is_over() -> bool:
-        return run.answer is not None or in_doubt in run.results
+        return run.inbox.answer is not None or in_doubt in run.inbox.results
 
     while True:
         remaining = question.expires_at - workflow.now() if question.expires_at else SHOWN_WAIT
@@ -145,7 +148,7 @@ async def wait_for_result(
     run.awaited += 1
     run.set_status(RunStatus.waiting_on_tool)
     wait = workflow.wait_condition(
-        lambda: step in run.results or (moves and run.should_move_wait),
+        lambda: step in run.inbox.results or (moves and run.should_move_wait),
         timeout=max(since + timeout - workflow.now(), AT_ONCE),
         timeout_summary=f"result of {tool} · step {step}",
     )
@@ -155,13 +158,13 @@ async def wait_for_result(
             await run.cancellation.cancellable(wait)
             in_time = True
         except asyncio.CancelledError:
-            if step not in run.results:  # one that has arrived counts
+            if step not in run.inbox.results:  # one that has arrived counts
                 raise
     run.awaited -= 1
-    if in_time and step not in run.results:
+    if in_time and step not in run.inbox.results:
         raise StillWaitingError
     run.set_status(RunStatus.waiting_on_tool if run.awaited else RunStatus.running)
-    return run.results.pop(step, None)
+    return run.inbox.results.pop(step, None)
 
 
 @contextmanager

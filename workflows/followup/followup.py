@@ -30,10 +30,11 @@ from contracts.run.signals import CancelRequest, HumanInput
 from decisions import ids
 from decisions.followup import state as followup
 from decisions.followup import view
+from decisions.run.recovery import FailureKind
 from decisions.text import formatting
 from workflows import cancellation
 from workflows.execution import execute_activity
-from workflows.failures import FailureKind, classify_failure
+from workflows.failures import classify_failure
 from workflows.followup.context import FollowUpContext, begin_follow_up, now_ms
 from workflows.handlers import (
     ValidatedWorkflow,
