@@ -173,7 +173,7 @@ class Conversations:
         )
         whole = _to_transcript((await self._transcripts.read_conversation(expected)).transcript.parts)
         in_flight = [call.tool_use_id for call in snapshot.state.calls]
-        for call in settle_interrupted(snapshot.state, in_flight, snapshot.state.updated_at).calls:
+        for call in settle_interrupted(snapshot.state, in_flight).calls:
             whole.append(call_part(call))
         before = next((segment for segment in snapshot.segments if segment.owner == owner), None)
         unanswered = unanswered_kind(snapshot.state, _UNANSWERED.get(described.status) if described.status else None)

@@ -178,9 +178,7 @@ class Played:
                 case loop.Rotate():
                     self._rotate()
                 case loop.End(ending):
-                    self.state = endings.end_run(
-                        call_state.settle_interrupted(self.state, self.effects, NOW), ending, NOW
-                    )
+                    self.state = endings.end_run(call_state.settle_interrupted(self.state, self.effects), ending)
                     self._end()
 
     def _listen(self) -> None:
@@ -225,7 +223,7 @@ class Played:
 
     def _end(self) -> None:
         assert not self.waits
-        self.state = call_state.settle_interrupted(self.state, self.effects, NOW)
+        self.state = call_state.settle_interrupted(self.state, self.effects)
         self._close_turn()
         ending = self.state.ending
         self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
@@ -264,7 +262,7 @@ class Played:
             self._update(ending=ending)
             raise Halted
         if forced is not None and forced.asks and self.state.forced is None and self.state.ending is None:
-            self.state = call_state.settle_unmade(self.state, "not made: a person is asked first", NOW)
+            self.state = call_state.settle_unmade(self.state, "not made: a person is asked first")
             self._close_turn()
             yield from self._ask_in_its_place(forced)
 
@@ -309,12 +307,12 @@ class Played:
 
     def _settle(self, call: Call) -> Flow[None]:
         if call.tool in CONTROL_TOOLS:
-            self.state = call_state.run_control_call(self.state, call, NOW)
+            self.state = call_state.run_control_call(self.state, call)
         elif call.tool in JOURNAL_TOOLS:
-            self.state = call_state.run_journal_call(self.state, call, NOW)
+            self.state = call_state.run_journal_call(self.state, call)
         else:
             outcome = yield from self._carry_out(call)
-            self.state = call_state.settle_call(self.state, call, outcome, NOW)
+            self.state = call_state.settle_call(self.state, call, outcome)
 
     def _carry_out(self, call: Call) -> Flow[ToolOutcome]:
         if call.tool == ASK_HUMAN:

@@ -24,7 +24,7 @@ def issue_calls(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunS
         for call in batch
         if call.step is not None and call.step not in known
     )
-    return state.model_copy(update={"pending": state.pending + pending, "updated_at": now})
+    return state.model_copy(update={"pending": state.pending + pending})
 
 
 def reissue_call(state: RunState, step: int, now: datetime) -> RunState:
@@ -33,13 +33,13 @@ def reissue_call(state: RunState, step: int, now: datetime) -> RunState:
         p.model_copy(update={"attempt": p.attempt + 1, "since": now, "handed_out": None}) if p.step == step else p
         for p in state.pending
     )
-    return state.model_copy(update={"pending": pending, "updated_at": now})
+    return state.model_copy(update={"pending": pending})
 
 
 def mark_handed_out(state: RunState, step: int, now: datetime) -> RunState:
     """Record that the request was sent; its result arrives as a signal."""
     pending = tuple(p.model_copy(update={"handed_out": now}) if p.step == step else p for p in state.pending)
-    return state.model_copy(update={"pending": pending, "updated_at": now})
+    return state.model_copy(update={"pending": pending})
 
 
 def handed_out_at(state: RunState, step: int) -> datetime | None:
@@ -80,7 +80,7 @@ def _update_call(state: RunState, call: Call, **changes: Any) -> RunState:
     return state.model_copy(update={"calls": changed})
 
 
-def settle_call(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
+def settle_call(state: RunState, call: Call, outcome: ToolOutcome) -> RunState:
     """Give the call its outcome; it is no longer pending."""
     artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
     update = {
@@ -89,29 +89,28 @@ def settle_call(state: RunState, call: Call, outcome: ToolOutcome, now: datetime
         "pending": tuple(p for p in state.pending if p.step != call.step),
         "journal": add_artifacts(state.journal, outcome.artifacts),
         "active_ms": state.active_ms + outcome.duration_ms,
-        "updated_at": now,
     }
     return state.model_copy(update=update)
 
 
-def run_journal_call(state: RunState, call: Call, now: datetime) -> RunState:
+def run_journal_call(state: RunState, call: Call) -> RunState:
     """Run one of the journal tools."""
     journal, outcome = run_journal_tool(state.journal, call.tool, call.arguments)
-    return settle_call(state.model_copy(update={"journal": journal}), call, outcome, now)
+    return settle_call(state.model_copy(update={"journal": journal}), call, outcome)
 
 
-def run_control_call(state: RunState, call: Call, now: datetime) -> RunState:
+def run_control_call(state: RunState, call: Call) -> RunState:
     """Run `finish`, `escalate` or `reframe`."""
     texts = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
     if state.ending is not None:
-        return settle_call(state, call, error_outcome(ToolFault.interrupted, "the run has ended"), now)
+        return settle_call(state, call, error_outcome(ToolFault.interrupted, "the run has ended"))
     if call.tool == FINISH:
-        return _finish_run(state, call, texts.get("outcome", ""), now)
+        return _finish_run(state, call, texts.get("outcome", ""))
     if call.tool == ESCALATE:
         state = escalate_run(state, Escalation.asked, texts.get("reason") or "the agent gave no reason")
-        return settle_call(state, call, ToolOutcome(result="escalated"), now)
+        return settle_call(state, call, ToolOutcome(result="escalated"))
     if call.tool == REFRAME:
-        return _reframe_run(state, call, texts.get("frame", ""), now)
+        return _reframe_run(state, call, texts.get("frame", ""))
     raise AssertionError(f"{call.tool} is not a control tool")
 
 
@@ -121,18 +120,18 @@ _WITH_OUTCOME = (
 )
 
 
-def _finish_run(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
+def _finish_run(state: RunState, call: Call, outcome: str) -> RunState:
     sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
     if sibling is not None:
         error = error_outcome(
             ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}"
         )
-        return settle_call(state, call, error, now)
+        return settle_call(state, call, error)
     if not outcome.strip():
         error = error_outcome(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
-        return settle_call(state, call, error, now)
+        return settle_call(state, call, error)
     state = complete_run(state, outcome.strip(), artifacts_in(call.arguments))
-    return settle_call(state, call, ToolOutcome(result="finished"), now)
+    return settle_call(state, call, ToolOutcome(result="finished"))
 
 
 def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
@@ -140,14 +139,14 @@ def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
     return tuple(a for a in paths if isinstance(a, str)) if isinstance(paths, list) else ()
 
 
-def _reframe_run(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
+def _reframe_run(state: RunState, call: Call, frame: str) -> RunState:
     count, limit = state.reframes + 1, state.limits.max_reframes
     if count > limit:
         state = escalate_run(state, Escalation.reframe_budget, f"all {limit} reframes are used up")
-        return settle_call(state, call, error_outcome(ToolFault.budget, f"reframes used up ({limit})"), now)
+        return settle_call(state, call, error_outcome(ToolFault.budget, f"reframes used up ({limit})"))
     state = state.model_copy(update={"reframes": count, "journal": reframe_journal(state.journal, frame)})
     text = f"reframed ({count} of {limit}). {GO_ON} {_reframes_left(limit - count)}"
-    return settle_call(state, call, ToolOutcome(result=text), now)
+    return settle_call(state, call, ToolOutcome(result=text))
 
 
 def _reframes_left(remaining: int) -> str:
@@ -156,22 +155,22 @@ def _reframes_left(remaining: int) -> str:
     return f"No {REFRAME} is left: another one escalates the run, which ends it."
 
 
-def settle_interrupted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
+def settle_interrupted(state: RunState, in_flight: Collection[str]) -> RunState:
     """Settle all open calls: every tool use gets a result, even if the run ends before the call.
 
     `in_flight` names the tool uses that may have had their effect; the record must not claim that they had none.
     """
     interrupted = error_outcome(ToolFault.interrupted, "the run ended before this call had a result")
-    return _settle_open_calls(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
+    return _settle_open_calls(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted)
 
 
-def settle_unmade(state: RunState, reason: str, now: datetime) -> RunState:
+def settle_unmade(state: RunState, reason: str) -> RunState:
     """Settle the requested calls as not made."""
-    return _settle_open_calls(state, lambda _: error_outcome(ToolFault.interrupted, reason), now)
+    return _settle_open_calls(state, lambda _: error_outcome(ToolFault.interrupted, reason))
 
 
-def _settle_open_calls(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:
+def _settle_open_calls(state: RunState, outcome_of: Callable[[Call], ToolOutcome]) -> RunState:
     for call in state.calls:
         if call.outcome is None:
-            state = settle_call(state, call, outcome_of(call), now)
+            state = settle_call(state, call, outcome_of(call))
     return state

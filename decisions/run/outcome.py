@@ -1,7 +1,6 @@
 """The end of a run: exactly one event, and the hand-off for a person who takes over."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from contracts.failures import Escalation
@@ -98,5 +97,5 @@ def complete_out_of_time(state: RunState, outcome: str = "", artifacts: tuple[st
     return complete_run(state, outcome or reached, artifacts, is_partial=True)
 
 
-def end_run(state: RunState, ending: Ending, now: datetime) -> RunState:
-    return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})
+def end_run(state: RunState, ending: Ending) -> RunState:
+    return state.model_copy(update={"ending": ending, "status": ending.status})

@@ -61,9 +61,9 @@ class Player:
         self.issued += [call.step for call in batch if call.step is not None]
         for call in batch:
             if call.tool in CONTROL_TOOLS:
-                self.state = call_state.run_control_call(self.state, call, self.now)
+                self.state = call_state.run_control_call(self.state, call)
             elif call.tool in JOURNAL_TOOLS:
-                self.state = call_state.run_journal_call(self.state, call, self.now)
+                self.state = call_state.run_journal_call(self.state, call)
             else:
-                self.state = call_state.settle_call(self.state, call, self.outcomes.get(call.tool, OK), self.now)
+                self.state = call_state.settle_call(self.state, call, self.outcomes.get(call.tool, OK))
         assert self.state.pending == before

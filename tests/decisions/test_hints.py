@@ -10,7 +10,6 @@ from decisions.builtin_tools import GO_ON
 from decisions.run.call_state import run_control_call
 from decisions.run.journal import run_journal_tool
 from decisions.run.reply import take_turn
-from tests.decisions.conftest import NOW
 
 JOURNAL = Journal(objective="pay", current_state="begun", verified_findings=("rafts float",))
 
@@ -19,7 +18,7 @@ def control(state: RunState, turn: Any) -> RunState:
     state = take_turn(state, turn).state
     for call in state.calls:
         if call.outcome is None:
-            state = run_control_call(state, call, NOW)
+            state = run_control_call(state, call)
     return state
 
 

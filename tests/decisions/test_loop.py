@@ -114,7 +114,7 @@ def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_mos
         assert player.state.turns <= min(each for each in most if each is not None)
     assert player.winds <= 1
     assert player.endings == 1
-    state = call_state.settle_interrupted(player.state, (), now)
+    state = call_state.settle_interrupted(player.state, ())
     assert all(call.outcome is not None for call in state.calls)
     partial = player.state.ending is not None and player.state.ending.is_partial
     assert not partial or (player.winds == 1 and move.ending.status is RunStatus.completed)
@@ -297,7 +297,7 @@ def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any
     it = player()
     it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
     it.state = call_state.issue_calls(it.state, it.state.calls[:1], now)
-    state = call_state.settle_interrupted(it.state, [it.state.calls[1].tool_use_id], now)
+    state = call_state.settle_interrupted(it.state, [it.state.calls[1].tool_use_id])
     kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
     assert kinds == ["interrupted", "in_doubt", "interrupted"]
     assert state.pending == ()

@@ -69,13 +69,13 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         try:
             await run.cancellation.shield(self._run_loop(run), cancellation.MAX_STOP_TIME)
         except asyncio.CancelledError:
-            run.state = call_state.settle_interrupted(run.state, run.effects, workflow.now())
+            run.state = call_state.settle_interrupted(run.state, run.effects)
         except _HistoryTooLongError:
             if run.cancellation.reason is None:
                 workflow.continue_as_new(
                     Continuation(state=run.state, segments=run.segments, said=tuple(run.inbox.messages))
                 )
-            run.state = call_state.settle_interrupted(run.state, run.effects, workflow.now())
+            run.state = call_state.settle_interrupted(run.state, run.effects)
         return await run.cancellation.shield(self._finish_run(run))
 
     async def _run_loop(self, run: RunContext) -> None:
@@ -99,8 +99,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
                 case loop.Rotate():
                     await self._archive_and_rotate(run)
                 case loop.End(ending):
-                    stopped = call_state.settle_interrupted(run.state, run.effects, workflow.now())
-                    run.state = outcome.end_run(stopped, ending, workflow.now())
+                    stopped = call_state.settle_interrupted(run.state, run.effects)
+                    run.state = outcome.end_run(stopped, ending)
                     return
 
     async def _act_or_rotate(self, run: RunContext, batch: tuple[Call, ...]) -> None:

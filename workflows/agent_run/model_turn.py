@@ -1,6 +1,5 @@
 """A model call, and what to do if the context is full, the worker is lost, or the agent's definition has changed."""
 
-from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.model.turn import Turns
@@ -43,7 +42,7 @@ async def take_model_turn(run: RunContext) -> None:
         run.cancellation.raise_if_cancelled()
     if forced is not None and forced.asks and run.state.forced is None and run.state.ending is None:
         # It was to ask a person and did something else: some providers do not enforce a forced tool.
-        run.state = call_state.settle_unmade(run.state, "not made: a person is asked first", workflow.now())
+        run.state = call_state.settle_unmade(run.state, "not made: a person is asked first")
         close_turn(run)
         await ask_instead_of_model(run, forced)
 

@@ -49,11 +49,11 @@ async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
 
 async def _settle_call(run: RunContext, call: Call) -> None:
     if decide := _DECIDED.get(call.tool):  # the outcome is a decision about the run itself
-        run.state = decide(run.state, call, workflow.now())
+        run.state = decide(run.state, call)
         return
     outcome = await _dispatch_call(run, call)
     events.count_call(call, outcome)
-    run.state = call_state.settle_call(run.state, call, outcome, workflow.now())
+    run.state = call_state.settle_call(run.state, call, outcome)
 
 
 async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
