@@ -72,9 +72,7 @@ class StartSnapshot(FrozenModel):
     mailboxes: tuple[str, ...] = omit_default(())  # peers that live outside
     sessions: tuple[str, ...] = omit_default(())  # other conversations in which its follow-ups may resume
     secret: str = omit_default("")  # random; the nonces of the run's requests derive from it
-    answer_keys: dict[str, str] = omit_default(
-        {}
-    )  # public keys by id; only answers signed with one of them are accepted
+    answer_keys: dict[str, str] = omit_default({})  # as in `RunState`
     ceiling: dict[str, Any] = omit_default({})  # the project's limits that no run exceeds
     key_id: str = omit_default("")  # as in `RunState`
 

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import to_json
@@ -18,6 +18,8 @@ MAX_ID_LENGTH = 200  # characters
 MAX_REQUEST_TEXT = 200_000  # characters of a request's messages together
 MAX_EXTRAS = 64 * 1024  # bytes of `context` and `raw` together
 MAX_EXTRAS_NESTING = 64  # levels in them: other values wrap them, and JSON readers have a limit
+
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
 
 class WhenBusy(StrEnum):
@@ -40,13 +42,13 @@ class Message(StrictModel):
 class Headers(StrictModel):
     """The identity of a request, as the source's envelopes carry it (E9)."""
 
-    request_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    request_id: Id | None = None
     """The request that led to this."""
-    session_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    session_id: Id | None = None
     """The session that the request came from."""
-    request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    request_client: Id | None = None
     """The program that sent the request."""
-    user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    user_id: Id | None = None
     """The person who asked."""
 
 
@@ -62,17 +64,15 @@ class Choice(StrictModel):
 class SubmitRequest(StrictModel):
     """The body of the update `submit` and of the signal `request`: either a `goal` or `messages`."""
 
-    request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    request_id: Id
     """Identifies the request, so that a repeat has no effect."""
     goal: str | None = Field(default=None, min_length=1, max_length=MAX_REQUEST_TEXT)
     """The task, in words. Give either this or `messages`."""
     messages: tuple[Message, ...] = Field(default=(), max_length=100)
     """Messages in place of a goal."""
-    agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    agent: Id | None = None
     """The agent to run; by default the conversation's last agent."""
-    default_agent: str | None = Field(
-        default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda agent: agent is None
-    )
+    default_agent: Id | None = omit_default(None)
     """The agent to run if the conversation has no last agent."""
     context: Context = Field(default_factory=dict)
     """As in `agentic.start`; together with `raw` up to 64 KiB."""
@@ -80,17 +80,15 @@ class SubmitRequest(StrictModel):
     """The request that led to this one."""
     when_busy: WhenBusy = WhenBusy.queue
     """The handling if a turn is running: [below](#when-busy)."""
-    question_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    question_id: Id | None = None
     """The open question of the running turn that this request answers. If the question is not open, it queues."""
-    request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    request_client: Id | None = None
     """The program that sends the request."""
     raw: dict[str, Any] | None = None
     """Stored with the run, not interpreted."""
     choices: tuple[Choice, ...] = Field(default=(), max_length=20, exclude_if=lambda choices: not choices)
     """The choices that a person makes before the turn begins."""
-    mailbox: str | None = Field(
-        default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
-    )
+    mailbox: Id | None = omit_default(None)
     """The agent whose mailbox is notified when the request ends."""
     share: Share | None = omit_default(None)
     """The remaining budget of the work that it resumes; the turn does not exceed it."""
@@ -251,7 +249,7 @@ class LaneState(FrozenModel):
 class ConversationStart(StrictModel):
     """The input of `Conversation`."""
 
-    conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    conversation_id: Id | None = None
     """If set, it must match the workflow id."""
     closes: bool = False
     """The lane ends once it is empty; the next request opens a new one."""
@@ -260,7 +258,7 @@ class ConversationStart(StrictModel):
 class DropRequest(StrictModel):
     """The body of the signal `drop`: removes a request from the queue."""
 
-    request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    request_id: Id
     """The queued request."""
     by: str | None = Field(default=None, max_length=200)
     """The person who drops it, self-declared."""
@@ -274,7 +272,7 @@ class ForgetRequest(StrictModel):
     Later turns do not see it. Its effects are not undone, and its run keeps its record.
     """
 
-    run_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    run_id: Id | None = None
     """The run of the turn; by default the latest."""
     sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
@@ -291,7 +289,7 @@ class Forgotten(FrozenModel):
 class SteerRequest(StrictModel):
     """The body of the signal `steer` of a run: a user message for its next model call."""
 
-    request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    request_id: Id
     """The request that the message comes from."""
     text: str = Field(min_length=1, max_length=MAX_REQUEST_TEXT)
     """The message."""

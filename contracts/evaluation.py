@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from contracts.conversation import MAX_ID_LENGTH
+from contracts.conversation import Id
 from contracts.models import FrozenModel, StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.run.state import RunStatus
@@ -54,9 +54,9 @@ class Expectation(StrictModel):
 class Case(StrictModel):
     """One goal. `name` is its name in the report; by default the goal itself."""
 
-    name: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    name: Id | None = None
     goal: str = Field(min_length=1, max_length=200_000)
-    agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    agent: Id | None = None
     context: dict[str, Any] = Field(default_factory=dict)
     limits: LimitOverrides = LimitOverrides()
     expect: Expectation = Expectation()

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_json
 
-from contracts.conversation import MAX_ID_LENGTH, Headers, SubmitRequest
+from contracts.conversation import MAX_ID_LENGTH, Headers, Id, SubmitRequest
 from contracts.delegation import Share
 from contracts.models import CamelModel, FrozenModel, StrictCamelModel, StrictModel, omit_default
 from contracts.topic import Event
@@ -54,11 +54,11 @@ class FollowUpFailure(StrEnum):
 class ResumeTarget(StrictModel):
     """The conversation in which the work resumes."""
 
-    session_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    session_id: Id
     """The id of the conversation."""
-    request_client: str = Field(default="perdure", min_length=1, max_length=MAX_ID_LENGTH)
+    request_client: Id = "perdure"
     """The client that the request is made for."""
-    mention_user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    mention_user_id: Id | None = None
     """The user that the answer should mention; passed to the agent."""
 
 
@@ -81,7 +81,7 @@ class CreateData(StrictCamelModel):
     definition: FollowUpDefinition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
     """The run whose turn creates the tasks. `all` waits for its end."""
-    agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    agent: Id | None = None
     """The agent that resumes the work; by default the conversation's last agent."""
     share: Share | None = omit_default(None)
     """The part of the creating run's budget for the resumed work. Set by the run."""
@@ -98,7 +98,7 @@ class CreateCommand(StrictModel):
 
 
 class TaskData(StrictCamelModel):
-    workflow_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    workflow_id: Id
     """The follow-up's name."""
     task_id: str = Field(pattern=r"^[A-Za-z0-9._:-]+$", max_length=MAX_ID_LENGTH)  # it is sent in an HTTP header
     """New in its follow-up; a repeat has no effect."""
@@ -151,7 +151,7 @@ class TaskResolved(StrictCamelModel):
 
     workflow_id: str | None = None
     """The follow-up's name; optional."""
-    task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    task_id: Id
     event: Event | None = None
     """An event for the task to match. Give either this or `result`."""
     result: Any = None
@@ -247,10 +247,10 @@ class SubscribeRequest(FrozenModel):
 class Outbound(StrictCamelModel):
     """A message that `notify` sends through the outbox."""
 
-    channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    channel_id: Id
     """The destination channel."""
     text: str = Field(min_length=1, max_length=4000)
-    platform: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    platform: Id | None = None
     """The platform of the channel."""
 
 

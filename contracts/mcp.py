@@ -3,24 +3,12 @@
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
+
+from contracts.models import StrictCamelModel
 
 
-class _PinModel(BaseModel):
-    """The base class, with MCP's field names. Unknown fields are refused: only Perdure writes this file."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-    )
-
-
-class Pin(_PinModel):
+class Pin(StrictCamelModel):
     """An accepted tool definition. `sha256` covers the other fields."""
 
     description: str = ""
@@ -29,13 +17,13 @@ class Pin(_PinModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class PinnedServer(_PinModel):
+class PinnedServer(StrictCamelModel):
     """All tools of one server, by its names for them."""
 
     tools: dict[str, Pin]
 
 
-class PinnedProgram(_PinModel):
+class PinnedProgram(StrictCamelModel):
     """The program of a stdio server: its absolute path, and the sha256 of its arguments as JSON.
 
     The arguments themselves may contain secrets from the environment, and the file is committed.
@@ -45,7 +33,7 @@ class PinnedProgram(_PinModel):
     args_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class PinFile(_PinModel):
+class PinFile(StrictCamelModel):
     """`mcp.lock.json`. `programs` are those of stdio servers, by server."""
 
     version: Literal[1] = 1

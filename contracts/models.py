@@ -76,10 +76,8 @@ def replace_surrogates(value: Any) -> Any:
     Two adjacent halves, as from two events of a stream, are joined into their character.
     """
     match value:
-        case str():
-            return (
-                value if is_utf8(value) else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            )
+        case str() if not is_utf8(value):
+            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         case dict():
             return {replace_surrogates(name): replace_surrogates(inner) for name, inner in value.items()}
         case list():
@@ -104,7 +102,10 @@ def escape_unprintable(text: str) -> str:
 
     Spaces and joiners of every script are kept, so that a name can be copied.
     """
-    return "".join(char if char.isprintable() or _is_blank(char) else repr(char)[1:-1] for char in _join_lines(text))
+    return "".join(
+        char if char.isprintable() or char in _JOINERS or category(char) == "Zs" else repr(char)[1:-1]
+        for char in _join_lines(text)
+    )
 
 
 def _join_lines(text: str) -> str:
@@ -117,18 +118,10 @@ def _join_lines(text: str) -> str:
     return " ".join([first.rstrip(), *between, last.lstrip()])
 
 
-def _is_blank(char: str) -> bool:
-    return char in _JOINERS or category(char) == "Zs"
-
-
 _MAX_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
 
 
-def _to_json_value(value: Any) -> Any:
-    return _replace_nonfinite(value, _MAX_READABLE)
-
-
-def _replace_nonfinite(value: Any, levels: int) -> Any:
+def _replace_nonfinite(value: Any, levels: int = _MAX_READABLE) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -146,7 +139,7 @@ def _replace_nonfinite(value: Any, levels: int) -> Any:
 ForeignText = Annotated[str, BeforeValidator(replace_surrogates)]
 
 # JSON has no NaN or infinities, which would be written as null: they become their names.
-JsonResult = Annotated[Any, AfterValidator(_to_json_value)]
+JsonResult = Annotated[Any, AfterValidator(_replace_nonfinite)]
 
 
 class Undecodable(FrozenModel):

@@ -60,9 +60,7 @@ class ToolRoute(FrozenModel):
     takes_step: bool = omit_default(True)
     pollable: bool = omit_default(False)  # loop detection ignores repeated calls
     approval_timeout: Duration | None = omit_default(None)
-    is_posted: bool = omit_default(
-        True
-    )  # kind signal: the request is POSTed to a URL; otherwise it is read from the run
+    is_posted: bool = omit_default(True)  # kind signal: the request is POSTed to a URL, or else read from the run
     queue: QueueRoute | None = omit_default(None)
     approval_kinds: tuple[str, ...] = omit_default(())  # `workflow_task_create`: tasks of these kinds need approval
 

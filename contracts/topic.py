@@ -1,10 +1,10 @@
 """Topics, which match events from outside with waiting tasks: events, subscriptions and state (E4)."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
-from contracts.conversation import MAX_ID_LENGTH
+from contracts.conversation import MAX_ID_LENGTH, Id
 from contracts.models import MAX_NESTING, CamelModel, FrozenModel, nesting_depth, omit_default
 from contracts.sender import Sender
 
@@ -13,36 +13,34 @@ MAX_TIME = 2**53  # milliseconds; JSON numbers are exact up to here
 MESSAGE_CREATED = "evt.adapter.message.created"
 
 
-def check_nesting(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the value. Raises ValueError if it is nested too deeply to be passed on."""
+def _check_nesting(value: dict[str, Any]) -> dict[str, Any]:
     if nesting_depth(value) > MAX_NESTING:
         raise ValueError(f"it may be nested {MAX_NESTING} deep")
     return value
 
 
+# An object that is not nested too deeply to be passed on.
+PassedOn = Annotated[dict[str, Any], AfterValidator(_check_nesting)]
+
+
 class PostedMessage(CamelModel):
     """A message on a chat platform, as its adapter reports it."""
 
-    platform: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    platform: Id
     """The platform, such as `discord`."""
-    channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    channel_id: Id
     """The channel, room or issue."""
-    message_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    message_id: Id
     """The id of this message."""
-    user_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    user_id: Id
     """The author."""
     user_name: str | None = None
     """The author's display name."""
     text: str
     ts: int = Field(ge=0, le=MAX_TIME)
     """The time in milliseconds since 1970."""
-    raw: dict[str, Any] | None = None
+    raw: PassedOn | None = None
     """The adapter's own data. `raw.<platform>.replyToMessageId` is the message that this one replies to."""
-
-    @field_validator("raw")
-    @classmethod
-    def _check_raw(cls, raw: dict[str, Any] | None) -> dict[str, Any] | None:
-        return raw and check_nesting(raw)
 
 
 class Event(FrozenModel):
@@ -51,16 +49,11 @@ class Event(FrozenModel):
     type: Literal["evt.adapter.message.created"]
     id: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
     """Identifies the event, so that a repeat has no effect. Default: platform, channel and message."""
-    headers: dict[str, Any] = Field(default_factory=dict)
+    headers: PassedOn = Field(default_factory=dict)
     """Stored with the event, not interpreted."""
     data: PostedMessage
     sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
-
-    @field_validator("headers")
-    @classmethod
-    def _check_headers(cls, headers: dict[str, Any]) -> dict[str, Any]:
-        return check_nesting(headers)
 
 
 class Subscription(CamelModel):
@@ -71,7 +64,7 @@ class Subscription(CamelModel):
 
     subscriber: str = Field(pattern="^wf:", max_length=3 * MAX_ID_LENGTH)
     """The workflow id of the follow-up."""
-    task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    task_id: Id
     """The task of the follow-up."""
     expires_at: int | None = Field(default=None, ge=0, le=MAX_TIME)
     """Milliseconds since 1970; a time in the past ends the subscription. None: no limit."""

@@ -29,16 +29,20 @@ TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
 LIST_SECTIONS = ("verified_findings", "decisions", "artifacts", "open_questions", "blockers")
 
 
-def _text_schema(description: str) -> dict[str, str]:
-    return {"type": "string", "description": description}
-
-
-def _list_schema(description: str) -> dict[str, Any]:
-    return {"type": "array", "items": {"type": "string"}, "description": description}
+def _property_schema(written: Any) -> Any:
+    """Return the schema of a property: a description is a text's, one in a list is that of a list of texts."""
+    match written:
+        case str():
+            return {"type": "string", "description": written}
+        case [description]:
+            return {"type": "array", "items": {"type": "string"}, "description": description}
+        case _:
+            return written
 
 
 def _object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+    schemas = {name: _property_schema(written) for name, written in properties.items()}
+    return {"type": "object", "properties": schemas, **({"required": list(required)} if required else {})}
 
 
 def _tool_schema(name: str, description: str, properties: dict[str, Any], *required: str) -> ToolSchema:
@@ -49,30 +53,27 @@ SCHEMAS = (
     _tool_schema(
         FINISH,
         "End the run: the goal is reached. Say what was achieved, and name the files that hold it.",
-        {
-            "outcome": _text_schema("What was achieved, in one to three sentences."),
-            "artifacts": _list_schema("Paths of the results."),
-        },
+        {"outcome": "What was achieved, in one to three sentences.", "artifacts": ["Paths of the results."]},
         "outcome",
     ),
     _tool_schema(
         REFRAME,
         "The approach does not work: state the task anew, and go on from there.",
-        {"frame": _text_schema("The task as you see it now."), "reason": _text_schema("Why the old one failed.")},
+        {"frame": "The task as you see it now.", "reason": "Why the old one failed."},
         "frame",
     ),
     _tool_schema(
         ESCALATE,
         "Give the task back to a person: it cannot be done with these tools or rights.",
-        {"reason": _text_schema("What stands in the way, and what a person would have to do.")},
+        {"reason": "What stands in the way, and what a person would have to do."},
         "reason",
     ),
     _tool_schema(
         ASK_HUMAN,
         "Ask a person one question and wait for the answer, however long it takes.",
         {
-            "question": _text_schema("One question, understandable without the conversation."),
-            "options": _list_schema("Suggested answers, if any."),
+            "question": "One question, understandable without the conversation.",
+            "options": ["Suggested answers, if any."],
         },
         "question",
     ),
@@ -82,14 +83,14 @@ SCHEMAS = (
         "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
         "milestone: old messages are dropped when the conversation grows long, the journal is not.",
         {
-            "objective": _text_schema("The task in your own words."),
-            "current_state": _text_schema("Where the work stands, in a few sentences."),
-            "handoff_next_action": _text_schema("What should happen next if you stopped here, in one line."),
-            "verified_findings": _list_schema("What you have confirmed."),
-            "decisions": _list_schema("What was decided, and why."),
-            "artifacts": _list_schema("Where the results are: paths, ids."),
-            "open_questions": _list_schema("What is unresolved."),
-            "blockers": _list_schema("What stands in the way; an empty list once it is gone."),
+            "objective": "The task in your own words.",
+            "current_state": "Where the work stands, in a few sentences.",
+            "handoff_next_action": "What should happen next if you stopped here, in one line.",
+            "verified_findings": ["What you have confirmed."],
+            "decisions": ["What was decided, and why."],
+            "artifacts": ["Where the results are: paths, ids."],
+            "open_questions": ["What is unresolved."],
+            "blockers": ["What stands in the way; an empty list once it is gone."],
         },
     ),
     _tool_schema(
@@ -97,7 +98,7 @@ SCHEMAS = (
         "Add one entry to a list of your run journal.",
         {
             "section": {"type": "string", "enum": list(LIST_SECTIONS)},
-            "entry": _text_schema("One sentence, understandable without the conversation."),
+            "entry": "One sentence, understandable without the conversation.",
         },
         "section",
         "entry",
@@ -109,9 +110,7 @@ SCHEMAS = (
         {
             "definition": _object_schema(
                 {
-                    "summary": _text_schema(
-                        "What is being done and what is waited for; nothing else is known on resume."
-                    ),
+                    "summary": "What is being done and what is waited for; nothing else is known on resume.",
                     "completion": {
                         "type": "string",
                         "enum": list(Completion),
@@ -119,9 +118,9 @@ SCHEMAS = (
                     },
                     "resumeTarget": _object_schema(
                         {
-                            "session_id": _text_schema("The session to go on in; this one by default."),
-                            "request_client": _text_schema("Its platform, e.g. discord."),
-                            "mention_user_id": _text_schema("Who is to be mentioned there."),
+                            "session_id": "The session to go on in; this one by default.",
+                            "request_client": "Its platform, e.g. discord.",
+                            "mention_user_id": "Who is to be mentioned there.",
                         }
                     ),
                     "origin": {"type": "object", "description": "By default this run's own request."},
@@ -136,9 +135,9 @@ SCHEMAS = (
         WORKFLOW_TASK_CREATE,
         "Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
         {
-            "workflowId": _text_schema("As workflow_create returned it."),
+            "workflowId": "As workflow_create returned it.",
             "kind": {"type": "string", "enum": list(KINDS)},
-            "description": _text_schema("What is waited for, understandable without the conversation."),
+            "description": "What is waited for, understandable without the conversation.",
             "input": {
                 "type": "object",
                 "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
@@ -154,18 +153,16 @@ SCHEMAS = (
         "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
         "created for it, which goes on with the work in this session.",
         {
-            "workflowId": _text_schema("A follow-up to add it to, if any."),
-            "description": _text_schema("What is waited for, understandable without the conversation."),
-            "platform": _text_schema("Where the message was sent: discord (the default), slack, github, …"),
-            "channelId": _text_schema("The channel of the message."),
-            "messageId": _text_schema(
-                "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue."
-            ),
-            "after": _text_schema(
+            "workflowId": "A follow-up to add it to, if any.",
+            "description": "What is waited for, understandable without the conversation.",
+            "platform": "Where the message was sent: discord (the default), slack, github, …",
+            "channelId": "The channel of the message.",
+            "messageId": "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue.",
+            "after": (
                 "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
                 "GitHub the id of your comment. Only what was written after it counts."
             ),
-            "fromUserId": _text_schema("Only a reply of this user counts."),
+            "fromUserId": "Only a reply of this user counts.",
             "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
         },
         "description",
@@ -184,14 +181,12 @@ DELEGATE_SCHEMA = _tool_schema(
             "type": "array",
             "items": _object_schema(
                 {
-                    "id": _text_schema("A short name: letters, digits, - and _."),
-                    "agent": _text_schema("Which peer does it."),
-                    "instructions": _text_schema(
-                        "All that the peer must know: it sees neither this conversation nor the DAG."
-                    ),
-                    "depends_on": _list_schema("Ids of the subtasks whose results it needs, and is given."),
-                    "expected_output": _text_schema("What it should bring back, and in which form."),
-                    "timeout": _text_schema('How long it may take, such as "10m".'),
+                    "id": "A short name: letters, digits, - and _.",
+                    "agent": "Which peer does it.",
+                    "instructions": "All that the peer must know: it sees neither this conversation nor the DAG.",
+                    "depends_on": ["Ids of the subtasks whose results it needs, and is given."],
+                    "expected_output": "What it should bring back, and in which form.",
+                    "timeout": 'How long it may take, such as "10m".',
                 },
                 "id",
                 "agent",

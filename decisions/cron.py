@@ -101,16 +101,13 @@ def _check_steps(text: str, field: _Field) -> None:
 def describe_cron(line: str, time_zone: str | None) -> str:
     """Say in words when the line starts something, like "at 09:00 on Monday to Friday in Europe/Berlin"."""
     zone = f"in {time_zone or 'UTC'}"
-    sets = [_read_field(text, field) for text, field in zip(_split_fields(line), _FIELDS, strict=False)]
+    fields = SHORTHANDS.get(line, line).partition("#")[0].split()
+    sets = [_read_field(text, field) for text, field in zip(fields, _FIELDS, strict=False)]
     if len(sets) != len(_FIELDS) or None in sets:
         return f"{line} {zone}"  # the server accepts more than this module reads
     minutes, hours, days, months, weekdays = (values or [] for values in sets)
     weekdays = sorted({day % 7 for day in weekdays})
     return " ".join(filter(None, (_format_times(minutes, hours), _on_days(days, weekdays), _in_months(months), zone)))
-
-
-def _split_fields(line: str) -> list[str]:
-    return SHORTHANDS.get(line, line).partition("#")[0].split()
 
 
 def _read_field(text: str, field: _Field) -> list[int] | None:
@@ -168,11 +165,9 @@ def _on_days(days: list[int], weekdays: list[int]) -> str:
 
 
 def _in_months(months: list[int]) -> str:
-    return (
-        ""
-        if len(months) == len(MONTHS)
-        else f"in {_join_words(_format_ranges(months, lambda month: MONTHS[month - 1]))}"
-    )
+    if len(months) == len(MONTHS):
+        return ""
+    return f"in {_join_words(_format_ranges(months, lambda month: MONTHS[month - 1]))}"
 
 
 def _format_ranges(values: list[int], name: Callable[[int], str]) -> list[str]:
@@ -183,11 +178,8 @@ def _format_ranges(values: list[int], name: Callable[[int], str]) -> list[str]:
             runs[-1].append(value)
         else:
             runs.append([value])
-    return [
-        text
-        for run in runs
-        for text in ([f"{name(run[0])} to {name(run[-1])}"] if len(run) > 2 else [name(value) for value in run])
-    ]
+    texts = ([f"{name(run[0])} to {name(run[-1])}"] if len(run) > 2 else map(name, run) for run in runs)
+    return [text for run in texts for text in run]
 
 
 def _join_words(texts: list[str]) -> str:

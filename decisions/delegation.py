@@ -105,7 +105,6 @@ def _out_of_reach(state: RunState, subtasks: tuple[Subtask, ...], owner: str) ->
 
 
 def dag_error(subtasks: Sequence[Subtask]) -> str | None:
-    """Return the reason why these subtasks are not a DAG, if any."""
     return next(_naming_errors(subtasks), None) or _find_cycle(subtasks)
 
 
@@ -163,17 +162,12 @@ def _affordable_count(state: RunState, remaining: Share) -> int:
 
 
 def begin_delegation(request: DelegationRequest) -> DelegationState:
-    """Return the initial state: nothing is started."""
-    return DelegationState(
-        subtasks=tuple(
-            SubtaskState(id=task.id, agent=task.agent, run_id=_run_id(request, task)) for task in request.subtasks
-        )
-    )
-
-
-def _run_id(request: DelegationRequest, subtask: Subtask) -> str:
-    is_outside = subtask.agent in request.mailboxes
-    return "" if is_outside else ids.subtask_run_id(request.id_base, request.step, subtask.id)
+    subtasks = []
+    for task in request.subtasks:
+        is_outside = task.agent in request.mailboxes
+        run_id = "" if is_outside else ids.subtask_run_id(request.id_base, request.step, task.id)
+        subtasks.append(SubtaskState(id=task.id, agent=task.agent, run_id=run_id))
+    return DelegationState(subtasks=tuple(subtasks))
 
 
 def ready_subtasks(request: DelegationRequest, state: DelegationState) -> tuple[Subtask, ...]:
@@ -181,12 +175,8 @@ def ready_subtasks(request: DelegationRequest, state: DelegationState) -> tuple[
     if state.status is not DelegationStatus.running:
         return ()
     standing = {task.id: task.status for task in state.subtasks}
-    return tuple(
-        task
-        for task in request.subtasks
-        if standing[task.id] is SubtaskStatus.waiting
-        and all(standing[name] is SubtaskStatus.done for name in task.depends_on)
-    )
+    waiting = [task for task in request.subtasks if standing[task.id] is SubtaskStatus.waiting]
+    return tuple(task for task in waiting if all(standing[name] is SubtaskStatus.done for name in task.depends_on))
 
 
 def next_share(request: DelegationRequest, state: DelegationState) -> Share | None:
@@ -257,25 +247,16 @@ def _judge_status(request: DelegationRequest, state: DelegationState) -> tuple[D
     cause = next((task for task in state.subtasks if task.status in FAILED_STATUSES), None)
     needed = {name for task in request.subtasks for name in task.depends_on}
     goals = [task.id for task in request.subtasks if request.join is Join.all or task.id not in needed]
-    lost = _lost_subtasks(request, state)
-    is_done, is_lost = [name in done for name in goals], [name in lost for name in goals]
-    if request.join is Join.all:
-        over, hopeless = all(is_done), any(is_lost)
-    else:
-        over, hopeless = any(is_done), all(is_lost)
-    if over:
-        return DelegationStatus.done, None
-    return (DelegationStatus.failed, cause) if hopeless else (DelegationStatus.running, None)
-
-
-def _lost_subtasks(request: DelegationRequest, state: DelegationState) -> set[str]:
-    """Return the ids of subtasks that have failed, or that depend on one that has."""
     lost = {task.id for task in state.subtasks if task.status in FAILED_STATUSES}
     needs = {task.id: task.depends_on for task in request.subtasks}
     for name in TopologicalSorter(needs).static_order():
-        if any(needed in lost for needed in needs[name]):
+        if not lost.isdisjoint(needs[name]):
             lost.add(name)
-    return lost
+    met, unmet = (all, any) if request.join is Join.all else (any, all)
+    if met(name in done for name in goals):
+        return DelegationStatus.done, None
+    is_lost = unmet(name in lost for name in goals)
+    return (DelegationStatus.failed, cause) if is_lost else (DelegationStatus.running, None)
 
 
 def max_outcome(request: DelegationRequest) -> int:
@@ -354,13 +335,13 @@ def delegation_outcome(state: DelegationState) -> ToolOutcome:
     done = [task for task in state.subtasks if task.status is SubtaskStatus.done]
     artifacts = tuple(path for task in done for path in task.artifacts)
     if state.status is DelegationStatus.done:
-        return ToolOutcome(
-            result={"subtasks": [_summarize_subtask(task) for task in state.subtasks]}, artifacts=artifacts
-        )
+        results = [_summarize_subtask(task) for task in state.subtasks]
+        return ToolOutcome(result={"subtasks": results}, artifacts=artifacts)
     others = ", ".join(f"{task.id} {task.status}" for task in state.subtasks if task not in done)
-    results = json.dumps([_summarize_subtask(task, MAX_IN_ERROR // len(done)) for task in done], ensure_ascii=False)
     text = f"{clip_text(state.why, MAX_IN_ERROR)}\nWith it the whole delegation has failed: {others}"
-    text = f"{text}\nDone before: {results}" if done else text
+    if done:
+        results = [_summarize_subtask(task, MAX_IN_ERROR // len(done)) for task in done]
+        text = f"{text}\nDone before: {json.dumps(results, ensure_ascii=False)}"
     return error_outcome(ToolFault.subtask_failed, text).model_copy(update={"artifacts": artifacts})
 
 

@@ -11,9 +11,7 @@ MAX_REASON_TEXT = 120  # characters of a text in a reason
 
 
 def failed_checks(expect: Expectation, facts: Facts) -> tuple[str, ...]:
-    """Return the failed checks; empty if the run meets its expectation."""
-    question = _question_check(expect, facts)
-    if question is not None:
+    if (question := _question_check(expect, facts)) is not None:
         return (question,)
     if facts.unanswered is not None:  # it asked as expected, and was stopped there
         return tuple(_call_checks(expect, facts))

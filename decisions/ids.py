@@ -39,17 +39,12 @@ def run_start_id(first_execution: str, continued: str | None, *, is_retry: bool)
 
     All ticks have one first execution, but each continues another one. A retry by Temporal is the same run again.
     """
-    return first_execution if continued is None or is_retry else _digest_names("tick", continued, size=6)
+    return first_execution if continued is None or is_retry else digest_names("tick", continued, size=6)
 
 
 def key_id(run_id: str, start: str) -> str:
     """Return the id that replaces `run_id` in keys and ids if an earlier run had that id: unique over time."""
-    return f"{run_id}~{_digest_names(start, size=6)}"
-
-
-def without_start(key_id: str) -> str:
-    """Return the run id that a `key_id` was made of; a plain run id as it is."""
-    return _AGAIN.sub("", key_id)
+    return f"{run_id}~{digest_names(start, size=6)}"
 
 
 def conversation_workflow_id(conversation_id: str) -> str:
@@ -63,7 +58,7 @@ def conversation_id_of(workflow_id: str) -> str:
 
 def turn_run_id(conversation_id: str, request_id: str) -> str:
     """Return the run id of a request's turn. A repeated request finds its run, even if its lane has forgotten it."""
-    return "c-" + _digest_names(conversation_id, request_id)
+    return "c-" + digest_names(conversation_id, request_id)
 
 
 def follow_up_workflow_id(workflow_id: str) -> str:
@@ -78,11 +73,11 @@ def run_schedule_id(name: str) -> str:
 
 def follow_up_id(run_id: str, step: int) -> str:
     """Return the id of the follow-up that a run creates in a step: the same on every attempt."""
-    return "f-" + _digest_names("follow-up", run_id, str(step), size=6)
+    return "f-" + digest_names("follow-up", run_id, str(step), size=6)
 
 
 def task_id(run_id: str, step: int) -> str:
-    return "t-" + _digest_names("task", run_id, str(step), size=6)
+    return "t-" + digest_names("task", run_id, str(step), size=6)
 
 
 def resume_request_id(workflow_id: str, seq: int) -> str:
@@ -91,14 +86,12 @@ def resume_request_id(workflow_id: str, seq: int) -> str:
 
 
 def notify_key(workflow_id: str, task: str) -> str:
-    """Return the idempotency key of an outbound message."""
     return f"workflow:{workflow_id}:task:{task}:notify"
 
 
 def topic_key(platform: str, channel: str, message: str) -> str:
-    """Return the key of the topic for replies to a message."""
     key = ":".join(quote(part, safe="", errors="surrogatepass") for part in (platform, channel, message))
-    return key if len(key) <= MAX_TOPIC_KEY else _digest_names(key, size=16)
+    return key if len(key) <= MAX_TOPIC_KEY else digest_names(key, size=16)
 
 
 def topic_workflow_id(key: str) -> str:
@@ -112,17 +105,14 @@ def delegation_workflow_id(run_id: str, step: int) -> str:
     the run stuck.
     """
     plain = f"{run_workflow_id(run_id)}{_DELEGATION}{step}"
-    return (
-        plain
-        if _byte_length(plain) <= MAX_WORKFLOW_ID_BYTES
-        else f"{run_workflow_id(placeholder_id(run_id))}{_DELEGATION}{step}"
-    )
+    owner = run_id if _byte_length(plain) <= MAX_WORKFLOW_ID_BYTES else placeholder_id(run_id)
+    return f"{run_workflow_id(owner)}{_DELEGATION}{step}"
 
 
 def delegating_run_id(workflow_id: str) -> str | None:
     """Return the run that made this delegation, or its placeholder. Other workflows have no such run."""
     owner, mark, _ = workflow_id.rpartition(_DELEGATION)
-    return without_start(run_id_of_workflow(owner)) if mark else None
+    return _AGAIN.sub("", run_id_of_workflow(owner)) if mark else None
 
 
 def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
@@ -133,7 +123,7 @@ def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
 
 def placeholder_id(run_id: str) -> str:
     """Return the replacement for a run id that is too long."""
-    return "d-" + _digest_names(run_id)
+    return "d-" + digest_names(run_id)
 
 
 def _byte_length(text: str) -> int:
@@ -142,7 +132,7 @@ def _byte_length(text: str) -> int:
 
 def run_id_for(dedupe_key: str) -> str:
     """Return the run id of a dedupe key: two starts with one key find the same run (A10)."""
-    return "k-" + _digest_names(dedupe_key)
+    return "k-" + digest_names(dedupe_key)
 
 
 def run_id_for_caller(caller: str, key: str) -> str:
@@ -203,18 +193,17 @@ def trace_id(namespace: str, workflow_id: str) -> str:
 
     It depends on the namespace: several installations may report to one place, and their run ids may be equal.
     """
-    return _digest_names("trace", namespace, workflow_id, size=16)
+    return digest_names("trace", namespace, workflow_id, size=16)
 
 
 def root_span_id(namespace: str, workflow_id: str) -> str:
     """Return the id of a run's root span, 16 hex digits: known before that span is made, at the end."""
-    return _digest_names("span", namespace, workflow_id, size=8)
+    return digest_names("span", namespace, workflow_id, size=8)
 
 
 def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
     """Return a digest of the call, 24 hex digits, independent of the order of its arguments."""
-    canonical = json.dumps([tool, arguments], sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=12).hexdigest()
+    return _digest_json(tool, arguments)
 
 
 def approval_digest(run: tuple[str, str], question: str, step: int | None, tool: str, arguments: CallArguments) -> str:
@@ -222,8 +211,11 @@ def approval_digest(run: tuple[str, str], question: str, step: int | None, tool:
 
     `run` is its id and its first Temporal execution, since an id may be reused.
     """
-    canonical = json.dumps([*run, question, step, tool, arguments], sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=12).hexdigest()
+    return _digest_json(*run, question, step, tool, arguments)
+
+
+def _digest_json(*values: Any) -> str:
+    return digest_names(json.dumps(values, sort_keys=True, separators=(",", ":")), size=12)
 
 
 def question_id(number: int) -> str:
@@ -241,16 +233,16 @@ def mail_queue(folder: str) -> str:
 
 def message_key(message_id: str, sha256: str) -> str:
     """Return the key of a message: its id and its content, since ids get reused (C2)."""
-    return _digest_names("letter", message_id, sha256)
+    return digest_names("letter", message_id, sha256)
 
 
 def task_key(plan_id: str, task_id: str, subtask_id: str | None) -> str:
-    return _digest_names("task", plan_id, task_id, subtask_id or "")
+    return digest_names("task", plan_id, task_id, subtask_id or "")
 
 
 def mail_conversation_id(agent: str, task: str) -> str:
     """Return the lane of a task that arrived by mail. `task` is its `task_key`."""
-    return f"mail:{agent if len(agent) <= MAX_AGENT_NAME else _digest_names(agent)}:{task}"
+    return f"mail:{agent if len(agent) <= MAX_AGENT_NAME else digest_names(agent)}:{task}"
 
 
 def mail_request_id(key: str, attempt: int) -> str:
@@ -263,7 +255,8 @@ def delegated_task_id(run_id: str, step: int) -> str:
     return f"{run_id}.{step}"
 
 
-def _digest_names(*names: str, size: int = 10) -> str:
+def digest_names(*names: str, size: int = 10) -> str:
+    """Return a digest of `size` bytes, in hex digits."""
     return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 

@@ -80,21 +80,16 @@ def is_sound(stored: Pin) -> bool:
 
 def pin_states(accepted: Mapping[str, Pin], now: Mapping[str, Pin]) -> dict[str, PinState]:
     """Return the state of every tool on either side, by name."""
-    return {name: _pin_state(accepted.get(name), now.get(name)) for name in sorted({*accepted, *now})}
-
-
-def _pin_state(accepted: Pin | None, now: Pin | None) -> PinState:
-    if accepted is None:
-        return PinState.new
-    if now is None:
-        return PinState.gone
-    return PinState.pinned if accepted.sha256 == now.sha256 else PinState.changed
+    states = {name: PinState.gone if name in accepted else PinState.new for name in sorted({*accepted, *now})}
+    for name in accepted.keys() & now.keys():
+        states[name] = PinState.pinned if accepted[name].sha256 == now[name].sha256 else PinState.changed
+    return states
 
 
 def diff_pins(accepted: Pin | None, now: Pin | None) -> str:
-    """Format the changes as a unified diff."""
-    lines = unified_diff(_visible_lines(accepted), _visible_lines(now), "accepted", "now", lineterm="", n=1)
-    text = "\n".join(lines)
+    text = "\n".join(
+        unified_diff(_definition_lines(accepted), _definition_lines(now), "accepted", "now", lineterm="", n=1)
+    )
     return text if len(text) <= MAX_PIN_DIFFERENCE else f"{text[:MAX_PIN_DIFFERENCE]}\n… (cut)"
 
 
@@ -114,16 +109,14 @@ def schema_texts(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from schema_texts(value, place)
 
 
-def _visible_lines(tool: Pin | None) -> list[str]:
-    return [] if tool is None else [render_visible_line(line) for line in _definition_lines(tool)]
-
-
-def _definition_lines(tool: Pin) -> Iterator[str]:
-    yield from (f"description: {line}" for line in tool.description.split("\n"))
+def _definition_lines(tool: Pin | None) -> list[str]:
+    if tool is None:
+        return []
+    lines = [f"description: {line}" for line in tool.description.split("\n")]
     for field, value in (("annotations", tool.annotations), ("inputSchema", tool.input_schema)):
         if value:
-            first, *rest = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
-            yield from (f"{field}: {first}", *rest)
+            lines += f"{field}: {json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)}".splitlines()
+    return list(map(render_visible_line, lines))
 
 
 def foreign_reference(schema: Any) -> str | None:

@@ -25,20 +25,15 @@ GONE_FOR = timedelta(hours=1)  # from the first check that misses a run to the o
 MAX_FINDINGS = 20  # findings of one problem
 
 MEND_ADVICE = "roll the workers back or fix their code; the run then continues by itself"
-_CUT_SHORT = frozenset(
-    {WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out}
-)
-_VIOLATIONS = frozenset({Escalation.step_never_issued, Escalation.wrong_tool})
+_CUT_SHORT = (WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out)
+_VIOLATIONS = (Escalation.step_never_issued, Escalation.wrong_tool)
 _CLAIM = re.compile(r"(?:([0-9a-f]+)-)?step-(\d+)(?:-(\d+))?\.claim")
 
 
 def wedged_finding(run_id: str, reported: Sequence[str]) -> Finding:
     causes = f" ({truncate(', '.join(reported), 200)})" if reported else ""
     return Finding(
-        problem=FindingKind.wedged,
-        run_id=run_id,
-        found=f"its workflow tasks fail{causes}",
-        advice=MEND_ADVICE,
+        problem=FindingKind.wedged, run_id=run_id, found=f"its workflow tasks fail{causes}", advice=MEND_ADVICE
     )
 
 
@@ -138,10 +133,8 @@ def _has_outcome(state: RunState, step: int) -> bool:
     """Return whether history knows the step's outcome. A halt settles interrupted calls without knowing it."""
     if state.status is RunStatus.cancelled or (state.ending is not None and state.ending.reason in _VIOLATIONS):
         return False
-    is_open = any(p.step == step for p in state.pending) or any(
-        c.step == step and c.outcome is None for c in state.calls
-    )
-    return step <= state.step and not is_open
+    open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
+    return step <= state.step and step not in open_steps
 
 
 def overdue_finding(state: RunState, now: datetime) -> Finding | None:
@@ -171,9 +164,8 @@ def overdue_finding(state: RunState, now: datetime) -> Finding | None:
 
 
 def _format_hours(time: timedelta) -> str:
-    return (
-        f"{time / timedelta(hours=1):.0f} h" if time >= timedelta(hours=1) else f"{time / timedelta(minutes=1):.0f} min"
-    )
+    hours = time / timedelta(hours=1)
+    return f"{hours:.0f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
 class Sweep(StrEnum):
@@ -221,7 +213,6 @@ def left_store_finding(run_id: str, claims: Sequence[LedgerKey] = ()) -> Finding
 
 
 def limit_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the first findings of each problem."""
     counts: Counter[FindingKind] = Counter()
     reported = []
     for finding in findings:
@@ -232,11 +223,9 @@ def limit_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def render_report(report: ReconcileReport) -> str:
-    """Render the report as Markdown."""
     if not report.findings:
         return f"No problems found. Checked {report.stores} stores."
-    lines = [
+    return "\n".join(
         f"- **{item.problem}** `{item.run_id}`: {item.found}; {'done: ' if item.repaired else ''}{item.advice}"
         for item in report.findings
-    ]
-    return "\n".join(lines)
+    )

@@ -1,33 +1,44 @@
-"""The application: routes, middleware and error handlers."""
+"""The application: routes, static files of the web page, middleware and error handlers."""
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from gateway import page
 from gateway.access_log import AccessLog
 from gateway.auth import Gateway
 from gateway.problems import ApiError, ProblemDetails, create_handlers, problem_response
-from gateway.request_body import BoundedBodies
-from gateway.routes import conversations, events, health, questions, runs, webhooks
-from gateway.slashes import EncodedSlashes
+from gateway.requests import BoundedBodies, EncodedSlashes
+from gateway.routes import conversations, events, health, questions, runs
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
-ROUTERS = (
-    runs.router,
-    conversations.router,
-    questions.router,
-    events.router,
-    webhooks.router,
-    health.router,
-    page.router,
-)
+STATIC_FILES = Path(__file__).parent
+STATIC_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+_page = APIRouter(include_in_schema=False)
 
 
-async def _method_not_allowed(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+@_page.get("/")
+@_page.get("/page.js")
+@_page.get("/page.css")
+@_page.get("/page.svg")
+async def _get_page_file(request: Request) -> FileResponse:
+    return FileResponse(STATIC_FILES / (request.scope["route"].path[1:] or "page.html"), headers=STATIC_HEADERS)
+
+
+ROUTERS = (runs.router, conversations.router, questions.router, events.router, health.router, _page)
+
+
+async def _method_not_allowed(request: Request, _: Exception) -> Response:
     """Answer 405 with the methods of all routes of the address; Starlette names those of one."""
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]

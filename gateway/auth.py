@@ -14,9 +14,8 @@ from pydantic import AfterValidator
 from contracts.sender import Sender
 from gateway.access_log import note_login_failure
 from gateway.problems import RETRY_SOON, ApiError
-from gateway.request_body import StrictRequest
+from gateway.requests import StrictRequest, restore_slashes
 from gateway.signatures import Webhook
-from gateway.slashes import restore_slashes
 from gateway.tokens import Scope, Token, TokenFileError, Tokens
 from perdure.client.door import set_sender
 from perdure.client.runs import MAX_RUN_ID_BYTES, has_length_of_id
@@ -41,7 +40,7 @@ class Gateway:
 
 
 def require_scope(token: Token, scope: Scope) -> None:
-    """Raises Failure 403 if the token lacks the scope."""
+    """Raises ApiError 403 if the token lacks the scope."""
     if scope not in token.scopes:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
         raise ApiError(403, f"token {token.name} has no scope {scope}", headers=challenge)
@@ -71,8 +70,8 @@ class ScopedRoute(APIRoute):
             for scope in scopes:
                 _authenticate(request, scope)
                 set_sender(Sender(door="gateway", token=request.state.token.name))
-            if takes_json and _has_body(request) and not _says_json(request):
-                raise ApiError(415, "the body needs Content-Type: application/json")
+            if takes_json:
+                _require_json(request)
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT):
                     return await handle(request)
@@ -83,15 +82,14 @@ class ScopedRoute(APIRoute):
 
 
 def _authenticate(request: Request, scope: Scope) -> None:
-    """Check the token and its scope, and store it in the request. Raises Failure."""
+    """Check the token and its scope, and store it in the request. Raises ApiError."""
     scheme, _, written = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not written.strip():
         note_login_failure(request.scope, "no_token")
         reason = "this needs a token: Authorization: Bearer … (perdure token create)"
         raise ApiError(401, reason, headers={"WWW-Authenticate": "Bearer"})
-    gateway: Gateway = request.app.state.gateway
     try:
-        token = gateway.tokens.find_token(written.strip(), datetime.now(UTC))
+        token = _get_gateway(request).tokens.find_token(written.strip(), datetime.now(UTC))
     except TokenFileError:
         raise ApiError(503, "the gateway cannot read its tokens; its operator must fix this") from None
     if token is None:
@@ -106,12 +104,12 @@ def _authenticate(request: Request, scope: Scope) -> None:
         raise
 
 
-def _has_body(request: Request) -> bool:
-    return "Transfer-Encoding" in request.headers or request.headers.get("Content-Length", "0") != "0"
-
-
-def _says_json(request: Request) -> bool:
-    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
+def _require_json(request: Request) -> None:
+    """Raises ApiError 415 if there is a body of another type."""
+    has_body = "Transfer-Encoding" in request.headers or request.headers.get("Content-Length", "0") != "0"
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if has_body and media_type != "application/json":
+        raise ApiError(415, "the body needs Content-Type: application/json")
 
 
 def _get_gateway(request: Request) -> Gateway:
@@ -124,10 +122,6 @@ def _get_token(request: Request) -> Token:
     return token
 
 
-def _get_caller_name(request: Request) -> str:
-    return _get_token(request).name
-
-
 def _check_run_id(run_id: str) -> str:
     if not has_length_of_id(run_id):
         raise ValueError(f"an id has 1 to {MAX_RUN_ID_BYTES} bytes")
@@ -136,5 +130,4 @@ def _check_run_id(run_id: str) -> str:
 
 CurrentGateway = Annotated[Gateway, Depends(_get_gateway)]
 CurrentToken = Annotated[Token, Depends(_get_token)]
-CallerName = Annotated[str, Depends(_get_caller_name)]
 RunId = Annotated[str, Path(description="The run's id, percent-encoded, a slash too."), AfterValidator(_check_run_id)]

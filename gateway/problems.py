@@ -68,8 +68,6 @@ class ProblemDetails(BaseModel):
 
 
 class ApiError(HTTPException):
-    """An error response of the gateway."""
-
     def __init__(
         self,
         status: int,
@@ -92,33 +90,6 @@ def problem_response(failure: ApiError, secrets: Secrets = NO_SECRETS) -> JSONRe
         field=failure.field and truncate(failure.field, 200),
     )
     return JSONResponse(problem.model_dump(), failure.status_code, dict(failure.headers or {}), media_type=MEDIA_TYPE)
-
-
-def create_handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
-    """Return a handler for each exception that ends a request."""
-
-    def handler_of(read: Callable[[Any], ApiError]) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
-        async def answer_problem(request: Request, error: Any) -> Response:  # noqa: ARG001 - Starlette's signature
-            return problem_response(read(error), secrets)
-
-        return answer_problem
-
-    known: dict[Any, Callable[[Any], ApiError]] = {
-        ApiError: lambda error: error,
-        RoutingError: _from_routing_error,
-        RequestValidationError: _from_validation_error,
-        RunNotFoundError: lambda error: ApiError(404, str(error)),
-        RequestRejectedError: _from_lane_error,
-        StartTooLargeError: lambda error: ApiError(413, str(error)),
-        ResultRejectedError: _from_result_error,
-        RejectedError: lambda error: ApiError(409, str(error), kind=ProblemKind.refused),
-        NotAwaitedError: lambda error: ApiError(422, str(error), kind=ProblemKind.not_awaited),
-        TemporalUnavailableError: lambda error: ApiError(503, str(error), headers=RETRY_SOON),
-        RPCError: _from_rpc_error,
-        OSError: _from_store_error,
-        Exception: lambda _: ApiError(500, "the gateway failed; the error is in its log"),
-    }
-    return {kind: handler_of(read) for kind, read in known.items()}
 
 
 def _from_result_error(error: ResultRejectedError) -> ApiError:
@@ -173,3 +144,29 @@ def describe_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe these statuses as problems, for OpenAPI."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+# The problem of each exception that ends a request; the first kind that fits counts.
+_PROBLEMS: dict[type[Exception], Callable[[Any], ApiError]] = {
+    ApiError: lambda error: error,
+    RoutingError: _from_routing_error,
+    RequestValidationError: _from_validation_error,
+    RunNotFoundError: lambda error: ApiError(404, str(error)),
+    RequestRejectedError: _from_lane_error,
+    StartTooLargeError: lambda error: ApiError(413, str(error)),
+    ResultRejectedError: _from_result_error,
+    RejectedError: lambda error: ApiError(409, str(error), kind=ProblemKind.refused),
+    NotAwaitedError: lambda error: ApiError(422, str(error), kind=ProblemKind.not_awaited),
+    TemporalUnavailableError: lambda error: ApiError(503, str(error), headers=RETRY_SOON),
+    RPCError: _from_rpc_error,
+    OSError: _from_store_error,
+    Exception: lambda _: ApiError(500, "the gateway failed; the error is in its log"),
+}
+
+
+def create_handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
+    async def answer_problem(_: Request, error: Exception) -> Response:
+        to_problem = next(convert for kind, convert in _PROBLEMS.items() if isinstance(error, kind))
+        return problem_response(to_problem(error), secrets)
+
+    return dict.fromkeys(_PROBLEMS, answer_problem)

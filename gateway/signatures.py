@@ -163,10 +163,10 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | IgnoredEven
     if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
         return IgnoredEvent("only comments by people are accepted")
     written_at = _parse_time(comment["created_at"])
-    if not all(_is_recent(at) for at in (written_at, _parse_time(comment.get("updated_at") or comment["created_at"]))):
-        return IgnoredEvent(
-            f"only comments of the last {GITHUB_WINDOW // 60} minutes are accepted: GitHub signs no time"
-        )
+    changed_at = _parse_time(comment.get("updated_at") or comment["created_at"])
+    if not all(-WINDOW <= time.time() - at <= GITHUB_WINDOW for at in (written_at, changed_at)):
+        minutes = GITHUB_WINDOW // 60
+        return IgnoredEvent(f"only comments of the last {minutes} minutes are accepted: GitHub signs no time")
     return _message_event(
         "github",
         channelId=value["repository"]["full_name"],
@@ -185,10 +185,6 @@ def _parse_time(written: str) -> float:
     if at.tzinfo is None:
         raise ValueError("a time without a zone")
     return at.timestamp()
-
-
-def _is_recent(at: float) -> bool:
-    return -WINDOW <= time.time() - at <= GITHUB_WINDOW
 
 
 def _message_event(platform: str, **data: Any) -> Event:

@@ -3,16 +3,13 @@
 A slow hash protects passwords; random tokens cannot be guessed.
 """
 
-import fcntl
 import hashlib
 import hmac
-import json
-import os
 import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -21,6 +18,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from activities.storage.safe_dir import SafeDir
 from contracts.models import StrictModel
 from decisions.errors import format_validation_error
 from decisions.followup.topic import platform_name
@@ -44,8 +42,6 @@ class Scope(StrEnum):
 
 
 class Token(StrictModel):
-    """A stored token."""
-
     name: str = Field(pattern=f"^{NAME_PATTERN}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: tuple[Scope, ...] = Field(min_length=1)
@@ -59,6 +55,10 @@ class Token(StrictModel):
 
 class TokenFile(StrictModel):
     tokens: tuple[Token, ...] = ()
+
+
+class _PrivateFiles(SafeDir):
+    file_mode = 0o600
 
 
 class TokenFileError(Exception):
@@ -139,24 +139,14 @@ class Tokens:
                 raise ProjectError(f"there is no token {name!r}; see: perdure token list")
             self._write_file(remaining)
 
-    @contextmanager
-    def _lock_file(self) -> Iterator[None]:
+    def _lock_file(self) -> AbstractContextManager[None]:
         """Hold the lock for one change, also against other processes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return _PrivateFiles(self.path.parent).lock_folder()
 
     def _write_file(self, tokens: tuple[Token, ...]) -> None:
-        """Replace the file atomically."""
-        draft = self.path.with_suffix(".new")
-        draft.unlink(missing_ok=True)
-        content = TokenFile(tokens=tokens).model_dump(mode="json", exclude_none=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
+        text = TokenFile(tokens=tokens).model_dump_json(indent=2, exclude_none=True)
+        _PrivateFiles(self.path.parent).write(text.encode(), self.path.name)
 
 
 def _read_token_file(path: Path) -> tuple[Token, ...]:

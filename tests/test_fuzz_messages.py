@@ -26,7 +26,7 @@ from contracts.run.signals import CancelRequest, HumanInput
 from contracts.topic import Event, Subscription
 from decisions.run.tool_results import outcome_of_result
 from gateway.problems import ApiError
-from gateway.request_body import read_body_json
+from gateway.requests import read_body_json
 from gateway.signatures import InvalidEventError, Webhook, WrongPlatformError
 from perdure.commands import event as published
 from perdure.converter import TolerantPayloadConverter

@@ -2,12 +2,14 @@
 
 It asks `decisions.delegation` for the subtasks that are ready, starts them, and waits for the next end. A subtask that
 fails the delegation cancels the rest, and so does a cancel from outside; either way it ends only after all its runs
-have closed. It has few events for each subtask, and never continues as new.
+have closed. It has few events for each subtask, and never continues as new. A subtask of an external peer is a message
+to its mailbox, and ends with the reply.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -16,6 +18,7 @@ from temporalio.exceptions import ApplicationError, ChildWorkflowError, Workflow
 from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 
 from activities.delegation import Delegations
+from activities.mailbox.client import Mailboxes
 from contracts.delegation import (
     Assignment,
     Collected,
@@ -27,18 +30,18 @@ from contracts.delegation import (
     Subtask,
     SubtaskStatus,
 )
-from contracts.mail.peers import MailReply, MessageQuery
+from contracts.mail.peers import Dispatch, MailDispatch, MailReply, MessageQuery, ReplyVerdict
 from contracts.run.events import BeginEvent, StartPayload
 from contracts.run.limits import LimitOverrides
 from contracts.sender import DELEGATION
 from decisions import delegation, ids
 from decisions.text import formatting
 from workflows.cancellation import Cancellation
-from workflows.delegation_peers import PeerMail
 from workflows.execution import watch_or_cancel
 from workflows.handlers import ValidatedWorkflow, invalid_input, read_argument
 from workflows.policies import FILES
 
+REMINDER, MAX_REMINDER = timedelta(hours=1), timedelta(days=1)  # between repeats, as a mailbox may have forgotten it
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
 
 
@@ -55,7 +58,7 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
     def __init__(self, *args: Any) -> None:
         super().__init__(_read_request, args)
         self._cancellation = Cancellation()
-        self._post = PeerMail(self._cancellation)
+        self._replies: dict[str, MailReply] = {}  # of external peers
         self._expired: list[str] = []
         with suppress(ApplicationError):  # a rejected start has no state
             self._state = delegation.begin_delegation(self.context)
@@ -92,7 +95,7 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
 
     async def _run_subtask(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
         if subtask.agent in request.mailboxes:
-            self._end_subtask(request, subtask, await self._post.run_subtask(request, subtask))
+            self._end_subtask(request, subtask, await self._run_outside(request, subtask))
             return
         with suppress(ChildWorkflowError, asyncio.CancelledError):  # its end is collected
             await self._cancellation.cancellable(self._run_child(request, subtask, share))
@@ -100,9 +103,8 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
 
     def _end_subtask(self, request: DelegationRequest, subtask: Subtask, end: Collected) -> None:
         if subtask.id in self._expired and end.status is SubtaskStatus.cancelled:
-            end = end.model_copy(
-                update={"status": SubtaskStatus.timed_out, "outcome": f"its time of {subtask.timeout} was used up"}
-            )
+            late = _timed_out(subtask)
+            end = end.model_copy(update={"status": late.status, "outcome": late.outcome})
         self._state = delegation.end_subtask(request, self._state, subtask.id, end)
         if self._state.status is not DelegationStatus.running:
             self._cancellation.request(self._state.why or "one is done, which is all that was asked for")
@@ -154,9 +156,51 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
             Delegations.collect, collect, summary=f"what {subtask.id} brought", **FILES
         )
 
+    async def _run_outside(self, request: DelegationRequest, subtask: Subtask) -> Collected:
+        """Dispatch the subtask to its mailbox and wait for its reply. Withdraw a dispatch without a reply."""
+        await _dispatch_mail(request, subtask)
+        end = await self._wait_for_end(request, subtask)
+        reply = self._replies.get(subtask.id)
+        if reply is None or reply.mailbox != subtask.agent:  # the mailbox of the reply knows it by itself
+            await _dispatch_mail(request, subtask, withdraw=True)
+        reply = self._replies.get(subtask.id)  # its sender got the verdict that it counts
+        return delegation.collect_reply(request, reply) if reply is not None else end
+
+    async def _wait_for_end(self, request: DelegationRequest, subtask: Subtask) -> Collected:
+        """Wait for the reply. Return the subtask's end without one."""
+        deadline = None if subtask.timeout is None else workflow.time() + subtask.timeout.total_seconds()
+        pause = REMINDER.total_seconds()
+        while True:
+            remaining = None if deadline is None else max(deadline - workflow.time(), 0.001)
+            is_last = remaining is not None and remaining <= pause
+            try:
+                await self._cancellation.cancellable(self._wait_for_reply(subtask, remaining if is_last else pause))
+            except TimeoutError:
+                if is_last:
+                    return _timed_out(subtask)
+            except asyncio.CancelledError:
+                break
+            else:
+                break
+            await _dispatch_mail(request, subtask)
+            pause = min(2 * pause, MAX_REMINDER.total_seconds())
+        return Collected(status=SubtaskStatus.cancelled, outcome="it was cancelled")
+
+    async def _wait_for_reply(self, subtask: Subtask, limit: float | None) -> None:
+        await workflow.wait_condition(
+            lambda: subtask.id in self._replies,
+            timeout=limit,
+            timeout_summary=formatting.truncate(f"the reply of {subtask.agent} about {subtask.id}", 200),
+        )
+
     @workflow.update(description="For mailboxes: a reply of an external peer")
     def reply(self, *args: Any) -> str:
-        return self._post.take_reply(self.context, self._state, read_argument(MailReply, args))
+        """Judge a reply, and store the first valid one."""
+        reply = read_argument(MailReply, args)
+        verdict = delegation.judge_reply(self.context, self._state, reply)
+        if verdict is ReplyVerdict.resolved and self._replies.setdefault(reply.subtask_id, reply) is not reply:
+            return ReplyVerdict.already_done
+        return verdict
 
     @reply.validator
     def _is_reply(self, *args: Any) -> None:
@@ -175,6 +219,24 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
     def state(self, *_: Any) -> DelegationState:
         self.context  # noqa: B018 - a rejected start has no state
         return self._state
+
+
+def _timed_out(subtask: Subtask) -> Collected:
+    return Collected(status=SubtaskStatus.timed_out, outcome=f"its time of {subtask.timeout} was used up")
+
+
+async def _dispatch_mail(request: DelegationRequest, subtask: Subtask, *, withdraw: bool = False) -> None:
+    dispatch = Dispatch(
+        delegation=workflow.info().workflow_id,
+        plan_id=request.id_base,
+        task_id=ids.delegated_task_id(request.id_base, request.step),
+        subtask_id=subtask.id,
+        sender=request.agent,
+    )
+    mail = MailDispatch(agent=subtask.agent, dispatch=dispatch, withdraw=withdraw)
+    verb = "take back" if withdraw else "send"
+    summary = formatting.truncate(f"{verb} {subtask.id} · {subtask.agent}", 200)
+    await workflow.execute_activity_method(Mailboxes.dispatch_mail, mail, summary=summary, **FILES)
 
 
 def _read_request(args: Sequence[Any]) -> DelegationRequest:

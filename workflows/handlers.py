@@ -18,7 +18,7 @@ from contracts.failures import RunFailure
 from contracts.models import Undecodable, escape_unprintable
 from contracts.run.signals import CancelRequest
 from decisions.errors import format_validation_error
-from decisions.text.formatting import truncate
+from decisions.text.formatting import format_signal_notice, truncate
 
 C = TypeVar("C")
 M = TypeVar("M", bound=BaseModel)
@@ -50,8 +50,12 @@ class ValidatedWorkflow(Generic[C]):
         self._context = new
 
     def ignore(self, signal: str, reason: str) -> None:
-        """Report a signal where people look, as its sender gets no answer."""
+        """Log a signal that has no effect, and note it where people look, as its sender gets no answer."""
         workflow.logger.warning("%s ignored: %s", signal, reason)
+        self.note(format_signal_notice(signal, reason))
+
+    def note(self, notice: str) -> None:
+        """Keep a notice in the state, if the workflow has notices."""
 
     def ignore_signal(self, signal: str, reason: str) -> None:
         with suppress(ApplicationError):  # a rejected start keeps no notices
@@ -104,6 +108,11 @@ def cancel_reason(request: CancelRequest, default: str) -> str:
     return (request.reason or default) + (f" by {request.by}" if request.by else "")
 
 
+def now_ms() -> int:
+    """Return the milliseconds since 1970."""
+    return int(workflow.time() * 1000)
+
+
 def require_continue_as_new() -> None:
     """Raises ApplicationError `InvalidInput` if a carried state does not come from continue-as-new."""
     if workflow.info().continued_run_id is None:
@@ -120,9 +129,5 @@ class UnknownWorkflow:
 
     @workflow.run
     async def run(self, args: Sequence[RawValue]) -> NoReturn:  # noqa: ARG002 - Temporal's signature
-        name = workflow.info().workflow_type
-        raise ApplicationError(
-            f"there is no workflow type {name!r}; agent runs are of type AgentRun",
-            type="UnknownWorkflowType",
-            non_retryable=True,
-        )
+        reason = f"there is no workflow type {workflow.info().workflow_type!r}; agent runs are of type AgentRun"
+        raise ApplicationError(reason, type="UnknownWorkflowType", non_retryable=True)

@@ -297,9 +297,8 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
     def withdraw(self, *args: Any) -> None:
         self._box = peers.withdraw_dispatch(self._box, read_argument(Dispatch, args), workflow.now())
 
-    def ignore(self, signal: str, reason: str) -> None:
-        super().ignore(signal, reason)
-        self._box = capacity.add_mailbox_notice(self._box, f"{signal}: {reason}")
+    def note(self, notice: str) -> None:
+        self._box = capacity.add_mailbox_notice(self._box, notice)
 
     @workflow.query(description="The messages in hand, and the latest that have ended", name="acks")
     def _mailbox_view(self, *_: Any) -> MailboxView:

@@ -8,11 +8,7 @@ CPU.
 from dataclasses import dataclass
 from typing import Any
 
-from temporalio.converter import (
-    SerializationContext,
-    StorageDriverStoreContext,
-    WorkflowSerializationContext,
-)
+from temporalio.converter import SerializationContext, StorageDriverStoreContext, WorkflowSerializationContext
 from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from temporalio.workflow import Info

@@ -56,7 +56,6 @@ def of_run(state: RunState) -> TypedSearchAttributes:
 
 
 def updates_between(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
-    """Return the updates that turn `shown` into `new`."""
     changed: list[SearchAttributeUpdate[Any]] = []
     for key in KEYS:
         value = new.get(key)

@@ -105,9 +105,7 @@ class RunState(FrozenModel):
     is_turn: bool = omit_default(False)  # of that conversation, started by its lane
     headers: Headers = omit_default(Headers())
     sender: Sender | None = omit_default(None)  # of its start, or of the request of its turn
-    answer_keys: dict[str, str] = omit_default(
-        {}
-    )  # public keys by id; only answers signed with one of them are accepted
+    answer_keys: dict[str, str] = omit_default({})  # public keys by id; only answers signed with one are accepted
     created_at: datetime
     updated_at: datetime
     limits: Limits

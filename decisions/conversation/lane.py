@@ -5,7 +5,6 @@ One turn at a time, first come, first served. Every accepted request ends once: 
 
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import blake2b
 
 from pydantic_core import to_json
 
@@ -27,7 +26,7 @@ from contracts.run.events import BeginEvent, StartPayload
 from contracts.run.signals import HumanInput
 from contracts.sender import Sender
 from decisions.errors import IllegalMoveError
-from decisions.ids import turn_run_id
+from decisions.ids import digest_names, turn_run_id
 from decisions.run.transcript import PAGE_BYTES
 from decisions.text.formatting import truncate
 
@@ -65,8 +64,6 @@ class AnswerQuestion:
 
 @dataclass(frozen=True)
 class CancelTurn:
-    """Cancel the turn `run_id`."""
-
     run_id: str
     reason: str
     sender: Sender | None = None
@@ -94,31 +91,19 @@ class AcceptedRequest:
 def admit(state: LaneState, request: SubmitRequest, now: datetime) -> AcceptedRequest | LaneRefusal:
     """Accept or refuse a request: a repeat first, then size, room and a busy lane; then place it."""
     run_id = turn_run_id(state.conversation_id, request.request_id)
-    data = to_json(request)
-    key, body = (
-        _hash_bytes(request.request_id.encode(errors="surrogatepass")),
-        _hash_bytes(to_json(_strip_sender(request))),
-    )
+    key = digest_names(request.request_id, size=8)
+    # The same request may arrive through another door.
+    body = digest_names(request.model_copy(update={"sender": None, "signature": None}).model_dump_json(), size=8)
     if (known := state.seen.get(key)) is not None:
         if known != body:
             used = f"request id {truncate(request.request_id, 80)!r} was used with another body"
             return LaneRefusal(LaneFault.request_reused, f"{used}: that was {known}, this is {body}; take another id")
         return AcceptedRequest(state, Submitted(run_id=run_id, position=queue_position(state, run_id), duplicate=True))
-    message = Queued(request=request, run_id=run_id, size=len(data) + REQUEST_OVERHEAD, at=now)
+    message = Queued(request=request, run_id=run_id, size=len(to_json(request)) + REQUEST_OVERHEAD, at=now)
     if refusal := _find_refusal(state, message):
         return refusal
-    seen = (
-        dict(list(state.seen.items())[-MAX_SEEN_REQUESTS + 1 :])
-        if len(state.seen) >= MAX_SEEN_REQUESTS
-        else dict(state.seen)
-    )
-    state = state.model_copy(update={"seen": {**seen, key: body}, "accepted": state.accepted + 1})
-    return _place_message(state, message)
-
-
-def _strip_sender(request: SubmitRequest) -> SubmitRequest:
-    """Return what the caller sent, without its sender: the same request may arrive through another door."""
-    return request.model_copy(update={"sender": None, "signature": None})
+    seen = dict([*state.seen.items(), (key, body)][-MAX_SEEN_REQUESTS:])
+    return _place_message(state.model_copy(update={"seen": seen, "accepted": state.accepted + 1}), message)
 
 
 def _find_refusal(state: LaneState, message: Queued) -> LaneRefusal | None:
@@ -126,9 +111,8 @@ def _find_refusal(state: LaneState, message: Queued) -> LaneRefusal | None:
         size = f"the request has {message.size:,} bytes; the limit is {MAX_REQUEST_BYTES:,}"
         return LaneRefusal(LaneFault.invalid_input, f"{size}: put the rest into a file that a tool can read")
     waits = message.request.question_id is None or state.active is None
-    limit, max_bytes = (
-        (MAX_QUEUED, MAX_QUEUED_BYTES) if waits else (MAX_QUEUED + ANSWERS, MAX_QUEUED_BYTES + ANSWER_BYTES)
-    )
+    limit = MAX_QUEUED if waits else MAX_QUEUED + ANSWERS
+    max_bytes = MAX_QUEUED_BYTES if waits else MAX_QUEUED_BYTES + ANSWER_BYTES
     waiting = (*state.queue, *state.steering)
     used = sum(waiter.size for waiter in waiting)
     if len(waiting) >= limit or used + message.size > max_bytes:
@@ -144,19 +128,17 @@ def _place_message(state: LaneState, message: Queued) -> AcceptedRequest:
     answers = request.question_id is not None
     if active and (answers or request.when_busy is WhenBusy.steer):
         state = state.model_copy(update={"steering": (*state.steering, message)})
-        return AcceptedRequest(state, _join_active(active), AnswerQuestion(message) if answers else Steer(message))
+        joined = Submitted(run_id=active.queued.run_id, position=0, duplicate=False)
+        return AcceptedRequest(state, joined, AnswerQuestion(message) if answers else Steer(message))
+    errand = None
     if active and request.when_busy is WhenBusy.interrupt:
         state = state.model_copy(update={"queue": (message, *state.queue)})
         reason = f"interrupted by request {truncate(request.request_id, 80)}"
         errand = CancelTurn(active.queued.run_id, reason, request.sender)
-        return AcceptedRequest(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
-    state = enqueue_request(state, message)
+    else:
+        state = enqueue_request(state, message)
     position = queue_position(state, message.run_id)
-    return AcceptedRequest(state, Submitted(run_id=message.run_id, position=position, duplicate=False))
-
-
-def _join_active(active: Active) -> Submitted:
-    return Submitted(run_id=active.queued.run_id, position=0, duplicate=False)
+    return AcceptedRequest(state, Submitted(run_id=message.run_id, position=position, duplicate=False), errand)
 
 
 def queue_position(state: LaneState, run_id: str) -> int:
@@ -171,13 +153,8 @@ def is_next(state: LaneState, run_id: str) -> bool:
 
 
 def drop_reason(state: LaneState, run_id: str) -> str | None:
-    """Return the reason why a waiting request was dropped, if it was."""
     turn = next((turn for turn in reversed(state.recent) if turn.run_id == run_id), None)
     return f"it was dropped: {turn.said}" if turn is not None and turn.end is TurnEnd.dropped else None
-
-
-def _hash_bytes(data: bytes) -> str:
-    return blake2b(data, digest_size=8).hexdigest()
 
 
 def enqueue_request(state: LaneState, message: Queued) -> LaneState:
@@ -200,9 +177,8 @@ def begin_next_turn(state: LaneState) -> LaneState:
         raise IllegalMoveError("begin a turn", "nothing waits")
     first, *rest = state.queue
     agent = first.request.agent or state.agent or first.request.default_agent
-    return state.model_copy(
-        update={"active": Active(queued=first, forget=state.forget), "queue": tuple(rest), "agent": agent}
-    )
+    active = Active(queued=first, forget=state.forget)
+    return state.model_copy(update={"active": active, "queue": tuple(rest), "agent": agent})
 
 
 def mark_repeat(state: LaneState) -> LaneState:
@@ -287,32 +263,20 @@ def forget_ended_turn(state: LaneState, run_id: str | None) -> tuple[LaneState, 
 
 
 def record_steered(state: LaneState, request_id: str, now: datetime) -> LaneState:
-    """Record that the running turn has taken the message."""
     taken = next((message for message in state.steering if message.request.request_id == request_id), None)
-    return (
-        _record_end(_remove_steering(state, taken), taken, TurnEnd.steered, _joined_run(state), now) if taken else state
-    )
+    return _end_steering(state, taken, TurnEnd.steered, now) if taken else state
 
 
 def record_turn_answer(state: LaneState, message: Queued, now: datetime, *, took: bool) -> LaneState:
     """Record whether the running turn took the message as its answer. If not, the message waits in the queue."""
-    if message not in state.steering:
-        return state
-    others = _remove_steering(state, message)
-    return (
-        _record_end(others, message, TurnEnd.answered, _joined_run(state), now)
-        if took
-        else enqueue_request(others, message)
-    )
+    if took:
+        return _end_steering(state, message, TurnEnd.answered, now)
+    return enqueue_request(_remove_steering(state, message), message) if message in state.steering else state
 
 
 def defer_turn_answer(state: LaneState, message: Queued, now: datetime) -> LaneState:
     """Keep the answer for when the running turn continues: for now it does not reply."""
-    if message not in state.steering:
-        return state
-    return _record_end(
-        _remove_steering(state, message), message, TurnEnd.answered, f"{_joined_run(state)}, when it goes on", now
-    )
+    return _end_steering(state, message, TurnEnd.answered, now, ", when it goes on")
 
 
 def _remove_steering(state: LaneState, message: Queued) -> LaneState:
@@ -320,12 +284,15 @@ def _remove_steering(state: LaneState, message: Queued) -> LaneState:
     return state.model_copy(update={"steering": others})
 
 
-def _joined_run(state: LaneState) -> str:
-    return f"run {state.active.queued.run_id}" if state.active else ""
+def _end_steering(state: LaneState, message: Queued, end: TurnEnd, now: datetime, when: str = "") -> LaneState:
+    """Record that the message, if it still waits for the running turn, has joined it."""
+    if message not in state.steering:
+        return state
+    joined = f"run {state.active.queued.run_id}" if state.active else ""
+    return _record_end(_remove_steering(state, message), message, end, joined + when, now)
 
 
 def drop_request(state: LaneState, request_id: str, by: str, now: datetime) -> LaneState | None:
-    """Drop the waiting request with this id, if there is one."""
     message = next((message for message in state.queue if message.request.request_id == request_id), None)
     if message is None:
         return None
@@ -334,7 +301,6 @@ def drop_request(state: LaneState, request_id: str, by: str, now: datetime) -> L
 
 
 def drop_all_requests(state: LaneState, by: str, now: datetime) -> LaneState:
-    """Drop every waiting request."""
     for message in state.queue:
         state = drop_request(state, message.request.request_id, by, now) or state
     return state
@@ -368,7 +334,6 @@ def is_lane_over(state: LaneState) -> bool:
 
 
 def record_lane_refusal(state: LaneState, notice: str) -> LaneState:
-    """Count a rejected message, and add a notice about it."""
     return add_lane_notice(state, notice).model_copy(update={"refused": state.refused + 1})
 
 

@@ -15,10 +15,8 @@ OUT_OF_TIME = "time used up"
 MAX_NOTED_CALLS = 50  # that a note names
 
 # The provider or the model rejected the conversation, so its last parts may be the cause.
-_REFUSED = frozenset(
-    {RunFailure.model_refused, RunFailure.model_unusable, Escalation.model_declined, Escalation.context}
-)
-_SUSPECT = _REFUSED | {RunFailure.model_unavailable, RunFailure.turn_limit}
+_REFUSED = (RunFailure.model_refused, RunFailure.model_unusable, Escalation.model_declined, Escalation.context)
+_SUSPECT = (*_REFUSED, RunFailure.model_unavailable, RunFailure.turn_limit)
 
 
 def unanswered_kind(state: RunState, default: str | None = None) -> str | None:
@@ -52,23 +50,19 @@ def close_unanswered(parts: Sequence[Part], start: int, kind: str) -> Part | Non
         return omit_parts(parts, first, len(parts), text)
     end = _results_end(seen, worked[-1])
     withheld = [worked[-1] + 1, end] if kind in _REFUSED and worked[-1] == replies[-1] else [end, end]
-    text = f"{_format_ended(kind)} What it did stands above{_LEFT_OUT if withheld[0] < end else ''}."
+    left_out = ", without the results that the model had not answered" if withheld[0] < end else ""
+    text = f"{_format_ended(kind)} What it did stands above{left_out}."
     return _omission_note(text, omits=[[end, len(parts)]], withholds=[withheld])
-
-
-_LEFT_OUT = ", without the results that the model had not answered"
 
 
 def omit_parts(parts: Sequence[Part], start: int, end: int, text: str) -> Part:
     """Return the note that leaves parts[start:end] out. It names the calls that were made in them."""
-    calls = [_summarize_call(part) for part in parts[start:end] if part.about.get("step")]
+    made = [part for part in parts[start:end] if part.about.get("step")]
+    calls = [f"{part.about['tool']} (step {part.about['step']}): {_error_kind(part) or 'done'}" for part in made]
     more = f"; and {len(calls) - MAX_NOTED_CALLS} more" if len(calls) > MAX_NOTED_CALLS else ""
-    made = (
-        f" Calls in what was left out: {'; '.join(calls[:MAX_NOTED_CALLS])}{more}. They are not undone."
-        if calls
-        else ""
-    )
-    return _omission_note(text + made, omits=[[start, end]], withholds=[])
+    if calls:
+        text += f" Calls in what was left out: {'; '.join(calls[:MAX_NOTED_CALLS])}{more}. They are not undone."
+    return _omission_note(text, omits=[[start, end]], withholds=[])
 
 
 def omit_turn(parts: Sequence[Part], end: int) -> Part | None:
@@ -123,9 +117,8 @@ def _withhold_content(part: Part) -> Part:
     """Remove the content of a result. The call and its status stay."""
     if part.kind is not PartKind.result:
         return part
-    text = (
-        f"{_error_kind(part)}: (the message was left out)" if _error_kind(part) else "(done; the result was left out)"
-    )
+    kind = _error_kind(part)
+    text = f"{kind}: (the message was left out)" if kind else "(done; the result was left out)"
     return part.model_copy(update={"content": [{**part.content[0], "content": text}]})
 
 
@@ -135,23 +128,15 @@ def _error_kind(part: Part) -> str:
     return str(block["content"]).partition(":")[0][:60] if block.get("is_error") else ""
 
 
-def _summarize_call(part: Part) -> str:
-    return f"{part.about['tool']} (step {part.about['step']}): {_error_kind(part) or 'done'}"
-
-
 def _tool_uses(part: Part) -> list[str]:
     return [block["name"] for block in part.content if block.get("type") == "tool_use"]
 
 
 def _results_end(parts: Sequence[Part], reply: int) -> int:
-    """Return the index after the results of a reply."""
     end = reply + 1
     while end < len(parts) and parts[end].kind is PartKind.result:
         end += 1
     return end
-
-
-_ABOUT_EARLIER = (PartKind.summary, PartKind.journal)
 
 
 def _first_unanswered(seen: Sequence[Part], start: int) -> int:
@@ -164,8 +149,8 @@ def _first_unanswered(seen: Sequence[Part], start: int) -> int:
         return 0
     uses = _tool_uses(seen[reply])
     if not uses or FINISH in uses or ESCALATE in uses:
-        first = _results_end(seen, reply)
-        while first < start and (seen[first].kind in _ABOUT_EARLIER or is_omission(seen[first])):
+        first, about_earlier = _results_end(seen, reply), (PartKind.summary, PartKind.journal)
+        while first < start and (seen[first].kind in about_earlier or is_omission(seen[first])):
             first += 1
         return min(first, start)
     goal = next((i for i in reversed(range(reply)) if seen[i].kind is PartKind.goal), 0)

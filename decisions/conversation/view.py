@@ -1,8 +1,6 @@
 """A lane as people read it."""
 
-from collections.abc import Sequence
-
-from contracts.conversation import LaneState, LaneView, Queued, Turn, WaitingView
+from contracts.conversation import LaneState, LaneView, Queued, WaitingView
 from decisions.conversation.lane import MAX_QUEUED, TURN_EXCERPT
 from decisions.text.formatting import escape_markdown, truncate
 
@@ -31,18 +29,12 @@ def _waiting_view(message: Queued) -> WaitingView:
 
 
 def lane_details(state: LaneState) -> str:
-    """Render the Web UI's current details, in Markdown."""
     running = f"run `{state.active.queued.run_id}`" if state.active else "idle"
     blocks = [f"**{running}** · {len(state.queue):,} waiting · {state.accepted:,} accepted · {state.refused:,} refused"]
     if state.active:
         blocks.append(f"**Now** {escape_markdown(truncate(state.active.queued.request.text, TURN_EXCERPT))}")
     if state.notices:
         blocks.append(f"**Ignored** {escape_markdown(state.notices[-1])}")
-    return "\n\n".join([*blocks, *_recent_lines(state.recent)])
-
-
-def _recent_lines(turns: Sequence[Turn]) -> list[str]:
-    lines = [
-        f"- {turn.end} `{turn.run_id}` {escape_markdown(truncate(turn.asked, 80))}" for turn in reversed(turns[-5:])
-    ]
-    return ["\n".join(["**Lately**", "", *lines])] if lines else []
+    latest = reversed(state.recent[-5:])
+    lines = [f"- {turn.end} `{turn.run_id}` {escape_markdown(truncate(turn.asked, 80))}" for turn in latest]
+    return "\n\n".join([*blocks, *(["\n".join(["**Lately**", "", *lines])] if lines else [])])

@@ -39,8 +39,6 @@ TIMEOUT, CLOCK, SENT = "timeout", "clock", "sent"  # `resolved_by`, if it is not
 
 @dataclass(frozen=True)
 class Subscribe:
-    """Subscribe a task to a topic."""
-
     task: Task
     topic: str
 
@@ -56,8 +54,6 @@ class Send:
 
 @dataclass(frozen=True)
 class WaitForTasks:
-    """Wait until a change, at most until `until`."""
-
     until: int | None
 
 
@@ -136,7 +132,6 @@ def subscribed_topics(state: FollowUpState) -> tuple[tuple[Task, str], ...]:
 
 
 def misdirection_reason(state: FollowUpState, workflow_id: str | None) -> str | None:
-    """Return the reason, if any, why a command is not for this follow-up."""
     if workflow_id in (None, state.workflow_id):
         return None
     return f"this is follow-up {state.workflow_id}, not {workflow_id[:100]}"
@@ -164,15 +159,8 @@ def add_task(state: FollowUpState, data: TaskData, now: int) -> FollowUpState:
     ends = [now + parsed.timeout_ms] if parsed.timeout_ms else []
     if kind.due is not None:
         ends.append(kind.due(parsed, now))
-    task = Task(
-        task_id=data.task_id,
-        kind=data.kind,
-        description=data.description,
-        input=data.input,
-        created_at=now,
-        updated_at=now,
-        expires_at=min(ends, default=None),
-    )
+    given = data.model_dump(include={"task_id", "kind", "description", "input"}, by_alias=False)
+    task = Task(**given, created_at=now, updated_at=now, expires_at=min(ends, default=None))
     runs = state.runs if data.run_id in (None, *state.runs) else (*state.runs, data.run_id)
     return state.model_copy(update={"tasks": (*state.tasks, task), "runs": runs, "updated_at": now})
 
@@ -211,7 +199,7 @@ def resolve_task(state: FollowUpState, resolution: TaskResolved, now: int) -> tu
     task, reason = task_of(state, resolution.task_id), misdirection_reason(state, resolution.workflow_id)
     if task is None:
         reason = reason or f"there is no task {resolution.task_id[:100]}"
-    elif resolution.event is None and state.answer_keys and kinds.KINDS[task.kind].asks is not None:
+    elif resolution.event is None and state.answer_keys and kinds.KINDS[task.kind].asks:
         reason = reason or f"task {task.task_id} asks a person: only a signed answer resolves it"
     if reason or task is None:
         return state, reason
@@ -233,7 +221,7 @@ def resolve_task(state: FollowUpState, resolution: TaskResolved, now: int) -> tu
 
 def open_prompts(state: FollowUpState) -> tuple[Task, ...]:
     """Return the open tasks that ask a person, oldest first."""
-    return tuple(task for task in open_tasks(state) if kinds.KINDS[task.kind].asks is not None)
+    return tuple(task for task in open_tasks(state) if kinds.KINDS[task.kind].asks)
 
 
 def prompt_rejection_reason(state: FollowUpState, answer: HumanInput) -> str | None:
@@ -265,9 +253,8 @@ def cancel_follow_up(state: FollowUpState, now: int) -> FollowUpState:
         return state
     for task in state.tasks:
         if task.state is FollowUpStatus.running and _is_send_task(task):  # a cancel has waited long enough for it
-            state = record_send(
-                state, task.task_id, error_outcome(ToolFault.in_doubt, "it may have been sent, or not"), now
-            )
+            outcome = error_outcome(ToolFault.in_doubt, "it may have been sent, or not")
+            state = record_send(state, task.task_id, outcome, now)
     return _cancel_open(state, now).model_copy(update={"state": FollowUpStatus.cancelled, "resolved_at": now})
 
 
@@ -292,7 +279,9 @@ def advance_follow_up(state: FollowUpState, now: int) -> FollowUpState:
 def _complete_if_done(state: FollowUpState, now: int) -> FollowUpState:
     """Complete the follow-up if it is done: `any` at once, `all` when no run remains that may add tasks (E2)."""
     remaining = open_tasks(state)
-    is_any = state.definition.completion is Completion.any and any(_is_answer(task) for task in state.tasks)
+    # A timeout does not complete `any`, nor does a task that is not awaited.
+    resolved = [task for task in state.tasks if task.state is FollowUpStatus.resolved and not task_timed_out(task)]
+    is_any = state.definition.completion is Completion.any and any(map(_is_awaited, resolved))
     is_any = is_any and not is_send_in_flight(state)  # a sent message must not be reported as cancelled
     if not is_any and (remaining or state.runs or (not state.tasks and now < (state.idle_until or now))):
         at_work = {FollowUpStatus.queued, FollowUpStatus.running} & {task.state for task in remaining}
@@ -301,18 +290,12 @@ def _complete_if_done(state: FollowUpState, now: int) -> FollowUpState:
         return state if new is state.state else state.model_copy(update={"state": new, "updated_at": now})
     state = _cancel_open(state, now)
     has_failed = all(task.state is FollowUpStatus.failed for task in state.tasks)
-    changes: dict[str, Any] = {
+    changes = {
         "state": FollowUpStatus.failed if has_failed else FollowUpStatus.resolved,
         "resolved_at": now,
+        "resume_seq": state.resume_seq + any(map(_is_awaited, state.tasks)),
     }
-    if any(_is_awaited(task) for task in state.tasks):
-        changes["resume_seq"] = state.resume_seq + 1
     return state.model_copy(update=changes)
-
-
-def _is_answer(task: Task) -> bool:
-    """Return whether the task completes `any`: a timeout does not, nor does a task that is not awaited."""
-    return task.state is FollowUpStatus.resolved and not task_timed_out(task) and _is_awaited(task)
 
 
 def task_timed_out(task: Task) -> bool:
@@ -345,19 +328,16 @@ def _fit_result(result: Any) -> Any:
         return result
     if not isinstance(result, dict):
         return {"text": str(result)[:TEXT_KEPT], "cut": size}
-    small = {name: value for name, value in result.items() if _is_small(name, value)}
+    small = [
+        (name, value)
+        for name, value in result.items()
+        if len(to_json({name: value})) <= MAX_TASK_RESULT // 16 and nesting_depth(value) < MAX_NESTING
+    ]
     text = {"text": str(result["text"])[:TEXT_KEPT]} if "text" in result else {}
-    first = dict(list(small.items())[:8])
-    return {**first, **text, "cut": size}
-
-
-def _is_small(name: str, value: Any) -> bool:
-    return len(to_json({name: value})) <= MAX_TASK_RESULT // 16 and nesting_depth(value) < MAX_NESTING
+    return {**dict(small[:8]), **text, "cut": size}
 
 
 def _update_task(state: FollowUpState, task_id: str, now: int, /, **changes: Any) -> FollowUpState:
-    tasks = tuple(
-        task.model_copy(update={**changes, "updated_at": now}) if task.task_id == task_id else task
-        for task in state.tasks
-    )
-    return state.model_copy(update={"tasks": tasks, "updated_at": now})
+    changes["updated_at"] = now
+    tasks = (task.model_copy(update=changes) if task.task_id == task_id else task for task in state.tasks)
+    return state.model_copy(update={"tasks": tuple(tasks), "updated_at": now})

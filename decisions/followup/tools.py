@@ -14,7 +14,7 @@ from contracts.tool import ToolOutcome, error_outcome
 from decisions import ids
 from decisions.builtin_tools import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
 from decisions.errors import format_validation_error
-from decisions.followup import kinds, reply
+from decisions.followup import kinds
 from decisions.followup.topic import platform_name
 from decisions.run.limits import follow_up_share, total_spent
 from decisions.run.resume import step_key_id
@@ -44,8 +44,8 @@ def _build_commands(state: RunState, call: Call) -> FollowUpCommands:
     if call.tool == WORKFLOW_TASK_CREATE:
         return FollowUpCommands(task=_build_task(state, call, arguments))
     platform = arguments.get("platform")
-    is_discord = platform is None or (isinstance(platform, str) and platform_name(platform) == reply.DISCORD)
-    kind = reply.KIND if is_discord else reply.ANY
+    is_discord = platform is None or (isinstance(platform, str) and platform_name(platform) == kinds.DISCORD)
+    kind = kinds.DISCORD_REPLY if is_discord else kinds.ANY_REPLY
     names = ("channelId", "messageId", "fromUserId", "timeoutMs", *(() if is_discord else ("platform", "after")))
     fields = {"kind": kind.name, "input": {name: arguments[name] for name in names if arguments.get(name) is not None}}
     fields |= {name: arguments[name] for name in ("workflowId", "description") if arguments.get(name) is not None}
@@ -53,18 +53,24 @@ def _build_commands(state: RunState, call: Call) -> FollowUpCommands:
         return FollowUpCommands(task=_build_task(state, call, fields))
     work = f"{truncate(state.goal, 2000)}\n\n{truncate(state.last_finding, 2000)}"
     create = _build_create(state, call, {"summary": f"{work}\n\nWaiting for: {arguments.get('description')}"})
-    return FollowUpCommands(
-        create=create, task=_build_task(state, call, {**fields, "workflowId": create.data.workflow_id})
-    )
+    fields["workflowId"] = create.data.workflow_id
+    return FollowUpCommands(create=create, task=_build_task(state, call, fields))
 
 
 def _build_create(state: RunState, call: Call, definition: Any) -> CreateCommand:
-    _check_allowance(state)
+    # Follow-ups resume work, so a chain of them shares one allowance.
+    if total_spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
+        raise ValueError(
+            f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
+            "Finish what can be finished now, and say what is left"
+        )
     if not isinstance(definition, dict):
         raise ValueError("`definition` is required: an object with `summary`, and `completion` if not all tasks count")  # noqa: TRY004
     own = headers_of(state)
     origin = own.model_dump(exclude_none=True)
-    _check_origin(origin, _object_field(definition, "origin"))
+    for name, value in _object_field(definition, "origin").items():
+        if origin.get(name) != value:
+            raise ValueError(f"`origin.{name}` is the run's own and cannot be set: leave `origin` out")
     target = {"session_id": origin["session_id"], "request_client": origin["request_client"]}
     target |= _object_field(definition, "resumeTarget")
     _check_target(state, target, origin["session_id"])
@@ -78,22 +84,6 @@ def _build_create(state: RunState, call: Call, definition: Any) -> CreateCommand
         }
     )
     return CreateCommand(headers=own, data=data)
-
-
-def _check_allowance(state: RunState) -> None:
-    """Raise ValueError if the allowance is used up. Follow-ups resume work, so a chain of them shares one."""
-    if total_spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
-        raise ValueError(
-            f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
-            "Finish what can be finished now, and say what is left"
-        )
-
-
-def _check_origin(own: dict[str, Any], origin: dict[str, Any]) -> None:
-    """Raise ValueError if the model names a request or a requester other than the run's own."""
-    for name, value in origin.items():
-        if own.get(name) != value:
-            raise ValueError(f"`origin.{name}` is the run's own and cannot be set: leave `origin` out")
 
 
 def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
@@ -123,17 +113,11 @@ def _build_task(state: RunState, call: Call, arguments: dict[str, Any]) -> TaskC
     data = TaskData.model_validate({**fields, "taskId": task_id, "runId": state.run_id})
     if reason := kinds.kind_rejection_reason(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
         raise ValueError(reason)
-    _check_own(state, call, data.workflow_id)
+    own = {ids.follow_up_id(step_key_id(state, step), step) for step in range(1, (call.step or 0) + 1)}
+    if data.workflow_id not in own:  # no step of this run, or of the run it resumes, created it
+        name = truncate(data.workflow_id, 80)
+        raise ValueError(f"{name!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}")
     return TaskCommand(headers=headers_of(state), data=data)
-
-
-def _check_own(state: RunState, call: Call, workflow_id: str) -> None:
-    """Raise ValueError unless a step of this run, or of the run it resumes, created the follow-up."""
-    steps = range(1, (call.step or 0) + 1)
-    if workflow_id not in {ids.follow_up_id(step_key_id(state, step), step) for step in steps}:
-        raise ValueError(
-            f"{truncate(workflow_id, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}"
-        )
 
 
 def _creating_step(state: RunState, call: Call) -> tuple[str, int]:
@@ -159,10 +143,6 @@ def headers_of(state: RunState) -> Headers:
 
 
 def format_command_ids(commands: FollowUpCommands) -> dict[str, str]:
-    """Return the ids that the model receives."""
-    result: dict[str, str] = {}
-    if commands.create is not None:
-        result["workflowId"] = commands.create.data.workflow_id
     if commands.task is not None:
-        result |= {"workflowId": commands.task.data.workflow_id, "taskId": commands.task.data.task_id}
-    return result
+        return {"workflowId": commands.task.data.workflow_id, "taskId": commands.task.data.task_id}
+    return {"workflowId": commands.create.data.workflow_id} if commands.create is not None else {}

@@ -1,12 +1,11 @@
 """A topic: the events and subscriptions it stores, its deliveries to subscribers, and its end (E4)."""
 
 from collections.abc import Iterator
-from hashlib import blake2b
 
 from pydantic_core import to_json
 
 from contracts.topic import MAX_EVENT, Event, PostedMessage, Subscription, TopicState
-from decisions.ids import topic_key
+from decisions.ids import digest_names, topic_key
 
 TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
 MAX_EVENTS, MAX_BYTES = 20, 1024 * 1024  # events, and their bytes together: the state has to fit one payload
@@ -20,7 +19,7 @@ MAX_EVENT_ID = 400  # characters; the contract has the same limit for `id`
 def event_id(event: Event) -> str:
     """Return the id by which a duplicate of the event is recognized."""
     known = event.id or f"{event.data.platform}:{event.data.channel_id}:{event.data.message_id}"
-    return known if len(known) <= MAX_EVENT_ID else blake2b(known.encode(errors="surrogatepass")).hexdigest()
+    return known if len(known) <= MAX_EVENT_ID else digest_names(known, size=64)
 
 
 def replied_to(message: PostedMessage) -> str | None:
@@ -52,25 +51,23 @@ def open_topic(key: str, now: int) -> TopicState:
 
 def migrate_marks(state: TopicState) -> TopicState:
     """Migrate the state of an earlier execution, perhaps one of an earlier version."""
-    marks = (
-        _digest_names(delivery.subscriber, delivery.task_id) + _digest_names(delivery.event) for delivery in state.sent
-    )
+    marks = (_mark(sent.subscriber, sent.task_id) + _mark(sent.event) for sent in state.sent)
     return state.model_copy(update={"sent": (), "marks": (*state.marks, *marks)})
 
 
 def record_event(state: TopicState, event: Event, now: int) -> TopicState:
     """Record an event. A duplicate changes nothing; an event without open subscriptions is late, and still stored."""
     name = event_id(event)
-    if _digest_names(name) in state.known or any(event_id(other) == name for other in state.events):
+    if _mark(name) in state.known or any(event_id(other) == name for other in state.events):
         return state
     events = (*state.events, event.model_copy(update={"id": name}))
     stored = _latest_events(events)
     is_late = bool(state.subscriptions) and not any(_is_open(one, now) for one in state.subscriptions)
-    marks = {_digest_names(event_id(one)) for one in stored}
+    marks = {_mark(event_id(one)) for one in stored}
     changes = {
         "events": stored,
         "marks": tuple(mark for mark in state.marks if mark[MARK:] in marks),
-        "known": (*state.known, _digest_names(name))[-MAX_KNOWN:],
+        "known": (*state.known, _mark(name))[-MAX_KNOWN:],
         "forgotten": state.forgotten + len(events) - len(stored),
         "ends_at": now + TIME_TO_LIVE,
         "late": (*state.late, name)[-MAX_NOTED:] if is_late else state.late,
@@ -79,7 +76,6 @@ def record_event(state: TopicState, event: Event, now: int) -> TopicState:
 
 
 def _latest_events(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Return the latest events that fit."""
     latest: list[Event] = []
     room = MAX_BYTES
     for event in reversed(events[-MAX_EVENTS:]):
@@ -92,9 +88,10 @@ def _latest_events(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 def record_subscription(state: TopicState, subscription: Subscription, now: int) -> TopicState:
     """Record a subscription, its renewal, or its end. If there are too many, drop those that have ended first."""
-    others = [one for one in state.subscriptions if not _is_same(one, subscription)]
+    key = subscription.subscriber, subscription.task_id
+    others = [one for one in state.subscriptions if (one.subscriber, one.task_id) != key]
     stored = sorted((*others, subscription), key=lambda one: _is_open(one, now))[-MAX_SUBSCRIPTIONS:]
-    waiting = {_digest_names(one.subscriber, one.task_id) for one in stored if _is_open(one, now)}
+    waiting = {_mark(one.subscriber, one.task_id) for one in stored if _is_open(one, now)}
     marks = tuple(mark for mark in state.marks if mark[:MARK] in waiting)
     return state.model_copy(update={"subscriptions": tuple(stored), "marks": marks})
 
@@ -102,21 +99,20 @@ def record_subscription(state: TopicState, subscription: Subscription, now: int)
 def pending_deliveries(state: TopicState, now: int) -> Iterator[tuple[Subscription, Event]]:
     """Yield the deliveries to make: every event to every open subscription, once, oldest event first."""
     sent = set(state.marks)
-    waiting = [(one, _digest_names(one.subscriber, one.task_id)) for one in state.subscriptions if _is_open(one, now)]
+    waiting = [(one, _mark(one.subscriber, one.task_id)) for one in state.subscriptions if _is_open(one, now)]
     for event in state.events:
-        name = _digest_names(event_id(event))
+        name = _mark(event_id(event))
         for subscription, mark in waiting:
             if mark + name not in sent:
                 yield subscription, event
 
 
 def record_delivery(state: TopicState, subscription: Subscription, event: Event) -> TopicState:
-    mark = _digest_names(subscription.subscriber, subscription.task_id) + _digest_names(event_id(event))
+    mark = _mark(subscription.subscriber, subscription.task_id) + _mark(event_id(event))
     return state.model_copy(update={"marks": (*state.marks, mark)})
 
 
 def end_subscriptions(state: TopicState, subscriber: str) -> TopicState:
-    """End all subscriptions of a subscriber that has ended."""
     subscriptions = tuple(
         one.model_copy(update={"expires_at": 0}) if one.subscriber == subscriber else one for one in state.subscriptions
     )
@@ -124,7 +120,6 @@ def end_subscriptions(state: TopicState, subscriber: str) -> TopicState:
 
 
 def is_topic_over(state: TopicState, now: int) -> bool:
-    """Return whether the topic's time has passed and no subscription is open."""
     return now >= state.ends_at and not any(_is_open(one, now) for one in state.subscriptions)
 
 
@@ -134,13 +129,9 @@ def next_look(state: TopicState, now: int) -> int:
     return min([state.ends_at if state.ends_at > now else now + TIME_TO_LIVE, *ends])
 
 
-def _digest_names(*names: str) -> str:
-    return blake2b("\0".join(names).encode(errors="surrogatepass"), digest_size=MARK // 2).hexdigest()
+def _mark(*names: str) -> str:
+    return digest_names(*names, size=MARK // 2)
 
 
 def _is_open(subscription: Subscription, now: int) -> bool:
     return subscription.expires_at is None or subscription.expires_at > now
-
-
-def _is_same(one: Subscription, other: Subscription) -> bool:
-    return (one.subscriber, one.task_id) == (other.subscriber, other.task_id)

@@ -37,21 +37,16 @@ What was waited for, in the agent's words, and what came of it:
 {tasks}"""
 
 
-def lifecycle_events(before: FollowUpState | None, after: FollowUpState, now: int) -> tuple[LifecycleEvent, ...]:
-    """Return the changes as the source's events (E9)."""
-    return tuple(_lifecycle_changes(before, after, now))
-
-
-def _lifecycle_changes(before: FollowUpState | None, after: FollowUpState, now: int) -> Iterator[LifecycleEvent]:
+def lifecycle_events(before: FollowUpState | None, after: FollowUpState, now: int) -> Iterator[LifecycleEvent]:
+    """Yield the changes as the source's events (E9)."""
     known = {task.task_id: task.state for task in before.tasks} if before else {}
     ids: dict[str, Any] = {"workflowId": after.workflow_id}
     for task in after.tasks:
         if known.get(task.task_id) is task.state:
             continue
         of_task = {**ids, "taskId": task.task_id}
-        yield _lifecycle_event(
-            after, "evt.workflow.task.lifecycle.changed", {**of_task, "state": task.state, "ts": now}
-        )
+        changed = {**of_task, "state": task.state, "ts": now}
+        yield _lifecycle_event(after, "evt.workflow.task.lifecycle.changed", changed)
         if task.state is FollowUpStatus.resolved:
             yield _lifecycle_event(after, "evt.workflow.task.resolved", {**of_task, "result": task.result})
     if before is None or before.state is not after.state:
@@ -78,12 +73,11 @@ def _lifecycle_event(state: FollowUpState, name: str, data: dict[str, Any]) -> L
 def resume_request(state: FollowUpState) -> SubmitRequest:
     """Return the request that resumes the work, from the follow-up's own state alone (E6, E7)."""
     target = state.definition.resume_target
+    mention = f", and mention user {json.dumps(target.mention_user_id)}" if target.mention_user_id else ""
+    brief = BRIEF.format(session=json.dumps(target.session_id), mention=mention)  # no text of others
     return SubmitRequest(
         request_id=resume_request_id(state.workflow_id, state.resume_seq),
-        messages=(
-            Message(role="system", content=_format_brief(state)),
-            Message(role="user", content=_results_text(state)),
-        ),
+        messages=(Message(role="system", content=brief), Message(role="user", content=_results_text(state))),
         agent=state.agent,
         when_busy=WhenBusy.queue,
         origin=state.definition.origin,
@@ -92,13 +86,6 @@ def resume_request(state: FollowUpState) -> SubmitRequest:
         raw={"workflow": _resume_context(state)},
         sender=FOLLOW_UP,
     )
-
-
-def _format_brief(state: FollowUpState) -> str:
-    """Return the runtime's own words, without text of an agent or from outside."""
-    target = state.definition.resume_target
-    mention = f", and mention user {json.dumps(target.mention_user_id)}" if target.mention_user_id else ""
-    return BRIEF.format(session=json.dumps(target.session_id), mention=mention)
 
 
 def _results_text(state: FollowUpState) -> str:
@@ -147,12 +134,8 @@ def _one_line_description(task: Task) -> str:
 
 def _resume_context(state: FollowUpState) -> dict[str, Any]:
     tasks = [
-        {
-            "taskId": task.task_id,
-            "kind": task.kind,
-            "state": task.state.value,
-            "resolvedBy": task.resolved_by and task.resolved_by[:100],
-        }
+        task.model_dump(mode="json", include={"task_id", "kind", "state"})
+        | {"resolvedBy": task.resolved_by and task.resolved_by[:100]}
         for task in state.tasks
     ]
     definition = state.definition.model_dump(mode="json", exclude={"summary"})
@@ -167,18 +150,12 @@ def follow_up_waiting_for(state: FollowUpState, *, is_confidential: bool = False
     if is_confidential:
         return "human: a question" if prompts else "outside"
     if prompts:
-        return format_wait(f"asks: {_question_text(prompts[0])}")
+        return format_wait(f"asks: {kinds.question_of(prompts[0]).text}")
     more = f" and {len(remaining) - 1} more" if len(remaining) > 1 else ""
     return truncate(f"outside: {remaining[0].description}", 180) + more
 
 
-def _question_text(task: Task) -> str:
-    kind, parsed = kinds.parse_task(task)
-    return kind.asks(parsed).text if kind.asks else task.description
-
-
 def format_follow_up_details(state: FollowUpState) -> str:
-    """Return the Web UI's current details, in Markdown."""
     target = state.definition.resume_target
     session = truncate(target.session_id, 100)
     blocks = [
@@ -188,7 +165,7 @@ def format_follow_up_details(state: FollowUpState) -> str:
     ]
     for task in open_prompts(state):
         body = f'    {{"question_id": "{task.task_id}", "text": "…"}}'
-        question = f"**Waiting for a person**: {escape_markdown(_question_text(task))}"
+        question = f"**Waiting for a person**: {escape_markdown(kinds.question_of(task).text)}"
         blocks += [question, "Answer with More Actions → Send an Update → `answer`", body]
     if state.late:
         blocks.append(f"**Late** {', '.join(escape_markdown(truncate(late.event, 100)) for late in state.late[-5:])}")

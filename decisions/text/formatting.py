@@ -8,23 +8,23 @@ from typing import Any
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.failures import ToolFault
 from contracts.run.question import Question, QuestionKind
-from contracts.run.state import Call, Ending, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
+from contracts.run.state import Call, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
 from contracts.tool import ToolOutcome, error_outcome
 from decisions.builtin_tools import DELEGATE
 from decisions.delegation import summarize_delegation
 from decisions.run.question import TEXTUAL, TITLES
-from decisions.text.visible_text import render_arguments, render_line, render_visible
+from decisions.text.visible_text import render_arguments, render_visible
 from decisions.tool_requests import readable_nonce
 
 MAX_APPROVAL = 20_000  # characters of a call as shown for approval; a larger one is rejected
-MAX_SUMMARY_CALL = (
-    64  # characters of a call in the timeline; the Web UI truncates longer labels, and the step with them
-)
+MAX_QUESTION = 2000  # characters of a question in the current details
+MAX_SUMMARY_CALL = 64  # characters of a call in the timeline; the Web UI truncates longer labels, and their step
 
 
 def truncate(text: str, length: int) -> str:
     """Return one line of at most `length` characters, with nothing hidden in it."""
-    return render_line(text, length)
+    line = " ".join(render_visible(text[: 50 * length]).split())
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def format_signal_notice(signal: str, reason: str) -> str:
@@ -48,7 +48,6 @@ def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:
-    """Return the error of a call that is too large to show to a person."""
     size = len(format_approval(tool, arguments))
     if size <= MAX_APPROVAL:
         return None
@@ -57,13 +56,6 @@ def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome
         "at most. Make the arguments shorter, or write what is long to a file and name the file"
     )
     return error_outcome(ToolFault.too_large, message)
-
-
-def format_beginning(text: str, limit: int, whole: str) -> str:
-    """Return the beginning of a text. If more follows, the result says so, and says where to read all of it."""
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]} …\n({len(text) - limit:,} more characters are not shown; all of it: {whole})"
 
 
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -77,7 +69,6 @@ def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], outcome: ToolOutcome) -> dict[str, Any]:
-    """Return the `trace.jsonl` entry of a call."""
     error = outcome.error
     return {
         "key": key,
@@ -139,7 +130,9 @@ def run_details(state: RunState) -> str:
         instead = "; ".join(f"{skipped.model} ({truncate(skipped.why, 200)})" for skipped in state.passed_over)
         blocks.append(f"**Fallback** {escape_markdown(f'{state.model} answered in place of {instead}')}")
     if state.ending is not None:
-        blocks.append(f"**{_ending_title(state.ending)}** {escape_markdown(truncate(state.ending.text, 1000))}")
+        status, reason = state.ending.status, state.ending.reason
+        title = "Outcome" if status is RunStatus.completed else f"{status.capitalize()} ({reason})"
+        blocks.append(f"**{title}** {escape_markdown(truncate(state.ending.text, 1000))}")
     if state.artifacts:
         blocks.append("**Artifacts** " + ", ".join(f"`{truncate(name, 100)}`" for name in state.artifacts[:10]))
     if state.ignored:
@@ -172,20 +165,19 @@ def _question_lines(question: Question | None, *, takes_signed: bool) -> list[st
     if question is None:
         return []
     by_text = question.kind in TEXTUAL
-    text = (
-        format_beginning(render_visible(question.text), 2000, "perdure show RUN")
-        if by_text
-        else render_visible(question.text)
-    )
-    quoted = "\n".join(f"> {escape_markdown(line)}  " for line in text.splitlines())
-    body_text = (
-        quoted if by_text else _indent_code(text)
-    )  # arguments are shown as they are, with no quote made typographic
+    text = render_visible(question.text)
+    if by_text:
+        more = len(text) - MAX_QUESTION
+        if more > 0:
+            text = f"{text[:MAX_QUESTION]} …\n({more:,} more characters are not shown; all of it: perdure show RUN)"
+        text = "\n".join(f"> {escape_markdown(line)}  " for line in text.splitlines())
+    else:  # arguments are shown as they are, with no quote made typographic
+        text = _indent_code(text)
     options = ", ".join(escape_markdown(truncate(option, 100)) for option in question.options)
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
     heading = f"**Waiting for a person: {TITLES[question.kind]}**, question {question.id}{until}:"
     if takes_signed:
-        return [heading, body_text, "Only signed answers are taken, and not from here; see `perdure show RUN`"]
+        return [heading, text, "Only signed answers are taken, and not from here; see `perdure show RUN`"]
     is_free = question.kind is QuestionKind.question
     choice = f", {'suggested' if is_free else 'one of'}: {options}" if options else ""
     # No decision is suggested: the text shown here is sent unchanged.
@@ -193,12 +185,7 @@ def _question_lines(question: Question | None, *, takes_signed: bool) -> list[st
     about = {"call": question.call} if question.call else {}
     body = {"question_id": question.id, **about, **chosen}
     instruction = f"Answer with More Actions → Send an Update → `answer`{choice}"
-    return [
-        heading,
-        body_text,
-        instruction,
-        _indent_code(json.dumps(body, ensure_ascii=False)),
-    ]
+    return [heading, text, instruction, _indent_code(json.dumps(body, ensure_ascii=False))]
 
 
 def _pending_blocks(state: RunState) -> list[str]:
@@ -220,12 +207,6 @@ def _pending_blocks(state: RunState) -> list[str]:
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
 
 
-def _ending_title(ending: Ending) -> str:
-    if ending.status is RunStatus.completed:
-        return "Outcome"
-    return f"{ending.status.capitalize()} ({ending.reason})"
-
-
 def escape_markdown(text: str) -> str:
     """Escape `$`, `<` and `[`, which begin a formula, a tag or a link. Backslashes before them are doubled."""
     return re.sub(r"(\\*)([$<\[])", r"\1\1\\\2", text)
@@ -237,45 +218,28 @@ def _indent_code(text: str) -> str:
 
 
 def state_view(state: RunState) -> RunView:
-    """Return the answer of the query `state` (A8)."""
+    """Return the answer of the query `state` (A8). Fields that are not named here are the state's own."""
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
     question = state.question
     is_over = state.ending is not None or state.status is RunStatus.cancelled
-    return RunView(
-        run_id=state.run_id,
-        status=state.status,
-        goal=state.goal,
-        agent=state.agent,
-        model=state.model,
-        created_at=state.created_at,
-        updated_at=state.updated_at,
-        step=state.step,
-        max_steps=state.limits.max_steps,
-        turns=state.turns,
-        reframes=state.reframes,
-        max_reframes=state.limits.max_reframes,
-        pending=tuple(_pending_view(state, pending) for pending in state.pending),
-        completed_steps=tuple(s for s in range(1, state.step + 1) if s not in open_steps),
-        workspace=state.workspace,
-        resumable=not is_over,
-        resume_from=None if is_over else _resume_point(state),
-        artifacts=state.artifacts,
-        question=None
-        if question is None
-        else QuestionView(**question.model_dump(include=set(QuestionView.model_fields))),
-        usage=state.usage,
-        cost_usd=state.cost_usd,
-        active_seconds=state.active_ms / 1000,
-        ignored=state.ignored,
-        plan=state.plan,
-        last_finding=state.last_finding,
-        origin=state.inherited[-1].run_id if state.inherited else None,
-        parent=state.assignment.by if state.assignment else None,
-        sender=state.sender,
-        execution=state.execution,
-        answer_keys=state.answer_keys,
-        delegated=None if state.delegated == Spent() else state.delegated,
-        follow_ups=state.follow_ups,
+    resume_from = f"step {state.pending[0].step}" if state.pending else f"turn {state.turns + 1}"
+    own = {name: getattr(state, name) for name in RunView.model_fields if name in RunState.model_fields}
+    of_question = question and QuestionView(**question.model_dump(include=set(QuestionView.model_fields)))
+    return RunView.model_validate(
+        own
+        | {
+            "max_steps": state.limits.max_steps,
+            "max_reframes": state.limits.max_reframes,
+            "pending": tuple(_pending_view(state, pending) for pending in state.pending),
+            "completed_steps": tuple(s for s in range(1, state.step + 1) if s not in open_steps),
+            "resumable": not is_over,
+            "resume_from": None if is_over else resume_from,
+            "question": of_question,
+            "active_seconds": state.active_ms / 1000,
+            "origin": state.inherited[-1].run_id if state.inherited else None,
+            "parent": state.assignment.by if state.assignment else None,
+            "delegated": None if state.delegated == Spent() else state.delegated,
+        }
     )
 
 
@@ -285,7 +249,6 @@ def _pending_view(state: RunState, pending: Pending) -> PendingView:
 
 
 def delegation_details(request: DelegationRequest, state: DelegationState) -> str:
-    """Render the Web UI's current details of a `Delegation`."""
     budget = f"{request.budget.steps} steps" + (f", {request.budget.tokens:,} tokens" if request.budget.tokens else "")
     facts = f"**{state.status}** · for run {request.run_id}, step {request.step} · join {request.join} · {budget}"
     failure = [f"**Failed** {escape_markdown(truncate(state.why, 1000))}"] if state.why else []
@@ -299,7 +262,6 @@ def _subtask_line(state: SubtaskState) -> str:
 
 
 def run_figures(state: RunState) -> dict[str, Any]:
-    """Return the figures of a run for the event of its end."""
     return {
         "steps": state.step,
         "turns": state.turns,
@@ -308,9 +270,3 @@ def run_figures(state: RunState) -> dict[str, Any]:
         "active_seconds": state.active_ms / 1000,
         "reason": state.ending.reason if state.ending else None,
     }
-
-
-def _resume_point(state: RunState) -> str:
-    if state.pending:
-        return f"step {state.pending[0].step}"
-    return f"turn {state.turns + 1}"

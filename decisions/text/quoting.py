@@ -21,14 +21,10 @@ def fence_text(text: str, *others: str) -> str:
     With `others`, which the same page quotes, the fences are as long as theirs: if the page is cut in the middle,
     the end of one text cannot close the fence of another.
     """
-    runs = [_longest_run(quoted) for quoted in (text, *others)]
+    runs = [max(map(len, re.findall("`+", quoted)), default=0) for quoted in (text, *others)]
     ticks = "`" * (max([2, *(run for run in runs if run < MAX_FENCE)]) + 1)
     body = text if runs[0] < MAX_FENCE else _one_line(text)  # one line, which begins with a quotation mark
     return f"{ticks}\n{body}\n{ticks}"
-
-
-def _longest_run(text: str) -> int:
-    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def escape_headings(text: str) -> str:

@@ -66,17 +66,8 @@ def _render_exactly(line: str) -> str:
     body = line.lstrip(" ")
     shown = _JOINING.sub(lambda sign: f"[U+{ord(sign[0]):04X}]", render_visible(body))
     shown = _SPACES.sub(lambda run: f"[{len(run[0]):,} spaces]", shown)
-    return line[: len(line) - len(body)] + _ESCAPED_BLANKS.sub(_count_escapes, shown)
-
-
-def _count_escapes(run: re.Match[str]) -> str:
-    return f"[{len(run[0]) // 2:,} times {run[1]}]" if run[1] else run[0]
-
-
-def render_line(text: str, length: int) -> str:
-    """Return one line of at most `length` characters."""
-    line = " ".join(render_visible(text[: 50 * length]).split())
-    return line if len(line) <= length else line[: length - 1] + "…"
+    shown = _ESCAPED_BLANKS.sub(lambda run: f"[{len(run[0]) // 2:,} times {run[1]}]" if run[1] else run[0], shown)
+    return line[: len(line) - len(body)] + shown
 
 
 def render_values(value: Any) -> Any:

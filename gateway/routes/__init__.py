@@ -1,10 +1,9 @@
 """The gateway's routes, one module for each resource.
 
 conversations  requests to lanes
-events         external events
+events         external events, by a token or signed by their senders
 health         health and readiness probes
 questions      open questions of runs and follow-ups
 runs           start, list, read, cancel and answer runs; tool results
 sse            a run as server-sent events
-webhooks       external events, signed by their senders
 """

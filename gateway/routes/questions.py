@@ -13,8 +13,7 @@ from contracts.models import FrozenModel
 from contracts.run.question import QuestionKind
 from contracts.run.state import QuestionView
 from decisions import ids
-from decisions.followup.kind import PromptQuestion
-from decisions.followup.kinds import parse_task
+from decisions.followup.kinds import question_of
 from decisions.followup.state import open_prompts
 from decisions.text.visible_text import render_visible
 from gateway.auth import CurrentGateway, ScopedRoute, needs_scope
@@ -56,26 +55,22 @@ async def list_questions(
 ) -> QuestionList:
     """List all open questions; answer one at `/v1/runs/{run_id}/answer`."""
     client, slots = gateway.session.client, asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
-
-    async def read_questions(run: RunInfo) -> tuple[ListedQuestion, ...]:
-        async with slots:
-            return await _read_questions(client, run)
-
     runs = [run async for run in iterate_runs(client, waiting=True, limit=limit)]
-    groups = await asyncio.gather(*map(read_questions, runs))
+    groups = await asyncio.gather(*(_read_questions(client, run, slots) for run in runs))
     return QuestionList(questions=tuple(question for group in groups for question in group)[:limit])
 
 
-async def _read_questions(client: Client, run: RunInfo) -> tuple[ListedQuestion, ...]:
+async def _read_questions(client: Client, run: RunInfo, slots: asyncio.Semaphore) -> tuple[ListedQuestion, ...]:
     goal: str | None = None
     views: tuple[QuestionView | None, ...] = (None,)
-    with suppress(RunNotFoundError):
-        if run.run_id.startswith(ids.FOLLOW_UP_PREFIX):
-            follow_up = await follow_up_state(client, run.run_id, READ_QUERY_TIMEOUT)
-            if follow_up is not None:
-                goal, views = follow_up.definition.summary, tuple(map(_question_of_task, open_prompts(follow_up)))
-        elif (state_view := await query_run_state(client, run.run_id, READ_QUERY_TIMEOUT)) is not None:
-            goal, views = state_view.goal, (state_view.question,) if state_view.question else ()
+    async with slots:
+        with suppress(RunNotFoundError):
+            if run.run_id.startswith(ids.FOLLOW_UP_PREFIX):
+                follow_up = await follow_up_state(client, run.run_id, READ_QUERY_TIMEOUT)
+                if follow_up is not None:
+                    goal, views = follow_up.definition.summary, tuple(map(_question_of_task, open_prompts(follow_up)))
+            elif (state_view := await query_run_state(client, run.run_id, READ_QUERY_TIMEOUT)) is not None:
+                goal, views = state_view.goal, (state_view.question,) if state_view.question else ()
     return tuple(
         ListedQuestion(
             run_id=run.run_id,
@@ -90,7 +85,6 @@ async def _read_questions(client: Client, run: RunInfo) -> tuple[ListedQuestion,
 
 
 def _question_of_task(task: Task) -> QuestionView:
-    kind, arguments = parse_task(task)
-    question = kind.asks(arguments) if kind.asks else PromptQuestion(task.description)
+    question = question_of(task)
     text = render_visible(question.text)
     return QuestionView(id=task.task_id, kind=QuestionKind.question, text=text, options=question.options)

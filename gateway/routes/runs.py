@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import Field
+from pydantic import AliasPath, ConfigDict, Field
 from temporalio.client import WorkflowHandle
 
 from contracts.models import FrozenModel, StrictModel
@@ -18,12 +18,12 @@ from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import RunView
 from contracts.sender import SentBy
 from decisions import ids
-from gateway.auth import CallerName, CurrentGateway, CurrentToken, RunId, ScopedRoute, needs_scope
+from gateway.auth import CurrentGateway, CurrentToken, RunId, ScopedRoute, needs_scope
 from gateway.problems import ApiError, ProblemKind, describe_problems
 from gateway.routes.sse import EventStream, open_event_stream, parse_position
 from gateway.tokens import Scope
 from perdure.client.errors import AnswerRejectedError, RejectedError
-from perdure.client.run_list import RunInfo, find_run, last_event_time, list_page
+from perdure.client.run_list import find_run, last_event_time, list_page
 from perdure.client.runs import (
     deliver_result,
     digest_of_start,
@@ -60,16 +60,18 @@ class RunReference(FrozenModel):
 class RunRecord(FrozenModel):
     """The server's record of a run, read without a worker."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     run_id: str
     status: str  # as `AgentStatus`
     agent: str
     waiting_for: str  # the open question, in short
-    wedged: bool  # its workflow tasks fail, so it cannot continue
+    wedged: bool = Field(validation_alias="is_wedged")  # its workflow tasks fail, so it cannot continue
     steps: int
     cost_usd: float | None
     parent: str | None  # the run whose subtask it is
-    started_at: datetime
-    closed_at: datetime | None
+    started_at: datetime = Field(validation_alias=AliasPath("execution", "start_time"))
+    closed_at: datetime | None = Field(validation_alias=AliasPath("execution", "close_time"))
 
 
 class RunPage(FrozenModel):
@@ -119,21 +121,6 @@ class CancelBody(StrictModel):
     reason: str | None = Field(default=None, max_length=2000)
 
 
-def to_record(run: RunInfo) -> RunRecord:
-    return RunRecord(
-        run_id=run.run_id,
-        status=run.status,
-        agent=run.agent,
-        waiting_for=run.waiting_for,
-        wedged=run.is_wedged,
-        steps=run.steps,
-        cost_usd=run.cost_usd,
-        parent=run.parent,
-        started_at=run.execution.start_time,
-        closed_at=run.execution.close_time,
-    )
-
-
 @router.post(
     "",
     status_code=202,
@@ -171,7 +158,7 @@ async def start_run(
 
 
 async def _require_same_start(handle: WorkflowHandle[Any, Any], event: StartEvent) -> None:
-    """Raises Failure 409 if the run with this key was started with another body."""
+    """Raises ApiError 409 if the run with this key was started with another body."""
     first, second = await read_start_digest(handle), digest_of_start(event)
     if first is not None and first != second:
         reason = f"the key started a run with another body: that was {first}, this is {second}; use another key"
@@ -179,7 +166,7 @@ async def _require_same_start(handle: WorkflowHandle[Any, Any], event: StartEven
 
 
 def _decode_key(header: str) -> str:
-    """Decode a header as UTF-8, so that a key equals the same key in the terminal. Raises Failure."""
+    """Decode a header as UTF-8, so that a key equals the same key in the terminal. Raises ApiError."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -199,7 +186,7 @@ async def list_runs(
     except RejectedError as error:
         raise ApiError(422, str(error), field="cursor") from None
     following = base64.urlsafe_b64encode(listed.next).decode() if listed.next else None
-    return RunPage(runs=tuple(to_record(run) for run in listed.runs), cursor=following)
+    return RunPage(runs=tuple(map(RunRecord.model_validate, listed.runs)), cursor=following)
 
 
 def _decode_cursor(cursor: str | None) -> bytes | None:
@@ -217,7 +204,7 @@ async def read_run(gateway: CurrentGateway, run_id: RunId) -> RunDetails:
     view = await query_run_state(client, run_id, READ_QUERY_TIMEOUT)
     age = 0.0 if view else (datetime.now(UTC) - await last_event_time(client, run)).total_seconds()
     return RunDetails(
-        known=to_record(run),
+        known=RunRecord.model_validate(run),
         answered=view is not None,
         age_seconds=max(age, 0.0),
         state=view,
@@ -270,21 +257,20 @@ async def read_result(
 
 @router.post("/{run_id}/cancel", status_code=202, dependencies=[needs_scope(Scope.answer)])
 async def cancel_run(
-    gateway: CurrentGateway, by: CallerName, run_id: RunId, body: CancelBody | None = None
+    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: CancelBody | None = None
 ) -> RunReference:
     """Cancel a run; a side effect in progress completes first."""
     await find_run(gateway.session.client, run_id)
-    await request_cancel(gateway.session.client, run_id, CancelRequest(reason=body.reason if body else None, by=by))
+    request = CancelRequest(reason=body.reason if body else None, by=holder.name)
+    await request_cancel(gateway.session.client, run_id, request)
     return RunReference(run_id=run_id)
 
 
 @router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
-async def answer_run(
-    gateway: CurrentGateway, by: CallerName, holder: CurrentToken, run_id: RunId, body: AnswerBody
-) -> RunReference:
+async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswerBody) -> RunReference:
     """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
     try:
-        human_input = HumanInput(**body.model_dump(), by=by)
+        human_input = HumanInput(**body.model_dump(), by=holder.name)
         await submit_answer(gateway.session.client, run_id, human_input, gateway.session.settings.answer_keys)
     except AnswerRejectedError:
         if Scope.read in holder.scopes:

@@ -35,7 +35,7 @@ RETRY_HINT = b"retry: 1000\n\n"
 
 
 def parse_position(last_event_id: str | None) -> EventPosition | None:
-    """Parse the header `Last-Event-ID`. Raises Failure."""
+    """Parse the header `Last-Event-ID`. Raises ApiError."""
     try:
         return EventPosition.parse(last_event_id) if last_event_id else None
     except ValueError as error:
@@ -79,7 +79,7 @@ class EventStream(StreamingResponse):
 def open_event_stream(
     gateway: Gateway, run_id: str, after: EventPosition | None, *, rendered: bool = False
 ) -> EventStream:
-    """Return the stream of a run; `rendered` makes invisible characters visible. Raises Failure at the limit."""
+    """Return the stream of a run; `rendered` makes invisible characters visible. Raises ApiError at the limit."""
     if gateway.streams >= MAX_STREAMS:
         reason = f"this gateway has {MAX_STREAMS} streams, its limit; try again"
         raise ApiError(429, reason, kind=ProblemKind.too_many_streams, headers={"Retry-After": "5"})
@@ -125,10 +125,10 @@ def _render_json(text: str) -> str:
 async def _with_keep_alive(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGenerator[V | None]:
     """Yield values as they arrive, until `stopping`, with a gap marker after each silent `KEEP_ALIVE`."""
     stop = asyncio.create_task(stopping.wait())
-    following: asyncio.Task[V | None] | None = None
+    following: asyncio.Future[Any] | None = None
     try:
         while not stop.done():
-            following = following or asyncio.create_task(_next_or_none(values))
+            following = following or asyncio.ensure_future(anext(values, None))
             await asyncio.wait({following, stop}, timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return
@@ -144,7 +144,3 @@ async def _with_keep_alive(values: AsyncGenerator[V], stopping: asyncio.Event) -
         for task in remaining:
             task.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
-
-
-async def _next_or_none(values: AsyncGenerator[V]) -> V | None:
-    return await anext(values, None)

@@ -20,13 +20,13 @@ from temporalio.worker.workflow_sandbox import SandboxRestrictions
 from workflows.agent_run.agent_run import AgentRun
 from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
-from workflows.followup.followup import FollowUp
-from workflows.followup.topic import EventTopic
+from workflows.followup import FollowUp
 from workflows.handlers import UnknownWorkflow
 from workflows.interceptors import confidential_interceptor
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
+from workflows.topic import EventTopic
 
 STICKY_TIMEOUT = timedelta(seconds=1)  # another worker takes over a killed worker's runs after this
 

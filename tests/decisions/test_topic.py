@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.followup import TaskResolved
 from contracts.models import MAX_NESTING
 from contracts.topic import MAX_EVENT, Event, Sent, Subscription, TopicState
-from decisions.followup import reply, topic
+from decisions.followup import kinds, topic
 from decisions.followup.topic import MAX_SUBSCRIPTIONS, TIME_TO_LIVE
 from decisions.ids import topic_key
 
@@ -48,11 +48,11 @@ def test_whoever_waits_hears_of_each_event_once_in_any_order(happenings: list[tu
 @given(parts=st.lists(st.text(min_size=1, max_size=200), min_size=3, max_size=3))
 def test_the_reply_to_a_message_comes_where_its_task_waits(parts: list[str]) -> None:
     channel, message, user = (part.encode("utf-8", "replace").decode() for part in parts)
-    wanted = reply.ReplyInput(channel_id=channel, message_id=message)
+    wanted = kinds.ReplyInput(channel_id=channel, message_id=message)
     raw = {"discord": {"replyToMessageId": message}}
     said = event("r", channelId=channel, userId=user, raw=raw)
-    assert topic.topic_of(said) == reply.reply_topic(wanted)
-    assert reply.match_reply(wanted, said) is not None
+    assert topic.topic_of(said) == kinds.reply_topic(wanted)
+    assert kinds.match_reply(wanted, said) is not None
 
 
 def test_an_event_that_no_longer_fits_is_not_news_when_it_comes_again() -> None:
@@ -69,25 +69,25 @@ def in_slack(ts: str, text: str, platform: str = "slack") -> Event:
 def test_a_second_question_in_a_thread_is_told_only_what_came_after_it() -> None:
     """The topic is the thread, which keeps the answer to the first question for a day."""
     about = {"platform": "slack", "channelId": "c", "messageId": "100.1"}
-    second = reply.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
-    first = reply.AnyReplyInput.model_validate(about)
-    state = topic.record_subscription(topic.open_topic(reply.reply_topic(first), 0), waits("first"), 0)
+    second = kinds.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
+    first = kinds.AnyReplyInput.model_validate(about)
+    state = topic.record_subscription(topic.open_topic(kinds.reply_topic(first), 0), waits("first"), 0)
     for said in (in_slack("999.9", "yes"), in_slack("1000.000200", "my own"), in_slack("1000.0003", "Friday")):
         state = topic.record_event(state, said, 1)
     state = topic.record_subscription(topic.end_subscriptions(state, "wf:first"), waits("second"), 2)
     told = [said for _, said in topic.pending_deliveries(state, 2)]
-    assert [said.data.text for said in told if reply.match_reply(first, said)] == ["yes", "my own", "Friday"]
-    assert [said.data.text for said in told if reply.match_reply(second, said)] == ["Friday"]
-    assert reply.match_reply(second, in_slack("soon", "not to be ordered")) is None
+    assert [said.data.text for said in told if kinds.match_reply(first, said)] == ["yes", "my own", "Friday"]
+    assert [said.data.text for said in told if kinds.match_reply(second, said)] == ["Friday"]
+    assert kinds.match_reply(second, in_slack("soon", "not to be ordered")) is None
 
 
 @pytest.mark.parametrize("wanted", ["slack", " Slack"])
 @pytest.mark.parametrize("told", ["slack", "Slack"])
 def test_a_platform_is_one_however_it_is_written(wanted: str, told: str) -> None:
-    waits_for = reply.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
+    waits_for = kinds.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
     said = in_slack("101.1", "yes", told)
-    assert topic.topic_of(said) == reply.reply_topic(waits_for)
-    assert reply.match_reply(waits_for, said) is not None
+    assert topic.topic_of(said) == kinds.reply_topic(waits_for)
+    assert kinds.match_reply(waits_for, said) is not None
 
 
 def test_ids_that_run_into_one_another_are_different_topics() -> None:

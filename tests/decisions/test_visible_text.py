@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.text.visible_text import mark_hidden, render_arguments, render_line, render_values, render_visible
+from decisions.text.formatting import truncate
+from decisions.text.visible_text import mark_hidden, render_arguments, render_values, render_visible
 
 HIDDEN = [
     *("\u202e", "\u2066", "\u200b", "\u200e", "\u061c", "\u00ad", "\u2060", "\ufeff", "\u2062"),  # bidi and zero-width
@@ -22,7 +23,7 @@ HIDDEN = [
 @pytest.mark.parametrize("hidden", HIDDEN, ids=lambda each: f"U+{ord(each):04X}")
 def test_what_a_screen_does_not_show_is_written_out(hidden: str) -> None:
     assert render_visible(f"pay {hidden}9") == f"pay [U+{ord(hidden):04X}]9"
-    assert f"[U+{ord(hidden):04X}]" in render_line(f"pay {hidden}9", 80)
+    assert f"[U+{ord(hidden):04X}]" in truncate(f"pay {hidden}9", 80)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.problems import ApiError
-from gateway.request_body import read_body_json
+from gateway.requests import read_body_json
 from tests.gateway.conftest import Door
 
 BAD = {

@@ -18,7 +18,7 @@ from activities.security.secrets import NO_SECRETS
 from gateway.app import make_app
 from gateway.auth import CurrentGateway, Gateway, ScopedRoute
 from gateway.problems import ApiError
-from gateway.request_body import BoundedBodies
+from gateway.requests import BoundedBodies
 from gateway.routes.sse import MAX_STREAMS, EventStream, open_event_stream
 from gateway.server import open_listener, serve_gateway
 from gateway.tokens import Tokens

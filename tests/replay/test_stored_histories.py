@@ -37,9 +37,9 @@ from tests.replay.scenarios import SCENARIOS
 from workflows.agent_run.agent_run import AgentRun
 from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
-from workflows.followup.followup import FollowUp
-from workflows.followup.topic import EventTopic
+from workflows.followup import FollowUp
 from workflows.mailbox import Mailbox
+from workflows.topic import EventTopic
 
 WAITS = ("asks: Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))

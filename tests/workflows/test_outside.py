@@ -155,7 +155,7 @@ async def test_what_is_not_answered_in_time_is_taken_back(world: Any) -> None:
 
 
 async def test_a_mailbox_that_was_terminated_is_told_anew(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.delegation_peers.REMINDER", timedelta(seconds=1))
+    monkeypatch.setattr("workflows.delegation.REMINDER", timedelta(seconds=1))
     peer = scribe()
     async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
         run, delegation = await led(it)

@@ -52,7 +52,6 @@ class LaneContext:
 
     @property
     def active_id(self) -> str | None:
-        """The run that is the turn."""
         return self.state.active.queued.run_id if self.state.active else None
 
     def running_id(self) -> str:
@@ -66,11 +65,6 @@ class LaneContext:
             raise AssertionError("no turn is watched")
         over, self.turn = self.turn.result(), None
         self.set_state(lane.end_turn(self.state, over.end, over.said, workflow.now()))
-
-    def ignore(self, signal: str, reason: str) -> None:
-        """Log a signal that had no effect, and count and note it in the state."""
-        workflow.logger.warning("%s ignored: %s", signal, reason)
-        self.set_state(lane.record_lane_refusal(self.state, f"{signal}: {reason}"))
 
 
 def begin_lane(args: Sequence[Any]) -> LaneContext:

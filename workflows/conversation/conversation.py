@@ -27,9 +27,8 @@ from contracts.conversation import (
 from contracts.run.signals import CancelRequest, HumanInput
 from decisions.conversation import lane, rules, view
 from decisions.text.formatting import truncate
-from workflows.conversation.actions import deliver_errand, notify_mailbox
 from workflows.conversation.context import LaneContext, begin_lane
-from workflows.conversation.turn import begin_turn, resume_turn
+from workflows.conversation.turn import begin_turn, deliver_errand, notify_mailbox, resume_turn
 from workflows.handlers import (
     ValidatedWorkflow,
     cancel_reason,
@@ -104,9 +103,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
         live, run_id = self.context, submitted.run_id
         await workflow.wait_condition(lambda: not live.is_about_to_begin(run_id))
         if lane.is_next(live.state, run_id):  # the lane was cancelled in the meantime, and drops its queue
-            raise _rejection_error(
-                LaneFault.lane_closing, f"the conversation is being cancelled: {live.cancellation.reason}"
-            )
+            raise _closing_error(live)
         if not submitted.duplicate and (reason := lane.drop_reason(live.state, run_id)):
             raise _rejection_error(LaneFault.lane_closing, reason)
         answer = submitted.model_copy(update={"position": lane.queue_position(live.state, run_id)})
@@ -126,9 +123,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
     def _admit_request(self, args: Sequence[Any]) -> lane.AcceptedRequest:
         live = self.context
         if live.cancellation.reason is not None:
-            raise _rejection_error(
-                LaneFault.lane_closing, f"the conversation is being cancelled: {live.cancellation.reason}"
-            )
+            raise _closing_error(live)
         admission = lane.admit(live.state, read_argument(SubmitRequest, args), workflow.now())
         if isinstance(admission, lane.LaneRefusal):
             raise _rejection_error(admission.kind, admission.reason)
@@ -197,12 +192,16 @@ class Conversation(ValidatedWorkflow[LaneContext]):
             lane.record_steered(self.context.state, read_argument(Steered, args).request_id, workflow.now())
         )
 
-    def ignore(self, signal: str, reason: str) -> None:
-        self.context.ignore(signal, reason)
+    def note(self, notice: str) -> None:
+        self.context.set_state(lane.record_lane_refusal(self.context.state, notice))
 
     @workflow.query(description="The running turn, the queue, and how the latest requests ended", name="lane")
     def _lane_view(self, *_: Any) -> LaneView:
         return view.lane_view(self.context.state)
+
+
+def _closing_error(live: LaneContext) -> ApplicationError:
+    return _rejection_error(LaneFault.lane_closing, f"the conversation is being cancelled: {live.cancellation.reason}")
 
 
 def _rejection_error(kind: LaneFault, reason: str) -> ApplicationError:

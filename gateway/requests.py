@@ -1,8 +1,9 @@
-"""Limits on a request's body: its size, its time, and unambiguous JSON."""
+"""A request before its route: ids with a slash in its address, limits on its body's size and time, strict JSON."""
 
 import asyncio
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,7 +17,26 @@ MAX_BODY_BYTES = 1024 * 1024  # bytes
 MAX_DRAINED_BYTES = 16 * MAX_BODY_BYTES
 BODY_TIMEOUT = 20.0  # seconds to receive a body
 MAX_BODY_NESTING = MAX_NESTING + 10  # room for the fields around a value of that depth
+_SLASH = "\udc2f"  # half a surrogate pair, which decoded UTF-8 never holds
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
+
+
+class EncodedSlashes:
+    """Middleware that hides encoded slashes from the router; `restore_slashes` puts them back. Servers decode paths."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path") or b""
+        if b"%2f" in raw.lower():
+            parts = (unquote(part).replace("/", _SLASH) for part in raw.decode("latin-1").split("/"))
+            scope = {**scope, "path": "/".join(parts)}
+        await self._app(scope, receive, send)
+
+
+def restore_slashes(scope: Scope) -> None:
+    scope["path_params"] = {name: value.replace(_SLASH, "/") for name, value in scope["path_params"].items()}
 
 
 class BoundedBodies:
@@ -86,7 +106,7 @@ class StrictRequest(Request):
 
 
 def read_body_json(data: bytes) -> Any:
-    """Parse JSON. Raises Failure if it is ambiguous, invalid or nested too deep."""
+    """Parse JSON. Raises ApiError if it is ambiguous, invalid or nested too deep."""
     try:
         value = strict_json.parse_strict_json(data)
         is_flat = nesting_depth(value) <= MAX_BODY_NESTING

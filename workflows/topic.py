@@ -15,7 +15,7 @@ from contracts.followup import TaskResolved
 from contracts.topic import Event, Subscription, TopicInput, TopicState
 from decisions.followup import topic
 from decisions.text import formatting
-from workflows.handlers import ValidatedWorkflow, ignore_if_invalid, invalid_input, read_argument, start_type
+from workflows.handlers import ValidatedWorkflow, ignore_if_invalid, invalid_input, now_ms, read_argument, start_type
 
 
 @workflow.defn
@@ -36,10 +36,9 @@ class EventTopic(ValidatedWorkflow[TopicState]):
         while True:
             state = self.context
             workflow.set_current_details(_format_details(state))
-            due = next(topic.pending_deliveries(state, _now_ms()), None)
-            if due is not None:
+            if (due := next(topic.pending_deliveries(state, now_ms()), None)) is not None:
                 await self._deliver_event(*due)
-            elif topic.is_topic_over(state, _now_ms()):
+            elif topic.is_topic_over(state, now_ms()):
                 return state.model_copy(update={"events": (), "marks": (), "known": ()})
             elif workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(state)
@@ -47,7 +46,7 @@ class EventTopic(ValidatedWorkflow[TopicState]):
                 await self._wait_for_change(state)
 
     async def _wait_for_change(self, state: TopicState) -> None:
-        seconds = min(topic.next_look(state, _now_ms()) - _now_ms(), topic.TIME_TO_LIVE) / 1000 + 0.001
+        seconds = min(topic.next_look(state, now_ms()) - now_ms(), topic.TIME_TO_LIVE) / 1000 + 0.001
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self.context is not state, timeout=seconds, timeout_summary="the topic's time to live"
@@ -67,16 +66,15 @@ class EventTopic(ValidatedWorkflow[TopicState]):
         event = read_argument(Event, args)
         if reason := topic.event_size_error(event):
             raise invalid_input(reason)
-        self.context = topic.record_event(self.context, event, _now_ms())
+        self.context = topic.record_event(self.context, event, now_ms())
 
     @workflow.signal(description='Add a task that waits for an event: {"subscriber", "taskId", "expiresAt"?}')
     @ignore_if_invalid
     def subscribe(self, *args: Any) -> None:
-        self.context = topic.record_subscription(self.context, read_argument(Subscription, args), _now_ms())
+        self.context = topic.record_subscription(self.context, read_argument(Subscription, args), now_ms())
 
-    def ignore(self, signal: str, reason: str) -> None:
-        super().ignore(signal, reason)
-        ignored = (*self.context.ignored, formatting.format_signal_notice(signal, reason))[-topic.MAX_NOTED :]
+    def note(self, notice: str) -> None:
+        ignored = (*self.context.ignored, notice)[-topic.MAX_NOTED :]
         self.context = self.context.model_copy(update={"ignored": ignored})
 
     @workflow.query(description="Events, subscriptions, and deliveries")
@@ -88,12 +86,7 @@ def _begin_topic(args: Sequence[Any]) -> TopicState:
     """Return a new topic, or that of an earlier execution. Raises ApplicationError `InvalidInput`."""
     if start_type(args) == "topic.continue":
         return topic.migrate_marks(read_argument(TopicState, args))
-    return topic.open_topic(read_argument(TopicInput, args).key, _now_ms())
-
-
-def _now_ms() -> int:
-    """Return the milliseconds since 1970."""
-    return int(workflow.time() * 1000)
+    return topic.open_topic(read_argument(TopicInput, args).key, now_ms())
 
 
 def _format_details(state: TopicState) -> str:

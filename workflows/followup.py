@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from temporalio import workflow
+from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.followup.followup import FollowUps
@@ -17,6 +18,7 @@ from activities.run.status import RunWatcher
 from contracts.followup import (
     CancelCommand,
     CloseFollowUp,
+    CreateCommand,
     FollowUpFailure,
     FollowUpState,
     FollowUpStatus,
@@ -32,17 +34,19 @@ from decisions.followup import state as followup
 from decisions.followup import view
 from decisions.run.recovery import FailureKind
 from decisions.text import formatting
-from workflows import cancellation
+from workflows import search_attributes
+from workflows.cancellation import MAX_STOP_TIME, Cancellation
 from workflows.execution import execute_activity
 from workflows.failures import classify_failure
-from workflows.followup.context import FollowUpContext, begin_follow_up, now_ms
 from workflows.handlers import (
     ValidatedWorkflow,
     cancel_reason,
     ignore_if_invalid,
     invalid_input,
+    now_ms,
     read_argument,
     read_optional_argument,
+    require_continue_as_new,
     start_type,
 )
 from workflows.policies import FILES, SENDING, WATCHING, Policy
@@ -51,11 +55,13 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 CONCURRENT_SENDS = "sends-beside"  # the patch since which the loop does not wait for a message that it sends
+CONTINUE = "followup.continue"
+MAX_EVENTS_SHOWN = 50
 MAX_TIMER_MS = 30 * 24 * 3600 * 1000  # milliseconds; the loop waits again for a later deadline
 
 
 @workflow.defn
-class FollowUp(ValidatedWorkflow[FollowUpContext]):
+class FollowUp(ValidatedWorkflow[FollowUpState]):
     """Tasks that resolve later, and then resume the work.
 
     Input: the `cmd.workflow.create` command. Result: the `evt.workflow.resolved` event.
@@ -68,21 +74,50 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
+        self._cancellation = Cancellation()
         self._watched: set[str] = set()
         self._sending: asyncio.Task[None] | None = None
         self._refused: str | None = None  # the reason why the lane refuses the request that resumes the work
-        super().__init__(begin_follow_up, args)
+        self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        super().__init__(_begin_follow_up, args)
+        with suppress(ApplicationError):  # a rejected start has no state
+            self._report_change(self._state if start_type(args) == CONTINUE else None)
+
+    @property
+    def _state(self) -> FollowUpState:
+        return self.context
+
+    @_state.setter
+    def _state(self, new: FollowUpState) -> None:
+        """Set the next state, if it differs, and report the change."""
+        if new != self.context:
+            before, self.context = self.context, new
+            self._report_change(before)
+
+    def _report_change(self, before: FollowUpState | None) -> None:
+        """Log each event of a change, which a replay does not repeat, keep the latest in the state, and show it."""
+        events = tuple(view.lifecycle_events(before, self._state, now_ms()))
+        for event in events:
+            workflow.logger.info(event.type, extra={"event": event.model_dump(mode="json", exclude_none=True)})
+        if events:
+            stored = (*self._state.events, *(view.without_result(event) for event in events))
+            self.context = self._state.model_copy(update={"events": stored[-MAX_EVENTS_SHOWN:]})
+        shown = search_attributes.of_follow_up(self._state)
+        if changed := search_attributes.updates_between(self._shown, shown):
+            workflow.upsert_search_attributes(changed)
+        self._shown = shown
+        workflow.set_current_details(view.format_follow_up_details(self._state))
 
     @workflow.run
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         try:
-            rotates = await self.context.cancellation.shield(self._run_loop(), cancellation.MAX_STOP_TIME)
+            rotates = await self._cancellation.shield(self._run_loop(), MAX_STOP_TIME)
         except asyncio.CancelledError:
-            self.context.set_state(followup.cancel_follow_up(self.context.state, now_ms()))
+            self._state = followup.cancel_follow_up(self._state, now_ms())
             rotates = False
-        if rotates and self.context.cancellation.reason is None:
-            workflow.continue_as_new(self.context.state)
-        return await self.context.cancellation.shield(self._finish_follow_up())
+        if rotates and self._cancellation.reason is None:
+            workflow.continue_as_new(self._state)
+        return await self._cancellation.shield(self._finish_follow_up())
 
     async def _run_loop(self) -> bool:
         """Make moves until it is over (False) or the history is long (True). Raises CancelledError at a cancel.
@@ -97,19 +132,17 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
 
     async def _make_moves(self) -> bool:
         while True:
-            self.context.cancellation.raise_if_cancelled()
+            self._cancellation.raise_if_cancelled()
             self._watch_turns()
             self._raise_send_error()
-            self.context.set_state(followup.advance_follow_up(self.context.state, now_ms()))
+            self._state = followup.advance_follow_up(self._state, now_ms())
             if workflow.info().is_continue_as_new_suggested() and self._sending is None:
                 return True
-            match followup.next_follow_up_move(self.context.state, is_sending=self._sending is not None):
+            match followup.next_follow_up_move(self._state, is_sending=self._sending is not None):
                 case followup.Subscribe() as move:
                     await self._subscribe_task(move)
                 case followup.Send() as move:
-                    self.context.set_state(
-                        followup.begin_follow_up_task(self.context.state, move.task.task_id, now_ms())
-                    )
+                    self._state = followup.begin_follow_up_task(self._state, move.task.task_id, now_ms())
                     if workflow.patched(CONCURRENT_SENDS):
                         self._sending = asyncio.create_task(self._send_message(move))
                     else:
@@ -124,19 +157,19 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
 
     async def _subscribe_task(self, move: followup.Subscribe) -> None:
         task = move.task
-        self.context.set_state(followup.begin_follow_up_task(self.context.state, task.task_id, now_ms()))
+        self._state = followup.begin_follow_up_task(self._state, task.task_id, now_ms())
         request = SubscribeRequest(topic=move.topic, task_id=task.task_id, expires_at=task.expires_at)
         await self._execute_cancellable(FollowUps.subscribe_task, request, f"wait: {task.description}")
-        self.context.set_state(followup.block_task(self.context.state, task.task_id, now_ms()))
+        self._state = followup.block_task(self._state, task.task_id, now_ms())
 
     async def _send_message(self, move: followup.Send) -> None:
         """Send a message while the loop runs: a receiver that is down must not hold up the other tasks."""
         task = move.task
         request = NotifyRequest(
-            task_id=task.task_id, number=move.number, execution=self.context.state.execution, message=move.message
+            task_id=task.task_id, number=move.number, execution=self._state.execution, message=move.message
         )
         outcome = await self._execute(FollowUps.notify, request, f"send: {task.description}", SENDING)
-        self.context.set_state(followup.record_send(self.context.state, task.task_id, outcome, now_ms()))
+        self._state = followup.record_send(self._state, task.task_id, outcome, now_ms())
 
     def _raise_send_error(self) -> None:
         """Raise the error of a finished send, which its own task would hide."""
@@ -145,10 +178,13 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
             self._sending = None
 
     async def _resume_work(self) -> None:
-        request = view.resume_request(self.context.state)
-        state = self.context.state
-        session = state.definition.resume_target.session_id
-        work = ResumeWork(session_id=session, request=request, execution=state.execution, created_by=state.created_by)
+        state = self._state
+        work = ResumeWork(
+            session_id=state.definition.resume_target.session_id,
+            request=view.resume_request(state),
+            execution=state.execution,
+            created_by=state.created_by,
+        )
         try:
             await self._execute_cancellable(FollowUps.resume_work, work, f"resume in {work.session_id}")
         except ActivityError as error:
@@ -159,7 +195,7 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
     ) -> None:
         """Run an activity that a cancel stops. Raises CancelledError if it was stopped between two attempts."""
         try:
-            await self.context.cancellation.cancellable(self._execute(activity, request, summary))
+            await self._cancellation.cancellable(self._execute(activity, request, summary))
         except ActivityError as error:
             if classify_failure(error) is FailureKind.cancelled:
                 raise asyncio.CancelledError from None
@@ -168,24 +204,22 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
     async def _execute(
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
     ) -> R:
-        return await execute_activity(
-            self.context.cancellation, activity, request, formatting.truncate(summary, 80), policy
-        )
+        return await execute_activity(self._cancellation, activity, request, formatting.truncate(summary, 80), policy)
 
     async def _wait_for_change(self, until: int | None) -> None:
-        state = self.context.state
+        state = self._state
         about = view.follow_up_waiting_for(state) or "the end of the turn"
         changed = workflow.wait_condition(
-            lambda: self.context.state is not state or (self._sending is not None and self._sending.done()),
+            lambda: self._state is not state or (self._sending is not None and self._sending.done()),
             timeout=None if until is None else min(max(until - now_ms(), 0), MAX_TIMER_MS) / 1000 + 0.001,
             timeout_summary=about,
         )
         with suppress(TimeoutError):
-            await self.context.cancellation.cancellable(changed)
+            await self._cancellation.cancellable(changed)
 
     def _watch_turns(self) -> None:
         """Watch each run that may still create tasks to its end."""
-        for run_id in self.context.state.runs:
+        for run_id in self._state.runs:
             if run_id not in self._watched:
                 self._watched.add(run_id)
                 asyncio.create_task(self._watch_turn(run_id))  # noqa: RUF006 - the event loop of a workflow keeps it
@@ -193,11 +227,11 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
     async def _watch_turn(self, run_id: str) -> None:
         workflow_id, summary = ids.run_workflow_id(run_id), f"until run {run_id[:60]} ends"
         await self._execute(RunWatcher.watch_run, workflow_id, summary, WATCHING)
-        self.context.set_state(followup.remove_creator_run(self.context.state, run_id))
+        self._state = followup.remove_creator_run(self._state, run_id)
 
     async def _finish_follow_up(self) -> dict[str, Any]:
         """Release its topics, and return or raise the end as Temporal should show it."""
-        state = self.context.state
+        state = self._state
         is_cancelled = state.state is FollowUpStatus.cancelled
         by_signal = is_cancelled and workflow.cancellation_reason() is None
         request = CloseFollowUp(
@@ -205,7 +239,7 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
                 SubscribeRequest(topic=topic, task_id=task.task_id, expires_at=0)
                 for task, topic in followup.subscribed_topics(state)
             ),
-            cancel=(self.context.cancellation.reason or "cancelled") if by_signal else None,
+            cancel=(self._cancellation.reason or "cancelled") if by_signal else None,
         )
         if request.subscriptions or by_signal:
             await workflow.execute_activity_method(
@@ -223,13 +257,16 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
     @workflow.signal(description="Add a task: the cmd.workflow.task.create command")
     @ignore_if_invalid
     def task_create(self, *args: Any) -> None:
-        self._add_task(self._parse_task(args))
+        self._add_task(args)
 
     @workflow.update(description="Add a task: the cmd.workflow.task.create command; refused with the reason")
     def create_task(self, *args: Any) -> dict[str, Any]:
-        command = self._parse_task(args)
-        self._add_task(command)
-        return {"workflowId": self.context.state.workflow_id, "taskId": command.data.task_id}
+        return {"workflowId": self._state.workflow_id, "taskId": self._add_task(args)}
+
+    def _add_task(self, args: Sequence[Any]) -> str:
+        data = self._parse_task(args).data
+        self._state = followup.add_task(self._state, data, now_ms())
+        return data.task_id
 
     @create_task.validator
     def _task_fits(self, *args: Any) -> None:
@@ -237,33 +274,33 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
 
     def _parse_task(self, args: Sequence[Any]) -> TaskCommand:
         command = read_argument(TaskCommand, args)
-        halted = "the follow-up is being cancelled" if self.context.cancellation.reason is not None else None
-        if reason := halted or followup.task_rejection_reason(self.context.state, command.data, now_ms()):
+        halted = "the follow-up is being cancelled" if self._cancellation.reason is not None else None
+        if reason := halted or followup.task_rejection_reason(self._state, command.data, now_ms()):
             raise invalid_input(reason)
         return command
-
-    def _add_task(self, command: TaskCommand) -> None:
-        self.context.set_state(followup.add_task(self.context.state, command.data, now_ms()))
 
     @workflow.signal(description='An event for a task, or its result: {"taskId", "event" | "result", "resolvedBy"?}')
     @ignore_if_invalid
     def task_resolved(self, *args: Any) -> None:
-        state, reason = followup.resolve_task(self.context.state, read_argument(TaskResolved, args), now_ms())
-        self.context.set_state(state)
+        self._state, reason = followup.resolve_task(self._state, read_argument(TaskResolved, args), now_ms())
         if reason is not None:
             raise invalid_input(reason)
 
     @workflow.signal(description='Answer an open question: {"text", "question_id"?, "by"?}')
     @ignore_if_invalid
     def human_input(self, *args: Any) -> None:
-        self.context.set_state(followup.answer_prompt(self.context.state, self._parse_answer(args), now_ms()))
+        self._take_answer(args)
 
     @workflow.update(description='Answer an open question: {"text", "question_id"?, "by"?}; refused with the reason')
     def answer(self, *args: Any) -> dict[str, Any]:
+        asked = self._take_answer(args)
+        return {"workflowId": self._state.workflow_id, "question_id": asked, "accepted": True}
+
+    def _take_answer(self, args: Sequence[Any]) -> str:
         answer = self._parse_answer(args)
-        asked = answer.question_id or followup.open_prompts(self.context.state)[0].task_id
-        self.context.set_state(followup.answer_prompt(self.context.state, answer, now_ms()))
-        return {"workflowId": self.context.state.workflow_id, "question_id": asked, "accepted": True}
+        asked = answer.question_id or followup.open_prompts(self._state)[0].task_id
+        self._state = followup.answer_prompt(self._state, answer, now_ms())
+        return asked
 
     @answer.validator
     def _answer_fits(self, *args: Any) -> None:
@@ -271,21 +308,35 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
 
     def _parse_answer(self, args: Sequence[Any]) -> HumanInput:
         answer = read_argument(HumanInput, args)
-        if reason := followup.prompt_rejection_reason(self.context.state, answer):
+        if reason := followup.prompt_rejection_reason(self._state, answer):
             raise invalid_input(reason)
         return answer
 
     @workflow.signal(description='Cancel it, and resume nothing: cmd.workflow.cancel, or {"reason"?, "by"?}')
     @ignore_if_invalid
     def cancel(self, *args: Any) -> None:
-        self.context.cancellation.request(_cancel_reason(self.context.state, args))
+        self._cancellation.request(_cancel_reason(self._state, args))
 
-    def ignore(self, signal: str, reason: str) -> None:
-        self.context.ignore(signal, reason)
+    def note(self, notice: str) -> None:
+        ignored = (*self._state.ignored, notice)[-followup.MAX_NOTED :]
+        self._state = self._state.model_copy(update={"ignored": ignored})
 
     @workflow.query(description="The tasks, their states and results, and the latest lifecycle events")
     def state(self, *_: Any) -> FollowUpState:
-        return self.context.state
+        return self._state
+
+
+def _begin_follow_up(args: Sequence[Any]) -> FollowUpState:
+    """Return the follow-up of a command or of an earlier execution. Raises ApplicationError `InvalidInput`."""
+    if start_type(args) == CONTINUE:
+        state = read_argument(FollowUpState, args)
+        require_continue_as_new()
+        return state
+    command, info = read_argument(CreateCommand, args), workflow.info()
+    name = command.data.workflow_id
+    if info.workflow_id != ids.follow_up_workflow_id(name):
+        raise invalid_input(f"follow-up {name} has to be started as wf:{name}")
+    return followup.open_follow_up(command, now_ms(), info.first_execution_run_id)
 
 
 def _cancel_reason(state: FollowUpState, args: Sequence[Any]) -> str:
