@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import click
 
+from perdure.process.environment import normalize_environment
 from perdure.process.shutdown import exit_now
 from perdure.process.streams import guard_streams, open_null_streams
-from perdure.process.variables import normalize_environment
 
 # The module and the summary of each command: `perdure --help` must not load the commands.
 SECTIONS = {

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.security.private import create_private, make_private
+from decisions.errors import ReportedError
 from perdure.process import supervisor
 
 LOOPBACK = "127.0.0.1"
@@ -75,7 +76,7 @@ FLAGS = (
 PASSED_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
-class ServerStartError(Exception):
+class ServerStartError(ReportedError):
     """The embedded server is not available. The message is one line with the reason and a remedy."""
 
 
@@ -121,10 +122,7 @@ async def embedded_server(
 def address_of(home: Path) -> str | None:
     """Return the address of the server that runs in `home`, if there is one, without starting or blocking anything."""
     lock = home / "server.lock"
-    if not lock.is_file():
-        return None
-    if (free := _try_lock(lock, fcntl.LOCK_SH)) is not None:
-        os.close(free)
+    if not lock.is_file() or not is_locked(lock, fcntl.LOCK_SH):
         return None
     at = _read_json(home / "server.json")
     return at["address"] if at else None
@@ -149,6 +147,13 @@ def _try_lock(path: Path, kind: int) -> int | None:
         os.close(lock)
         return None
     return lock
+
+
+def is_locked(path: Path, kind: int) -> bool:
+    """Return whether another process holds a lock that excludes this kind."""
+    if (free := _try_lock(path, kind)) is not None:
+        os.close(free)
+    return free is None
 
 
 @asynccontextmanager

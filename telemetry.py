@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +25,11 @@ from temporalio.runtime import (
     TelemetryFilter,
 )
 
+from activities.security.private import open_private
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.telemetry.metrics import attempt_facts
 from contracts.models import is_utf8
+from decisions.errors import ReportedError
 from decisions.ids import trace_id
 from decisions.telemetry.metrics import BUCKETS
 
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 PLACES = ("step", "turn")  # the place in the run
 
 
-class MetricsUnavailableError(Exception):
+class MetricsUnavailableError(ReportedError):
     """The metrics endpoint cannot be opened. The message is one line."""
 
 
@@ -127,26 +128,18 @@ def quiet_core(metrics: str | None = None) -> None:
     """
     forwarded = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
     logs = LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=forwarded)
-    try:
-        runtime = Runtime(
-            telemetry=TelemetryConfig(
-                logging=logs, metrics=prometheus_config(metrics) if metrics else None, attach_service_name=False
-            )
-        )
-    except ValueError as error:
-        raise MetricsUnavailableError(f"no metrics at {metrics}: {error}") from None
-    Runtime.set_default(runtime)
-
-
-def prometheus_config(address: str) -> PrometheusConfig:
-    """Return the endpoint's configuration, with names and units by Prometheus' convention for all metrics."""
-    return PrometheusConfig(
-        bind_address=address,
+    endpoint = metrics and PrometheusConfig(  # with names and units by Prometheus' convention for all metrics
+        bind_address=metrics,
         counters_total_suffix=True,
         unit_suffix=True,
         durations_as_seconds=True,
         histogram_bucket_overrides=BUCKETS,
     )
+    try:
+        runtime = Runtime(telemetry=TelemetryConfig(logging=logs, metrics=endpoint or None, attach_service_name=False))
+    except ValueError as error:
+        raise MetricsUnavailableError(f"no metrics at {metrics}: {error}") from None
+    Runtime.set_default(runtime)
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
@@ -169,8 +162,7 @@ class _OwnFile(WatchedFileHandler):
     """A log file that only its owner may read, also after a rotation."""
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=open_private)
 
 
 def log_to_file(path: Path, secrets: Secrets) -> None:

@@ -36,20 +36,20 @@ from activities.security.secrets import collect_secrets
 from activities.telemetry.metrics import MetricsInterceptor
 from activities.tools.call import ToolCalls
 from activities.tools.queue import QueueResults
+from decisions.errors import ReportedError
 from perdure.client.connection import connect, register_search_attributes
-from perdure.client.errors import TemporalUnavailableError
-from perdure.process.concealing import conceal_secrets
 from perdure.process.encryption_marker import set_marker
+from perdure.process.environment import conceal_secrets, normalize_environment
 from perdure.process.mcp_tools import offered_tools
 from perdure.process.models import open_models
 from perdure.process.project import build_project, unpriced_budgets
 from perdure.process.reconcile_schedule import maintain_schedule
 from perdure.process.shutdown import exit_now
 from perdure.process.streams import detach_tools, guard_streams, open_null_streams, set_busy_check
-from perdure.process.variables import normalize_environment
 from perdure.process.workflows import STICKY_TIMEOUT, WORKFLOWS, build_id, workflow_interceptors, workflow_runner
-from settings import Deployment, ProjectError, Settings, WorkerSettings, load_settings
-from telemetry import MetricsUnavailableError, forward_events, log_to_stderr, quiet_core
+from settings import Deployment, ProjectError, Settings, load_settings
+from settings.file import WorkerSettings
+from telemetry import forward_events, log_to_stderr, quiet_core
 from workflows.interceptors import sharing_interceptor
 
 GRACE = timedelta(seconds=30)  # for active calls to complete after SIGTERM, which does not cancel them
@@ -90,7 +90,14 @@ def build_worker(  # noqa: PLR0913 - a worker's parts
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         build_id=None if deployment else build_id(),
-        deployment_config=deployment_config(deployment) if deployment else None,
+        # A run stays on its build, also across continue-as-new.
+        deployment_config=WorkerDeploymentConfig(
+            version=WorkerDeploymentVersion(deployment.name, deployment.build_id),
+            use_worker_versioning=True,
+            default_versioning_behavior=VersioningBehavior.PINNED,
+        )
+        if deployment
+        else None,
     )
 
 
@@ -127,15 +134,6 @@ def _all_activities(
         mailboxes.look_at_turns,
         mailboxes.dispatch_mail,
     ]
-
-
-def deployment_config(deployment: Deployment) -> WorkerDeploymentConfig:
-    """Return a versioned deployment: a run stays on its build, also across continue-as-new."""
-    return WorkerDeploymentConfig(
-        version=WorkerDeploymentVersion(deployment.name, deployment.build_id),
-        use_worker_versioning=True,
-        default_versioning_behavior=VersioningBehavior.PINNED,
-    )
 
 
 @asynccontextmanager
@@ -197,17 +195,33 @@ async def serve_worker(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with limit_shutdown() as begin_shutdown, run_worker(client, settings, settings.deployment):
+        address, queue = client.service_client.config.target_host, settings.task_queue
+        build_of = f", {settings.deployment}" if settings.deployment else ""
+        print(f"worker ready: {address}, task queue {queue}, model {settings.model}{build_of}", flush=True)
+        await stop.wait()
+        begin_shutdown()
+
+
+@asynccontextmanager
+async def limit_shutdown() -> AsyncIterator[Callable[[], None]]:
+    """Limit the shutdown time, counted from the yielded call: the SDK's core sometimes never shuts down."""
+    cause: BaseException | None = None
     try:
-        async with asyncio.timeout(None) as limit, run_worker(client, settings, settings.deployment):
-            address, queue = client.service_client.config.target_host, settings.task_queue
-            build_of = f", {settings.deployment}" if settings.deployment else ""
-            print(f"worker ready: {address}, task queue {queue}, model {settings.model}{build_of}", flush=True)
-            await stop.wait()
-            limit.reschedule(asyncio.get_running_loop().time() + (GRACE + SHUTDOWN_TIMEOUT).total_seconds())
+        async with asyncio.timeout(None) as limit:
+
+            def begin_shutdown() -> None:
+                nonlocal cause
+                cause = sys.exc_info()[1]
+                limit.reschedule(asyncio.get_running_loop().time() + (GRACE + SHUTDOWN_TIMEOUT).total_seconds())
+
+            yield begin_shutdown
     except TimeoutError:
         if not limit.expired():
             raise
         logging.getLogger(__name__).warning("worker shutdown timed out; exiting")
+        if cause is not None:
+            raise cause from None
 
 
 def run_worker_process() -> NoReturn:
@@ -223,7 +237,7 @@ def run_worker_process() -> NoReturn:
         log_to_stderr(secrets)
         quiet_core(settings.metrics)
         asyncio.run(serve_worker(settings))
-    except (ProjectError, MetricsUnavailableError, TemporalUnavailableError, RPCError) as error:
+    except (ReportedError, RPCError) as error:
         print(secrets.redact(f"worker: {error}"), file=sys.stderr)
         exit_now(1)
     exit_now(0)

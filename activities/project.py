@@ -47,13 +47,13 @@ class Project:
     providers: Collection[str] = ()
     ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
 
-    @property
-    def stores(self) -> Stores:
-        return self.remote or LocalStores(self.workspaces)
-
     secrets: Secrets = NO_SECRETS
     outbox: Outbox | None = None  # sends messages
     answer_keys: Mapping[str, str] = field(default_factory=dict)  # public keys of the people who may answer, by id
+
+    @property
+    def stores(self) -> Stores:
+        return self.remote or LocalStores(self.workspaces)
 
     def window_of(self, *models: str) -> int:
         """Return the smallest context window in tokens, as set by the project or known for the models."""

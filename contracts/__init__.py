@@ -8,10 +8,10 @@ evaluation    test cases for agents: goals, expectations and scores
 failures      the kinds of failure, by who has to act
 followup      tasks that resolve later: their commands, states and events
 mcp           the accepted definitions of MCP tools
-models        the base classes: `Value` (history, tolerant) and `StrictModel` (input, strict)
+models        the base classes: `FrozenModel` (history, tolerant) and `StrictModel` (input, strict)
 reconcile     the reconciler's findings, and its mark in a run's store
 sender        the entry point that a message came through
-strict_json   the one reader of JSON from outside
+strict_input  the one reader of JSON and YAML from outside
 tool          tools, tool calls and their outcomes
 topic         events from outside and their subscribers
 mail/         Mailboxes: messages as files, and what a mailbox and its bridges exchange

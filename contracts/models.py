@@ -51,6 +51,7 @@ _BREAKS = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029]+")
 _JOINERS = "\u200c\u200d"
 
 MAX_NESTING = 50  # levels of a value from outside: payloads nested 200 deep cannot be read, and other values wrap it
+MAX_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
 NESTING_MARGIN = 16  # levels; more than wrap a result or arguments anywhere in a run's state
 
 
@@ -118,10 +119,7 @@ def _join_lines(text: str) -> str:
     return " ".join([first.rstrip(), *between, last.lstrip()])
 
 
-_MAX_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
-
-
-def _replace_nonfinite(value: Any, levels: int = _MAX_READABLE) -> Any:
+def _replace_nonfinite(value: Any, levels: int = MAX_READABLE) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,4 +1,4 @@
-"""The first validation error of pydantic, in one line without the input; and the error of an illegal move."""
+"""Errors in one line: those that a person can act on, the first one of pydantic, and an illegal move."""
 
 from pydantic import ValidationError
 
@@ -10,6 +10,10 @@ def format_validation_error(error: ValidationError, whole: str = "input", *, wit
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"] if part != without) or whole
     return escape_unprintable(f"{where}: {first['msg'].removeprefix('Value error, ')}")
+
+
+class ReportedError(Exception):
+    """An error that a person can act on: commands and workers report it as one line, without a traceback."""
 
 
 class IllegalMoveError(AssertionError):

@@ -8,9 +8,8 @@ from urllib.parse import unquote
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts import strict_json
-from contracts.models import MAX_NESTING, escape_unprintable, nesting_depth
-from contracts.strict_json import JsonError
+from contracts.models import MAX_NESTING, escape_unprintable
+from contracts.strict_input import JsonError, parse_strict_json
 from gateway.problems import ApiError, problem_response
 
 MAX_BODY_BYTES = 1024 * 1024  # bytes
@@ -108,12 +107,6 @@ class StrictRequest(Request):
 def read_body_json(data: bytes) -> Any:
     """Parse JSON. Raises ApiError if it is ambiguous, invalid or nested too deep."""
     try:
-        value = strict_json.parse_strict_json(data)
-        is_flat = nesting_depth(value) <= MAX_BODY_NESTING
-    except RecursionError:
-        is_flat, value = False, None
+        return parse_strict_json(data, MAX_BODY_NESTING)
     except JsonError as error:
         raise ApiError(400, f"the body: {escape_unprintable(str(error))}", field=error.place or None) from None
-    if not is_flat:
-        raise ApiError(400, f"the body: nested more than {MAX_BODY_NESTING} levels deep")
-    return value

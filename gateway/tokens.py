@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import re
 import secrets
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from activities.storage.safe_dir import SafeDir
+from activities.security.private import OTHERS, PrivateDir
 from contracts.models import StrictModel
 from decisions.errors import format_validation_error
 from decisions.followup.topic import platform_name
@@ -27,7 +26,6 @@ from settings import ProjectError
 TOKENS_VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, in place of the file
 PREFIX = "pdr_"  # secret scanners recognize it
 PLATFORM = r"[a-z0-9][a-z0-9_.-]{0,63}"
-OTHERS_ACCESS = stat.S_IRWXG | stat.S_IRWXO
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
 
 
@@ -57,11 +55,7 @@ class TokenFile(StrictModel):
     tokens: tuple[Token, ...] = ()
 
 
-class _PrivateFiles(SafeDir):
-    file_mode = 0o600
-
-
-class TokenFileError(Exception):
+class TokenFileError(ProjectError):
     """The token file cannot be read, so every request is rejected. The message says why."""
 
 
@@ -75,10 +69,7 @@ def new_token(
     if wrong := next((platform for platform in platforms if not re.fullmatch(PLATFORM, platform)), None):
         raise ProjectError(f"a platform has 1 to 64 of the characters a-z 0-9 _ . -, not {wrong[:80]!r}")
     written, now = PREFIX + secrets.token_urlsafe(32), datetime.now(UTC)
-    try:
-        expires = now + lifetime if lifetime else None
-    except OverflowError:
-        raise ProjectError("--expires is too large; leave it out for a token that does not expire") from None
+    expires = now + lifetime if lifetime else None
     order = tuple(scope for scope in Scope if scope in scopes)
     stored = Token(
         name=name, sha256=token_digest(written), scopes=order, created_at=now, expires_at=expires, platforms=platforms
@@ -103,7 +94,7 @@ class Tokens:
         """Return all tokens. Raises TokenFileError."""
         try:
             info = self.path.stat()
-            if info.st_mode & OTHERS_ACCESS:
+            if info.st_mode & OTHERS:
                 raise TokenFileError(f"{self.path}: other users can open it; run: chmod 600 {self.path}")
             stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
             if stamp != self._stamp:
@@ -140,13 +131,13 @@ class Tokens:
             self._write_file(remaining)
 
     def _lock_file(self) -> AbstractContextManager[None]:
-        """Hold the lock for one change, also against other processes."""
+        """Return the lock for one change, also against other processes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        return _PrivateFiles(self.path.parent).lock_folder()
+        return PrivateDir(self.path.parent).lock_folder()
 
     def _write_file(self, tokens: tuple[Token, ...]) -> None:
-        text = TokenFile(tokens=tokens).model_dump_json(indent=2, exclude_none=True)
-        _PrivateFiles(self.path.parent).write(text.encode(), self.path.name)
+        content = TokenFile(tokens=tokens).model_dump_json(exclude_none=True, indent=2)
+        PrivateDir(self.path.parent).write(content.encode(), self.path.name)
 
 
 def _read_token_file(path: Path) -> tuple[Token, ...]:

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadCodec
 
+from decisions.errors import ReportedError
+
 CODEC_KEYS_VARIABLE = "PERDURE_CODEC_KEYS"
 ENCRYPTED = b"binary/encrypted"
 UNREADABLE = b"binary/unreadable"  # a payload that cannot be decrypted, or whose stored data is gone
@@ -33,7 +35,7 @@ class InvalidKeysError(ValueError):
     """The keys are invalid. The message is one line and shows no key."""
 
 
-class UnknownKeyError(Exception):
+class UnknownKeyError(ReportedError):
     """A payload needs a key that this process lacks. In a workflow the task must fail, so that it is retried."""
 
     def __init__(self, key_id: str) -> None:
@@ -81,20 +83,16 @@ class AesGcmCodec(PayloadCodec):
             return unreadable_payload("it says that it is encrypted, but is too short for that")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise self._unknown_key_error(key_id)
+            error = UnknownKeyError(key_id)
+            if key_id not in self._missed:  # logged once: a waiting run retries
+                self._missed.add(key_id)
+                logger.error("%s; runs that need it wait", error)
+            raise error
         nonce, sealed = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
         try:
             return Payload.FromString(cipher.decrypt(nonce, sealed, key_id.encode()))
         except InvalidTag:
             return unreadable_payload(f"it cannot be decrypted with key {key_id!r}, which it names")
-
-    def _unknown_key_error(self, key_id: str) -> UnknownKeyError:
-        """Create the error, and log it once per key: a waiting run retries."""
-        error = UnknownKeyError(key_id)
-        if key_id not in self._missed:
-            self._missed.add(key_id)
-            logger.error("%s; runs that need it wait", error)
-        return error
 
 
 def payload_key_id(payload: Payload) -> str | None:

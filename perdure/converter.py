@@ -24,7 +24,7 @@ from temporalio.converter import (
 )
 
 from contracts.models import SparseModel, Undecodable
-from contracts.strict_json import parse_strict_json
+from contracts.strict_input import parse_strict_json
 from decisions.text.formatting import truncate
 from perdure.codec import UNREADABLE, UnknownKeyError, payload_key_id, unreadable_payload
 
@@ -62,16 +62,11 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         if payload.metadata.get("encoding") == UNREADABLE:
             return Undecodable(reason=truncate(payload.data.decode(errors="replace"), 200))
         try:
-            _check_unambiguous(payload)
+            if payload.metadata.get("encoding") == b"json/plain":
+                parse_strict_json(payload.data)
             return super().from_payloads([payload])[0]
         except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
-
-
-def _check_unambiguous(payload: Payload) -> None:
-    """Raises JsonError for ambiguous or invalid JSON."""
-    if payload.metadata.get("encoding") == b"json/plain":
-        parse_strict_json(payload.data)
 
 
 def _to_sparse_payload(value: SparseModel) -> RawValue:

@@ -11,18 +11,17 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.mcp import PinState
-from contracts.reconcile import Finding, FindingKind, ReconcileReport
+from contracts.reconcile import FindingKind, ReconcileReport
+from decisions.errors import ReportedError
 from decisions.model_names import DEFAULT, provider_of
 from decisions.text.formatting import truncate
-from devserver import ServerStartError
 from perdure.answer_keys import ANSWER_KEY_VARIABLE
 from perdure.client.connection import configured_address, register_search_attributes
-from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import CODEC_KEYS_VARIABLE
 from perdure.process.mcp_tools import ServerStatus, server_statuses
 from perdure.process.reconcile_schedule import last_check_time
 from perdure.session import Needs, open_session
-from settings import Deployment, ProjectError, Settings, load_settings
+from settings import Deployment, Settings, load_settings
 
 MAX_FINDINGS_SHOWN = 5  # findings in a line
 HEADINGS = {
@@ -53,7 +52,7 @@ async def run_checks() -> AsyncIterator[Check]:
     yield _check_import_names()
     try:
         settings = load_settings()
-    except ProjectError as error:
+    except ReportedError as error:
         yield Check("project", ok=False, found=str(error))
         return
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
@@ -99,7 +98,7 @@ def _check_model(settings: Settings) -> Check:
 
     try:
         create_clients(settings)
-    except ProjectError as error:
+    except ReportedError as error:
         return Check("model", ok=False, found=str(error))
     if settings.is_rehearsal:
         found = "rehearsal, as no model is configured; for a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL"
@@ -146,7 +145,7 @@ async def _check_tools(settings: Settings) -> AsyncIterator[Check]:
         settings.check_headers()
         async with display_project(settings) as project:
             tools, unpriced = project.tools, unpriced_budgets(project)
-    except ProjectError as error:
+    except ReportedError as error:
         yield Check("tools", ok=False, found=str(error))
         return
     yield Check("tools", ok=True, found=", ".join(tools))
@@ -177,7 +176,7 @@ async def _check_object_stores(settings: Settings) -> AsyncIterator[Check]:
 async def _check_mcp(settings: Settings) -> Check:
     try:
         servers = await server_statuses(settings)
-    except ProjectError as error:
+    except ReportedError as error:
         return Check("MCP servers", ok=False, found=str(error))
     found = "; ".join(map(_format_server_status, servers))
     return Check("MCP servers", ok=all(server.is_settled for server in servers), found=found)
@@ -210,7 +209,7 @@ async def _check_server(settings: Settings) -> AsyncIterator[Check]:
             yield await _check_reconciler(here.client, settings.task_queue)
             for check in await _check_runs(here.client, settings):
                 yield check
-    except (TemporalUnavailableError, ServerStartError) as error:
+    except ReportedError as error:
         yield Check("Temporal", ok=False, found=str(error))
 
 
@@ -253,7 +252,7 @@ async def _check_runs(client: Client, settings: Settings) -> list[Check]:
     try:
         async with display_project(settings) as project:
             report = await Reconciler(client, project.stores, settings.task_queue).run_pass()
-    except ProjectError as error:
+    except ReportedError as error:
         return [Check("runs", ok=False, found=f"not checked: {error}")]
     except RPCError as error:
         return [Check("runs", ok=False, found=f"cannot be checked: {truncate(error.message, 200)}")]
@@ -271,9 +270,4 @@ def _problem_check(problem: FindingKind, report: ReconcileReport) -> Check:
         found += f" ({report.unasked} runs did not answer or were not queried)"
     if problem in (FindingKind.claim, FindingKind.left_store) and report.after:
         found += f" (in the first {report.stores} stores; the reconciler checks the others)"
-    return Check(HEADINGS[problem], ok=all(map(_is_repaired, findings)), found=found)
-
-
-def _is_repaired(finding: Finding) -> bool:
-    """Return whether the reconciler repairs it."""
-    return finding.repair is not None
+    return Check(HEADINGS[problem], ok=all(finding.repair is not None for finding in findings), found=found)

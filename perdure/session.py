@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import logging
 import shlex
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from temporalio.client import Client
 from activities.security.private import create_private
 from activities.storage.workspace import folder_name
 from decisions import ids
-from devserver import NAMESPACE, DevServer, embedded_server, prepare_home
+from devserver import NAMESPACE, DevServer, embedded_server, is_locked, prepare_home
 from perdure.client.connection import configured_address, connect, register_search_attributes
 from perdure.client.errors import TemporalUnavailableError
 from perdure.process.encryption_marker import check_encryption, set_marker
@@ -101,21 +100,15 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 async def _has_local_worker(settings: Settings) -> bool:
     deadline = asyncio.get_running_loop().time() + WORKER_START_TIMEOUT
-    while not _is_locked(_lock_path(settings, "worker")):
-        if not _is_locked(_lock_path(settings, "starting")) or asyncio.get_running_loop().time() > deadline:
+    while not is_locked(_lock_path(settings, "worker"), fcntl.LOCK_EX):
+        if (
+            not is_locked(_lock_path(settings, "starting"), fcntl.LOCK_EX)
+            or asyncio.get_running_loop().time() > deadline
+        ):
             # Between the two checks the worker may have taken its lock and dropped the starting lock.
-            return _is_locked(_lock_path(settings, "worker"))
+            return is_locked(_lock_path(settings, "worker"), fcntl.LOCK_EX)
         await asyncio.sleep(LOCK_POLL_INTERVAL)
     return True
-
-
-def _is_locked(path: Path) -> bool:
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 @asynccontextmanager
@@ -166,35 +159,13 @@ async def _open_embedded(server: DevServer, settings: Settings, needs: Needs) ->
         async with run_query_worker(client, settings.task_queue):
             yield opened
         return
-    from worker import run_worker
+    from worker import limit_shutdown, run_worker
 
     log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
-    async with _limit_shutdown() as begin_shutdown, run_worker(client, settings) as observed:
+    async with limit_shutdown() as begin_shutdown, run_worker(client, settings) as observed:
         with _hold_lock(_lock_path(settings, "worker")):
             try:
                 yield replace(opened, is_busy=lambda: observed.attempts > 0)
             finally:
                 begin_shutdown()
-
-
-@asynccontextmanager
-async def _limit_shutdown() -> AsyncIterator[Callable[[], None]]:
-    """Limit the shutdown time, counted from the yielded call: the SDK's core sometimes never shuts down."""
-    from worker import GRACE, SHUTDOWN_TIMEOUT
-
-    cause: BaseException | None = None
-    try:
-        async with asyncio.timeout(None) as limit:
-
-            def begin_shutdown() -> None:
-                nonlocal cause
-                cause = sys.exc_info()[1]
-                limit.reschedule(asyncio.get_running_loop().time() + (GRACE + SHUTDOWN_TIMEOUT).total_seconds())
-
-            yield begin_shutdown
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        if cause is not None:
-            raise cause from None

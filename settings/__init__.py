@@ -14,74 +14,40 @@ problems     reading project files, and their errors
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from activities.mcp.config import McpServer
+from activities.mcp.config import HttpServer, McpServer, StdioServer
 from activities.security.secrets import NO_SECRETS, Secrets, collect_secrets
 from contracts.agent import Agent
 from decisions.model_names import DEFAULT, provider_of
-from perdure.answer_keys import NO_KEYS, AnswerKeys
-from perdure.codec import AesGcmCodec
-from settings.access import base_url_of, key_of, must_be_private
+from perdure.answer_keys import ANSWER_KEY_VARIABLE, NO_KEYS, AnswerKeys, read_answer_keys
+from perdure.codec import CODEC_KEYS_VARIABLE, AesGcmCodec, read_codec
+from settings.access import check_key, check_url, must_be_private
 from settings.agents import Roster, read_agents
 from settings.environment import (
     Deployment,
-    answer_keys_of,
-    codec_of,
+    T,
+    check_task_queue,
     deployment_of,
     exports_spans,
-    metrics_of,
-    payloads_of,
-    task_queue_of,
+    open_payloads,
+    parse_endpoint,
+    parse_variable,
 )
-from settings.file import (
-    ProjectFile,
-    ProviderSettings,
-    WorkerSettings,
-    header_variables_of,
-    place_of,
-    read_file,
-    urls_of,
-)
+from settings.file import ProjectFile, header_variables_of, place_of, read_file, urls_of
 from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
-from settings.mcp import named_secrets, read_servers, server_urls
+from settings.mcp import read_servers
 from settings.problems import ProjectError, format_suggestion, path_from, resolve_path
-from settings.tools import (
-    BuiltinToolSettings,
-    HttpToolSettings,
-    McpToolSettings,
-    PythonToolSettings,
-    QueueToolSettings,
-    SignalToolSettings,
-    ToolSettings,
-    tool_names,
-)
+from settings.tools import tool_names
 
 if TYPE_CHECKING:
     from activities.storage.payloads import PayloadStore
 
-__all__ = [
-    "REHEARSAL",
-    "BuiltinToolSettings",
-    "Deployment",
-    "HttpToolSettings",
-    "McpToolSettings",
-    "ProjectError",
-    "ProjectFile",
-    "ProviderSettings",
-    "PythonToolSettings",
-    "QueueToolSettings",
-    "Settings",
-    "SignalToolSettings",
-    "ToolSettings",
-    "WorkerSettings",
-    "current_folder",
-    "load",
-]
+__all__ = ["REHEARSAL", "Deployment", "ProjectError", "Settings", "load_settings"]
 
 DEFAULT_MODEL = "claude-sonnet-5-5"
 REHEARSAL = "rehearsal"
@@ -178,44 +144,39 @@ def current_folder() -> Path:
         raise ProjectError(f"the current folder cannot be used ({error.strerror}): change to another one") from None
 
 
-def _project_file(env: Mapping[str, str], folder: Path | None) -> Path:
-    if not (text := env.get("PERDURE_CONFIG")):
-        return (folder or current_folder()) / "perdure.toml"
-    path = path_from(text)
-    if not path.is_file():
-        raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
-    return path
-
-
 def load_settings(
     environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True
 ) -> Settings:
     """Load the settings in force. Raises ProjectError. If not `strict`, broken agent files are listed in the roster."""
     env = os.environ if environment is None else environment
+
+    def read(variable: str | None, parse: Callable[[str], T]) -> T | None:
+        return parse_variable(variable, env.get(variable), parse) if variable else None
+
     check_libraries(env)
-    path = _project_file(env, folder)
+    path = _project_file(read("PERDURE_CONFIG", path_from), folder)
     root = resolve_path(path).parent
     file = read_file(path) if path.is_file() else ProjectFile()
     servers = read_servers(root / MCP_FILE, env)
-    home = _folder_of(env, "PERDURE_HOME", root / ".perdure")
-    key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
+    home = resolve_path(read("PERDURE_HOME", path_from) or root / ".perdure")
+    key, url = read("ANTHROPIC_API_KEY", check_key), read("ANTHROPIC_BASE_URL", check_url)
     must_be_private("ANTHROPIC_BASE_URL", url, key)
+    keys = {name: read(provider.api_key_env, check_key) for name, provider in file.model.providers.items()}
     for name, provider in file.model.providers.items():
-        must_be_private(f"model.providers.{name}.base_url", provider.base_url, env.get(provider.api_key_env or ""))
-    headers = _headers_of(env, file)
+        must_be_private(f"model.providers.{name}.base_url", provider.base_url, keys[name])
     roster = read_agents(root / "agents", tool_names(file.tools), servers, file.limits)
-    if strict:
-        roster.check()
+    if strict and roster.faults:
+        raise next(iter(roster.faults.values()))
     model, *fallbacks = _models_to_ask(env, file, roster.agents, is_reachable=bool(key or url))
-    names = {name: table.api_key_env for name, table in file.model.providers.items() if table.api_key_env}
-    secrets = [*named_secrets(servers.values()), *_named_secrets(env, file)]
+    remote = [server for server in servers.values() if isinstance(server, HttpServer)]
+    urls = urls_of(file) | {f"mcpServers.{server.name}.url": server.url for server in remote}
     return Settings(
         folder=root,
         path=path,
         home=home,
-        workspaces=_folder_of(env, "PERDURE_WORKSPACE", home / "runs"),
+        workspaces=resolve_path(read("PERDURE_WORKSPACE", path_from) or home / "runs"),
         store=env.get("PERDURE_STORE") or None,
-        task_queue=task_queue_of(env),
+        task_queue=read("PERDURE_TASK_QUEUE", check_task_queue) or "perdure",
         model=model,
         file=file,
         roster=roster,
@@ -223,45 +184,49 @@ def load_settings(
         api_key=key,
         base_url=url,
         fallbacks=tuple(fallbacks),
-        keys={name: value for name, variable in names.items() if (value := key_of(env, variable))},
-        headers=headers,
+        keys={name: value for name, value in keys.items() if value},
+        headers=_headers_of(env, file),
         deployment=deployment_of(env),
-        metrics=metrics_of(env),
+        metrics=read("PERDURE_METRICS", parse_endpoint),
         exports_spans=exports_spans(env),
-        codec=codec_of(env),
-        answer_keys=answer_keys_of(env),
-        payloads=payloads_of(env),
-        secrets=collect_secrets(env, urls_of(file) | server_urls(servers.values()), secrets),
+        codec=read(CODEC_KEYS_VARIABLE, read_codec),
+        answer_keys=read(ANSWER_KEY_VARIABLE, read_answer_keys) or NO_KEYS,
+        payloads=read("PERDURE_PAYLOADS", open_payloads),
+        secrets=collect_secrets(env, urls, _named_secrets(env, file, servers)),
     )
-
-
-def _named_secrets(env: Mapping[str, str], file: ProjectFile) -> Iterator[tuple[str, str]]:
-    """Yield the variables that the project file names as secrets, with their values."""
-    providers, webhooks = file.model.providers.values(), file.gateway.webhooks.values()
-    holders = [*(table.api_key_env for table in providers), *(webhook.secret_env for webhook in webhooks)]
-    yield from ((name, env[name].strip()) for name in holders if name and name in env)
-    for _, variables in header_variables_of(file).values():
-        yield from _header_secrets(env, variables)
-
-
-def _folder_of(env: Mapping[str, str], variable: str, default: Path) -> Path:
-    return resolve_path(path_from(env[variable]) if env.get(variable) else default)
 
 
 def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str, str]]:
     """Return the headers by table, if their variables are set. Raises ProjectError for a bad value or address."""
     headers = dict[str, dict[str, str]]()
     for table, (url, variables) in header_variables_of(file).items():
-        values = {header: value for header, name in variables.items() if (value := key_of(env, name))}
-        must_be_private(f"{table}.url", url, "".join(values.values()))
-        headers[table] = values
+        values = {header: parse_variable(name, env.get(name), check_key) for header, name in variables.items()}
+        headers[table] = {header: value for header, value in values.items() if value}
+        must_be_private(f"{table}.url", url, "".join(headers[table].values()))
     return headers
 
 
-def _header_secrets(env: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the values of headers, with and without a scheme such as `Bearer`."""
-    for name in variables.values():
-        value = env.get(name, "").strip()
+def _project_file(configured: Path | None, folder: Path | None) -> Path:
+    if configured and not configured.is_file():
+        raise ProjectError(f"PERDURE_CONFIG names {configured}, and there is no such file")
+    return configured or (folder or current_folder()) / "perdure.toml"
+
+
+def _named_secrets(
+    env: Mapping[str, str], file: ProjectFile, servers: Mapping[str, McpServer]
+) -> Iterator[tuple[str, str]]:
+    """Yield what the project's files name as secrets: keys, headers, and the environments of MCP servers."""
+    providers, webhooks = file.model.providers.values(), file.gateway.webhooks.values()
+    holders = [*(table.api_key_env for table in providers), *(webhook.secret_env for webhook in webhooks)]
+    yield from ((name, env[name].strip()) for name in holders if name and name in env)
+    variables = [name for _, names in header_variables_of(file).values() for name in names.values()]
+    headers = [(name, env.get(name, "").strip()) for name in variables]
+    for server in servers.values():
+        if isinstance(server, StdioServer):
+            yield from server.env.items()
+        else:
+            headers += server.headers.items()
+    for name, value in headers:  # with and without a scheme such as `Bearer`
         yield name, value
         yield name, value.partition(" ")[2].strip()
 

@@ -1,6 +1,5 @@
 """Keys, addresses and headers of model providers, tools and the outbox, checked before use."""
 
-from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -38,32 +37,23 @@ HeaderVariables = Annotated[
 ]
 
 
-def key_of(env: Mapping[str, str], variable: str) -> str | None:
-    """Return the key in a variable, stripped: mounted secrets often end in a line break. Raises ProjectError."""
-    key = env.get(variable, "").strip()
+def check_key(text: str) -> str | None:
+    """Return a key, stripped: mounted secrets often end in a line break. Raises ValueError."""
+    key = text.strip()
     if not (key.isascii() and key.isprintable()):
         reason = "it contains a line break, a control character or a non-ASCII character"
-        raise ProjectError(f"{variable}: expected a key of printable ASCII characters in one line; {reason}")
+        raise ValueError(f"expected a key of printable ASCII characters in one line; {reason}")
     return key or None
-
-
-def base_url_of(env: Mapping[str, str], variable: str) -> str | None:
-    """Return the URL in a variable, if it is set. Raises ProjectError."""
-    if not env.get(variable):
-        return None
-    try:
-        return check_url(env[variable])
-    except ValueError as error:
-        raise ProjectError(f"{variable}: {error}") from None
 
 
 def must_be_private(place: str, url: str | None, key: str | None) -> None:
     """Raise ProjectError if a key would cross a network unencrypted."""
-    if key and url and url.lower().startswith("http://") and not _is_loopback(urlsplit(url).hostname or ""):
+    if key and url and url.lower().startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
         raise ProjectError(f"{place}: a key is sent to another machine over https:// only; this address is http://")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine."""
     try:
         return host.lower() == "localhost" or ip_address(host).is_loopback
     except ValueError:

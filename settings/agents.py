@@ -1,6 +1,5 @@
 """`agents/*.md`: an agent is a Markdown file with front matter, whose body is the prompt."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,14 @@ from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
 from contracts.models import StrictModel
 from contracts.run.limits import LimitOverrides
+from contracts.strict_input import FRONT_MATTER, find_yaml_line, parse_yaml
 from decisions import builtin_tools
 from decisions.mcp import server_of_tool
 from settings.file import LimitSettings, ModelNames
 from settings.problems import (
     ProjectError,
-    find_yaml_line,
     first_error,
     format_suggestion,
-    parse_yaml,
     read_project_text,
 )
 from settings.tools import NATIVE_TOOLS
@@ -81,11 +79,6 @@ class Roster:
         path = self.files.get(agent)
         return place_in(path, setting, item=item) if path else f"agent {agent}: {setting}"
 
-    def check(self) -> None:
-        """Raise the first ProjectError, if there is one."""
-        for error in self.faults.values():
-            raise error
-
 
 def read_agents(
     folder: Path, tools: tuple[str, ...], servers: Collection[str] = (), limits: LimitSettings | None = None
@@ -96,8 +89,7 @@ def read_agents(
     for path in sorted(folder.glob("*.md")):
         try:
             agent = _read_agent(path)
-            _must_be_below_ceiling(agent, path, limits or LimitSettings())
-            _must_be_new(agent, path, files)
+            _must_fit(agent, path, files, limits or LimitSettings())
             own = tuple(name for name in agent.tools if server_of_tool(name) not in servers)
             _must_be_known("tool", "tools", own, tools, path)
         except ProjectError as error:
@@ -114,15 +106,13 @@ def read_agents(
     return Roster(agents, files, errors)
 
 
-def _must_be_new(agent: Agent, path: Path, files: Mapping[str, Path]) -> None:
-    if agent.name in files:
-        raise ProjectError(f"{place_in(path, 'name')}: agent {agent.name!r} is already in {files[agent.name].name}")
-
-
-def _must_be_below_ceiling(agent: Agent, path: Path, limits: LimitSettings) -> None:
+def _must_fit(agent: Agent, path: Path, files: Mapping[str, Path], limits: LimitSettings) -> None:
+    """Raise ProjectError if its limits exceed the ceiling, or its name is taken."""
     for excess in limits.excess_of(agent.limits):
         place = place_in(path, "limits", excess.partition(" ")[0])
         raise ProjectError(f"{place}: {excess} (limits.ceiling of perdure.toml)")
+    if agent.name in files:
+        raise ProjectError(f"{place_in(path, 'name')}: agent {agent.name!r} is already in {files[agent.name].name}")
 
 
 def _must_be_known(kind: str, setting: str, names: tuple[str, ...], existing: tuple[str, ...], path: Path) -> None:
@@ -142,10 +132,11 @@ def place_in(path: Path, *setting: str, item: str | None = None) -> str:
 
 def _split_front_matter(path: Path) -> tuple[str, str]:
     """Return the front matter, with the line numbers of the file, and the body."""
-    parts = re.match(r"\A---[ \t]*\n(.*?\n)??---[ \t]*(?:\n|\Z)(.*)\Z", read_project_text(path), re.DOTALL)
+    text = read_project_text(path)
+    parts = FRONT_MATTER.match(text)
     if parts is None:
         raise ProjectError(f'{path}: expected front matter between two lines "---"')
-    return f"\n{parts[1] or ''}", parts[2]
+    return f"\n{parts[1] or ''}", text[parts.end() :]
 
 
 def _read_agent(path: Path) -> Agent:
@@ -158,16 +149,15 @@ def _read_agent(path: Path) -> Agent:
         raise ProjectError(f"{place_in(path, *setting)}: {expected}") from None
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
-    return Agent(
-        name=head.name or path.stem,
-        description=head.description,
-        model=head.model[0] if head.model else None,
-        fallbacks=head.model[1:],
-        tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtin_tools.BUILTIN_NAMES)),
-        peers=tuple(dict.fromkeys(head.peers)),
-        limits=head.limits,
-        prompt=body,
-        mailbox=head.mailbox,
-        follow_ups=tuple(dict.fromkeys(head.follow_ups.sessions)) if head.follow_ups else None,
-        journal=head.journal,
+    return Agent.model_validate(
+        {
+            **dict(head),
+            "name": head.name or path.stem,
+            "model": next(iter(head.model), None),
+            "fallbacks": head.model[1:],
+            "tools": tuple(dict.fromkeys(name for name in head.tools if name not in builtin_tools.BUILTIN_NAMES)),
+            "peers": tuple(dict.fromkeys(head.peers)),
+            "prompt": body,
+            "follow_ups": tuple(dict.fromkeys(head.follow_ups.sessions)) if head.follow_ups else None,
+        }
     )

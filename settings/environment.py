@@ -1,4 +1,4 @@
-"""Settings from environment variables: a worker's build, metrics, spans, encryption, large payloads."""
+"""Settings from environment variables. A reader takes the value of a variable, and raises ValueError with a reason."""
 
 import ipaddress
 import re
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from contracts.models import is_utf8
-from perdure.answer_keys import ANSWER_KEY_VARIABLE, NO_KEYS, AnswerKeys, read_answer_keys
-from perdure.codec import CODEC_KEYS_VARIABLE, AesGcmCodec, InvalidKeysError, read_codec
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
     from activities.storage.payloads import PayloadStore
 
-S = TypeVar("S")
+T = TypeVar("T")
 
 # With other names or builds, the server accepts a worker but never gives it work.
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
@@ -50,26 +48,34 @@ def deployment_of(env: Mapping[str, str]) -> Deployment | None:
     return Deployment(name, build_id)
 
 
-def task_queue_of(env: Mapping[str, str]) -> str:
-    name = env.get("PERDURE_TASK_QUEUE") or "perdure"
+def parse_variable(variable: str, text: str | None, read: Callable[[str], T]) -> T | None:
+    """Return the value that `read` parses from the text of a variable, if it is set. Raises ProjectError."""
+    try:
+        return read(text) if text else None
+    except ImportError:
+        raise ProjectError(f"{variable} needs the package obstore: pip install obstore") from None
+    except ValueError as error:
+        raise ProjectError(f"{variable}: {error}") from None
+
+
+def check_task_queue(name: str) -> str:
     if not is_utf8(name) or len(name.encode()) > MAX_QUEUE_BYTES:
-        raise ProjectError(f"PERDURE_TASK_QUEUE: expected up to {MAX_QUEUE_BYTES:,} bytes of UTF-8")
+        raise ValueError(f"expected up to {MAX_QUEUE_BYTES:,} bytes of UTF-8")
     return name
 
 
-def metrics_of(env: Mapping[str, str]) -> str | None:
+def parse_endpoint(text: str) -> str | None:
     """Return "address:port" of the metrics endpoint. It has no password, so a bare port binds to loopback."""
-    text = (env.get("PERDURE_METRICS") or "").strip()
-    if not text:
+    host, _, port = text.strip().rpartition(":")
+    if not host and not port:
         return None
-    host, _, port = text.rpartition(":")
     host = "127.0.0.1" if host in ("", "localhost") else host
     try:
         address = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
     except ValueError:
         address = None
     if address is None or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= MAX_PORT:
-        raise ProjectError(f'PERDURE_METRICS: expected a port or "address:port", like 127.0.0.1:9464, not {text!r}')
+        raise ValueError(f'expected a port or "address:port", like 127.0.0.1:9464, not {text.strip()!r}')
     return f"[{address}]:{int(port)}" if address.version == 6 else f"{address}:{int(port)}"
 
 
@@ -80,38 +86,8 @@ def exports_spans(env: Mapping[str, str]) -> bool:
     return bool(env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
 
 
-def payloads_of(env: Mapping[str, str]) -> "PayloadStore | None":
-    """Return the object store of large payloads. Raises ProjectError."""
+def open_payloads(url: str) -> "PayloadStore":
+    """Return the object store of large payloads."""
+    from activities.storage.payloads import PayloadStore  # it needs the optional package obstore
 
-    def connect(url: str) -> "PayloadStore":
-        from activities.storage.payloads import PayloadStore  # it needs the optional package obstore
-
-        return PayloadStore.at(url)
-
-    url = env.get("PERDURE_PAYLOADS")
-    return on_object_store("PERDURE_PAYLOADS", url, connect) if url else None
-
-
-def on_object_store(variable: str, url: str, connect: Callable[[str], S]) -> S:
-    """Call `connect` with the URL in `variable`. Raises ProjectError."""
-    try:
-        return connect(url)
-    except ImportError:
-        raise ProjectError(f"{variable} needs the package obstore: pip install obstore") from None
-    except ValueError as error:
-        raise ProjectError(f"{variable}: {error}") from None
-
-
-def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:
-    try:
-        return read_codec(env[CODEC_KEYS_VARIABLE]) if env.get(CODEC_KEYS_VARIABLE) else None
-    except InvalidKeysError as error:
-        raise ProjectError(f"{CODEC_KEYS_VARIABLE}: {error}") from None
-
-
-def answer_keys_of(env: Mapping[str, str]) -> AnswerKeys:
-    """Return the keys that sign or verify answers. Raises ProjectError."""
-    try:
-        return read_answer_keys(env[ANSWER_KEY_VARIABLE]) if env.get(ANSWER_KEY_VARIABLE) else NO_KEYS
-    except InvalidKeysError as error:
-        raise ProjectError(f"{ANSWER_KEY_VARIABLE}: {error}") from None
+    return PayloadStore.at(url)

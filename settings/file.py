@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from contracts.duration import Duration
-from contracts.models import StrictModel
+from contracts.models import MAX_NESTING, StrictModel
 from contracts.run.limits import LimitOverrides
-from contracts.strict_json import parse_strict_json
+from contracts.strict_input import NESTED, JsonError, parse_strict_json, plain_reason
 from contracts.tool import Effect
 from decisions.model_names import DEFAULT
 from decisions.run.limits import DEFAULTS, apply_requested, format_excess, values_set_in
 from settings.access import HeaderVariables, check_host, check_url
-from settings.problems import NESTED, ProjectError, first_error, path_from, plain_reason, read_project_text
+from settings.problems import ProjectError, first_error, path_from, read_project_text
 from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_error, with_kind
 
 
@@ -241,7 +241,7 @@ def read_file(path: Path) -> ProjectFile:
         raise ProjectError(f"{path}: {str(error).replace('at end of document', at_end)}") from None
     except ValidationError as error:
         setting, expected = first_error(error, ProjectFile)
-        raise ProjectError(f"{_format_place(path, text, setting)}: {expected}") from None
+        raise ProjectError(f"{place_of(path, setting)}: {expected}") from None
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or thousands of brackets
         reason = NESTED if isinstance(error, RecursionError) else plain_reason(error)
         raise ProjectError(f"{path}: {reason}") from None
@@ -255,21 +255,16 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(schema, str):
             path = folder / path_from(schema)
             try:
-                tool["input_schema"] = parse_strict_json(read_project_text(path))
-            except (ValueError, RecursionError) as error:
-                reason = NESTED if isinstance(error, RecursionError) else error
-                raise ProjectError(f"{path} (input_schema of tool {name}): {reason}") from None
+                tool["input_schema"] = parse_strict_json(read_project_text(path), MAX_NESTING)
+            except JsonError as error:
+                raise ProjectError(f"{path} (input_schema of tool {name}): {error}") from None
     return tables
 
 
 def place_of(path: Path, setting: Sequence[str]) -> str:
     """Return file, line and name of a setting, for error messages."""
-    return _format_place(path, read_project_text(path), setting)
-
-
-def _format_place(path: Path, text: str, setting: Sequence[str]) -> str:
     name = ".".join(setting)
-    line = _line_of(text, name)
+    line = _line_of(read_project_text(path), name)
     return f"{path}{f', line {line}' if line else ''}: {name}"
 
 

@@ -33,11 +33,8 @@ def _spellings(name: str) -> tuple[str, str]:
 
 
 def _variable_error(name: str, value: str, reason: str) -> ProjectError:
-    return ProjectError(f"{name}={_without_password(value)[:MAX_SHOWN]}: {reason}; fix the variable, or unset it")
-
-
-def _without_password(value: str) -> str:
-    return re.sub(r"//[^/@\s]*@", "//…@", value)
+    without_password = re.sub(r"//[^/@\s]*@", "//…@", value)
+    return ProjectError(f"{name}={without_password[:MAX_SHOWN]}: {reason}; fix the variable, or unset it")
 
 
 def _proxy_error(value: str) -> str | None:

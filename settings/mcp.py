@@ -4,18 +4,18 @@ Unknown fields are ignored, because they may belong to other agents.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.mcp.config import START_TIMEOUT, HttpServer, McpServer, StdioServer
-from contracts.models import MAX_NESTING, nesting_depth
-from contracts.strict_json import parse_strict_json
+from contracts.models import MAX_NESTING
+from contracts.strict_input import JsonError, parse_strict_json
 from decisions.errors import format_validation_error
 from decisions.mcp import is_server_name
-from settings.problems import NESTED, ProjectError, path_from, read_project_text, resolve_path
+from settings.problems import ProjectError, path_from, read_project_text, resolve_path
 
 NAME = ".mcp.json"
 HTTP = ("http", "streamable-http")
@@ -54,14 +54,9 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
     if not path.is_file():
         return {}
     try:
-        file = parse_strict_json(read_project_text(path))
-        is_flat = nesting_depth(file) <= MAX_NESTING
-    except ValueError as error:
+        file = parse_strict_json(read_project_text(path), MAX_NESTING)
+    except JsonError as error:
         raise ProjectError(f"{path}: {error}") from None
-    except RecursionError:
-        is_flat = False
-    if not is_flat:
-        raise ProjectError(f"{path}: {NESTED}")
     entries = file.get("mcpServers", file.get("servers", {})) if isinstance(file, dict) else None
     if not isinstance(entries, dict):
         raise ProjectError(f'{path}: expected {{"mcpServers": {{…}}}}')
@@ -116,18 +111,3 @@ def _expand_variables(value: Any, env: Mapping[str, str], missing: list[str]) ->
             return [_expand_variables(inner, env, missing) for inner in value]
         case _:
             return value
-
-
-def named_secrets(servers: Iterable[McpServer]) -> Iterator[tuple[str, str]]:
-    """Yield the values of the servers' environments and headers, with their names."""
-    for server in servers:
-        values = server.env if isinstance(server, StdioServer) else server.headers
-        for name, value in values.items():
-            yield name, value
-            scheme, _, credentials = value.partition(" ")
-            if isinstance(server, HttpServer) and scheme and credentials:  # `Bearer …`
-                yield name, credentials
-
-
-def server_urls(servers: Iterable[McpServer]) -> dict[str, str]:
-    return {f"mcpServers.{server.name}.url": server.url for server in servers if isinstance(server, HttpServer)}

@@ -5,22 +5,17 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from contracts.models import MAX_NESTING, escape_unprintable
+from contracts.models import escape_unprintable
 from contracts.tool import ToolKind
+from decisions.errors import ReportedError
 
-MAX_YAML = 4_000_000  # characters, with aliases expanded
-NESTED = "nested too deeply"
-_TAGS = {None, "!", "tag:yaml.org,2002:str"}
-_OF_TEXT = re.compile(r' in "<[a-z ]+>",')  # PyYAML's name for the input
 _CHOSEN = {"union_tag_invalid": "expected_tags", "literal_error": "expected", "enum": "expected"}
 
 
-class ProjectError(Exception):
+class ProjectError(ReportedError):
     """The project does not load. The message is one line, even if it quotes a file."""
 
     def __init__(self, message: str) -> None:
@@ -53,67 +48,6 @@ def read_project_text(path: Path) -> str:
         raise ProjectError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ProjectError(f"{path}: not UTF-8 text") from None
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML document. Raises ValueError with the reason."""
-    try:
-        _must_be_bounded(text)
-        return yaml.load(text, _Unique)  # noqa: S506 - it is a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:  # a bad number or date is a ValueError
-        raise ValueError(_OF_TEXT.sub(",", " ".join(plain_reason(error).split()))) from None
-
-
-def plain_reason(error: Exception) -> str:
-    """Return a parser's message, without Python's own wording about numbers with too many digits."""
-    is_long = "integer string conversion" in str(error)
-    return "a number has too many digits" if is_long else str(error)
-
-
-def find_yaml_line(text: str, setting: Sequence[str], item: str | None = None) -> int | None:
-    """Return the line of a setting in a valid YAML document, or of an item in its list."""
-    node, line = yaml.compose(text, Loader=yaml.CBaseLoader), None
-    for part in setting:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        key, node = next(((key, value) for key, value in pairs if key.value == part), (None, node))
-        line = key.start_mark.line + 1 if key is not None else line
-    items = node.value if isinstance(node, yaml.SequenceNode) else ()
-    return next((entry.start_mark.line + 1 for entry in items if item is not None and entry.value == item), line)
-
-
-def _must_be_bounded(text: str) -> None:
-    """Raise ValueError if the document is too deep or, with aliases expanded, too large."""
-    size, sizes, outer = 0, dict[str, int](), list[tuple[str | None, int]]()
-    for event in yaml.parse(text, Loader=yaml.CBaseLoader):
-        if (tag := getattr(event, "tag", None)) not in _TAGS:
-            raise ValueError(f"the tag {tag} is not supported, line {event.start_mark.line + 1}")  # type: ignore[union-attr]
-        if isinstance(event, yaml.CollectionStartEvent):
-            outer.append((event.anchor, size))
-            size = 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = outer.pop()
-            sizes[anchor or ""], size = size, before + size
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor or ""] = 1 + len(event.value)
-            size += 1 + len(event.value)
-        elif isinstance(event, yaml.AliasEvent):
-            size += sizes.get(event.anchor or "", 1)
-        if len(outer) > MAX_NESTING:
-            raise ValueError(NESTED)
-        if size > MAX_YAML:
-            raise ValueError(f"more than {MAX_YAML:,} characters with aliases expanded")
-
-
-class _Unique(yaml.CSafeLoader):
-    """A loader that rejects duplicate keys, because one of their values would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key, _ in node.value:
-            if isinstance(key.value, str) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-            seen |= {key.value} if isinstance(key.value, str) else set()
-        return super().construct_mapping(node, deep)
 
 
 def format_suggestion(name: str, existing: Iterable[str]) -> str:

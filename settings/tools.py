@@ -8,10 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from contracts.duration import Duration
 from contracts.models import MAX_NESTING, StrictModel, nesting_depth
+from contracts.strict_input import NESTED
 from contracts.tool import Approval, Effect
 from decisions import builtin_tools
 from settings.access import HeaderVariables
-from settings.problems import NESTED
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
 APPROVABLE_TOOLS = (*NATIVE_TOOLS, *builtin_tools.GATED)  # those that may need approval

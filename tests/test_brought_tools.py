@@ -130,8 +130,8 @@ async def test_front_matter_that_misstates_follow_ups_is_refused_in_a_line(
     tmp_path: Path, front: str, words: str
 ) -> None:
     (tmp_path / "a.md").write_text(f"---\n{front}\n---\nYou are A.\n", encoding="utf-8")
-    with pytest.raises(ProjectError, match=re.escape(words)):
-        read_agents(tmp_path, NATIVE_TOOLS).check()
+    [error] = read_agents(tmp_path, NATIVE_TOOLS).faults.values()
+    assert words in str(error)
 
 
 async def test_a_gate_that_never_asks_changes_nothing(tmp_path: Path) -> None:

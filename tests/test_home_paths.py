@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from activities.mcp.config import StdioServer
-from settings import HttpToolSettings, ProjectError, load_settings
+from settings import ProjectError, load_settings
+from settings.tools import HttpToolSettings
 
 TOOL = '[tools.t]\nkind = "http"\nurl = "https://a.test"\ndescription = "x"\ninput_schema = "{path}"\n'
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from perdure.process.variables import normalize_environment
+from perdure.process.environment import normalize_environment
 from settings import ProjectError, load_settings
 
 

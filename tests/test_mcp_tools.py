@@ -216,7 +216,7 @@ STDIO = {"command": "x"}
         ('{"mcpServers": {"a": {"type": "http"}}}', "mcpServers.a.url"),
         ('{"mcpServers": {"a": {"type": "http", "url": "file:///etc"}}}', "mcpServers.a.url"),
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "mcpServers.a: it is there twice"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "nested more than 50 levels deep"),
     ],
 )
 def test_a_file_of_servers_that_is_none_is_told_in_a_line(folder: Folder, text: str, said: str) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from activities.storage.workspace import folder_name
 from contracts.mail.message import MAX_MESSAGE_BYTES, MessageHead, ReplyHead, TaskHead
-from contracts.models import MAX_NESTING, nesting_depth
-from contracts.strict_json import JsonError, parse_strict_json
+from contracts.models import MAX_NESTING
+from contracts.strict_input import FRONT_MATTER, JsonError, compose_yaml, parse_strict_json
 from decisions.text.formatting import truncate
 
 ENVELOPE = ".envelope.json"
@@ -29,7 +28,6 @@ MAX_PENDING = 230  # bytes of a name in `.pending/`: files that belong to it hav
 MAX_FRONT = 32 * 1024  # bytes of front matter
 MAX_ENVELOPE = 64 * 1024
 _MAX_NESTED = 4  # a list of inputs, with their fields
-_FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?\n)??---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _IDS = ("message_id", "plan_id", "task_id", "subtask_id", "from", "to", "idempotency_key", "in_reply_to")
 _HEAD: TypeAdapter[TaskHead | ReplyHead] = TypeAdapter(MessageHead)
@@ -102,56 +100,28 @@ def _read_json_message(text: str) -> tuple[dict[str, Any], str]:
 
 def _parse_object(text: str) -> dict[str, Any]:
     try:
-        value = parse_strict_json(text)
-        from_json(text)  # rejects JSON that is nested too deep for a run
+        value = parse_strict_json(text, MAX_NESTING)
     except JsonError as error:
         raise MessageError(str(error) if error.place else f"not JSON: {error}") from None
-    except ValueError as error:
-        raise MessageError(f"not JSON: {truncate(str(error), 200)}") from None
     if not isinstance(value, dict):
         raise MessageError("expected a JSON object")
-    if nesting_depth(value) > MAX_NESTING:
-        raise MessageError(f"nested more than {MAX_NESTING} levels deep")
     return value
 
 
 def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
-    parts = _FRONT.match(text)
+    parts = FRONT_MATTER.match(text)
     if parts is None:
         raise MessageError("expected front matter between two lines `---`, or a JSON object")
     front = parts[1] or ""
     if len(front.encode()) > MAX_FRONT:
         raise MessageError(f"the front matter is longer than {MAX_FRONT:,} bytes")
     try:
-        _must_be_plain(front)
-        node = yaml.compose(front, Loader=yaml.CBaseLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 2}" if error.problem_mark else ""
-        reason = truncate(error.problem or "it does not parse", 200)
-        raise MessageError(f"the front matter is not valid YAML: {reason}{line}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise MessageError(
-            f"the front matter is not valid YAML: {truncate(' '.join(str(error).split()), 200)}"
-        ) from None
+        node = compose_yaml(f"\n{front}", _MAX_NESTED)  # with the line numbers of the file
+    except ValueError as error:
+        raise MessageError(f"the front matter is not valid YAML: {truncate(str(error), 200)}") from None
     if not isinstance(node, yaml.MappingNode):
         raise MessageError("the front matter: expected fields, such as `type: task`")
     return _yaml_to_fields(node), text[parts.end() :]
-
-
-def _must_be_plain(front: str) -> None:
-    """Raise MessageError for tags, deep nesting, and aliases, which can expand without limit."""
-    nested = 0
-    for event in yaml.parse(front, Loader=yaml.CBaseLoader):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise MessageError("the front matter: anchors and aliases are not allowed")
-        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) not in {None, "!"}:
-            raise MessageError("the front matter: tags are not allowed")
-        if isinstance(event, yaml.CollectionStartEvent):
-            nested += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            nested -= 1
-        if nested > _MAX_NESTED:
-            raise MessageError("the front matter is nested too deep")
 
 
 def _yaml_to_fields(node: yaml.MappingNode) -> dict[str, Any]:

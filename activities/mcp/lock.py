@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from contracts.mcp import Pin, PinFile, PinnedProgram, PinnedServer
-from decisions.errors import format_validation_error
+from decisions.errors import ReportedError, format_validation_error
 from decisions.mcp import is_sound
 
 LOCK_FILE_NAME = "mcp.lock.json"
@@ -25,7 +25,7 @@ Pins = Mapping[str, Mapping[str, Pin]]  # by server and by the server's tool nam
 _log = logging.getLogger(__name__)
 
 
-class LockFileError(ValueError):
+class LockFileError(ReportedError):
     """The file cannot be read. The message is one line for a person."""
 
 

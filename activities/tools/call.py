@@ -29,7 +29,7 @@ from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidat
 from activities.tools.result_budget import ResultBudget, is_small, take_share
 from contracts.failures import Stop, ToolFault
 from contracts.models import NESTING_MARGIN
-from contracts.strict_json import find_flaw
+from contracts.strict_input import find_flaw
 from contracts.tool import (
     CALL_MARGIN,
     MAX_ERROR,

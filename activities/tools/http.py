@@ -18,7 +18,7 @@ from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.models import replace_lone_escapes
 from contracts.run.events import ToolRequestEvent, ToolRequestPayload
-from contracts.strict_json import parse_strict_json
+from contracts.strict_input import parse_strict_json
 from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outcome
 from decisions.tool_requests import request_event
 

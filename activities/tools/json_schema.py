@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from referencing.exceptions import Unresolvable
 
 from contracts.models import MAX_NESTING, NESTING_MARGIN, nesting_depth, replace_lone_escapes, replace_surrogates
-from contracts.strict_json import parse_strict_json
+from contracts.strict_input import parse_strict_json
 
 _TYPE_KEYWORDS = ("type", "anyOf", "oneOf")  # the keywords that restrict the type of a value
 MAX_CPU_SECONDS = 1.0  # seconds of CPU time for the arguments of a call; `regex` counts the time of the whole process

@@ -19,7 +19,7 @@ from activities.tools.printing import in_tool
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.models import replace_surrogates
-from contracts.strict_json import find_flaw
+from contracts.strict_input import find_flaw
 from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outcome
 from decisions.errors import format_validation_error
 

@@ -2,6 +2,7 @@
 
 from temporalio.service import RPCError, RPCStatusCode
 
+from decisions.errors import ReportedError
 from decisions.text.formatting import truncate
 
 _TRANSIENT_CODES = (
@@ -13,15 +14,15 @@ _TRANSIENT_CODES = (
 )
 
 
-class TemporalUnavailableError(Exception):
+class TemporalUnavailableError(ReportedError):
     """Temporal does not answer, or its configuration is not safe to use."""
 
 
-class RunNotFoundError(Exception):
+class RunNotFoundError(ReportedError):
     """No run has this id."""
 
 
-class RejectedError(Exception):
+class RejectedError(ReportedError):
     """The run or the server rejected the request."""
 
 

@@ -43,10 +43,11 @@ async def agents_command(as_json: bool) -> int:
 def agent_row(agent: Agent, settings: Settings, offered: Mapping[str, Tool]) -> dict[str, Any]:
     """Return the JSON row of an agent. `file` is None for the built-in one, `models` is empty for an external one."""
     path = settings.roster.files.get(agent.name)
+    models = [agent.model, *agent.fallbacks] if agent.model else [settings.model, *settings.fallbacks]
     return {
         "agent": agent.name,
         "description": agent.description,
-        "models": [] if agent.mailbox else _list_models(agent, settings),
+        "models": [] if agent.mailbox else models,
         "tools": {} if agent.mailbox else {name: offered[name].route.effect for name in agent.tools},
         "peers": list(agent.peers),
         "follow_ups": None if agent.follow_ups is None else {"sessions": list(agent.follow_ups)},
@@ -54,11 +55,6 @@ def agent_row(agent: Agent, settings: Settings, offered: Mapping[str, Tool]) -> 
         "mailbox": agent.mailbox,
         "file": str(path) if path else None,
     }
-
-
-def _list_models(agent: Agent, settings: Settings) -> list[str]:
-    """Return the agent's model and its fallbacks."""
-    return [agent.model, *agent.fallbacks] if agent.model else [settings.model, *settings.fallbacks]
 
 
 def agent_table(rows: list[dict[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.followup.topic import NotAwaitedError
-from contracts.strict_json import parse_strict_json
+from contracts.strict_input import JsonError, parse_strict_json
 from contracts.topic import MESSAGE_CREATED, Event
 from decisions.errors import format_validation_error
 from decisions.followup.topic import event_id
@@ -73,18 +73,12 @@ def _read_input(file: str) -> bytes:
 
 def _split_events(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield each event with its line number: the whole input if it is one JSON value, or each line."""
-    if _is_json(data):
-        yield 1, data
-        return
-    yield from ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
-
-
-def _is_json(data: bytes) -> bool:
     try:
         from_json(data)
     except ValueError:
-        return False
-    return True
+        yield from ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
+    else:
+        yield 1, data
 
 
 async def _publish_event(client: Client, task_queue: str, line: int, data: bytes) -> EventResult:
@@ -101,8 +95,7 @@ def _parse_event(data: bytes) -> Event:
     """Parse an event. Raises NotAwaitedError."""
     try:
         value = parse_strict_json(data)
-        from_json(data)  # rejects nesting that is too deep for a run
-    except ValueError as error:
+    except JsonError as error:
         raise NotAwaitedError(f"not JSON: {error}") from None
     if not isinstance(value, dict) or value.get("type") != MESSAGE_CREATED:
         kind = value.get("type") if isinstance(value, dict) else value

@@ -3,13 +3,13 @@
 import errno
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from activities.security.private import open_private
+from activities.security.private import PrivateDir
+from contracts.models import is_utf8
 from decisions.text.formatting import truncate
 from perdure.session import Needs, open_session
 from perdure.terminal.command import console, print_error
@@ -36,12 +36,19 @@ async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
             exporter.asks = record.state is not None  # do not wait again for a worker that did not answer
             for subtask in fields["subtasks"]:
                 subtask["export"] = (await exporter.export(subtask["run_id"])).model_dump(mode="json")
-    text = json.dumps(settings.secrets.redact_value(fields), indent=1, ensure_ascii=False) + "\n"
-    data = _encode_text(text)
+    shown = settings.secrets.redact_value(fields)
+    text = json.dumps(shown, indent=1, ensure_ascii=False)
+    if not is_utf8(text):  # a lone surrogate, which JSON can represent and UTF-8 cannot
+        text = json.dumps(shown, indent=1)
+    data = f"{text}\n".encode()
     if target == STDOUT:
         click.echo(data, nl=False)
     else:
-        _write_atomic(Path(target), data)
+        path = Path(target)
+        try:
+            PrivateDir(path.parent).write(data, path.name)
+        except OSError as error:
+            raise OSError(f"{path}: {error.strerror}") from error  # the path that the user passed
         console.print(f"written: {target}, {len(data):,} bytes", soft_wrap=True, markup=False)
     for line in record.missing:
         print_error(f"missing: {truncate(line, 300)}")
@@ -53,23 +60,3 @@ def _check_path(path: Path) -> None:
     error = errno.EISDIR if path.is_dir() else None if path.parent.is_dir() else errno.ENOENT
     if error is not None:
         raise OSError(f"{path}: {os.strerror(error)}")
-
-
-def _encode_text(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can represent and UTF-8 cannot
-        return (json.dumps(json.loads(text), indent=1) + "\n").encode()
-
-
-def _write_atomic(path: Path, data: bytes) -> None:
-    """Write the file atomically."""
-    part = path.parent / f".{path.name}.part"
-    try:
-        with open(part, "wb", opener=open_private) as file:
-            file.write(data)
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise OSError(f"{path}: {error.strerror}") from error  # the path that the user passed

@@ -1,6 +1,5 @@
 """`perdure gateway`."""
 
-import ipaddress
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from perdure.session import Needs, open_session
 from perdure.terminal.command import async_command, console, format_examples
 from perdure.terminal.follow import stop_event
 from settings import ProjectError, load_settings
+from settings.access import is_loopback
 
 
 @click.command("gateway", epilog=format_examples("gateway", "gateway --host 0.0.0.0 --behind-tls"))
@@ -35,16 +35,13 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
     from gateway.auth import Gateway
     from gateway.server import open_listener, serve_gateway
     from gateway.signatures import read_webhooks
-    from gateway.tokens import TokenFileError, read_tokens
+    from gateway.tokens import read_tokens
     from telemetry import log_to_file, log_to_stderr
 
     settings = load_settings()
     tokens = read_tokens(settings.home, os.environ)
-    try:
-        has_tokens = bool(tokens.read_all())
-    except TokenFileError as error:
-        raise ProjectError(str(error)) from None
-    if not _is_loopback(host) and not (has_tokens and behind_tls):
+    has_tokens = bool(tokens.read_all())
+    if not is_loopback(host) and not (has_tokens and behind_tls):
         raise ProjectError(
             f"{host} is reachable from other machines: create a token (perdure token create), put a TLS proxy in front "
             "of the gateway, and set --behind-tls; without TLS, tokens are sent in clear text"
@@ -70,10 +67,3 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
             console.print("Ctrl-C stops it; runs continue on other workers.")
             await serve_gateway(served, listener)
     return 0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

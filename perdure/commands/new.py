@@ -10,9 +10,10 @@ from string import Template
 import click
 from rich.markup import escape
 
+from decisions.errors import ReportedError
 from perdure.process.shutdown import exit_now
 from perdure.terminal.command import console, format_examples, print_error
-from settings.problems import ProjectError, resolve_path
+from settings.problems import resolve_path
 
 # The target of each file of `project/`.
 PROJECT_LAYOUT = {
@@ -39,7 +40,7 @@ def new_command(folder: Path) -> None:
         title = resolve_path(folder).name
         agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MAX_GENERATED_NAME] or "assistant"
         written = write_project(folder, {"title": title, "agent": agent, "module": agent.replace("-", "_")})
-    except ProjectError as error:
+    except ReportedError as error:
         print_error(str(error))
         exit_now(1)
     except OSError as error:

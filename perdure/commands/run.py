@@ -88,10 +88,8 @@ def run_command(
             if run_id is not None and dedupe_key is None and handle.first_execution_run_id is None:
                 raise RejectedError(f"run {run_id} already exists; to follow it: perdure watch {run_id}")
             started = handle.id.removeprefix("run:")
-            if detach:
-                return await _print_detached(session, started, as_json=as_json)
-            if as_json:
-                return await follow_json(session, started, every=False)
+            if detach or as_json:
+                return await _follow(session, started, detach=detach, as_json=as_json)
             if session.rehearsal_message:
                 console.print(f"[yellow]{escape(session.rehearsal_message)}[/]", soft_wrap=True)
             others = [run.run_id async for run in iterate_runs(session.client) if run.is_open and run.run_id != started]
@@ -173,12 +171,7 @@ async def _start_from_run(run_id: str, step: int | None, say: str | None, *, det
             handle = await resume_run(session.client, settings.task_queue, run_id)
         else:
             handle = await fork_run(session.client, settings.task_queue, run_id, step, say)
-        started = handle.id.removeprefix("run:")
-        if detach:
-            return await _print_detached(session, started, as_json=as_json)
-        return await (
-            follow_json(session, started, every=False) if as_json else follow_to_end(session, started, console)
-        )
+        return await _follow(session, handle.id.removeprefix("run:"), detach=detach, as_json=as_json)
 
 
 async def _start_with_file(session: Session, event: StartEvent, goal: str, run_id: str) -> WorkflowHandle[Any, Any]:
@@ -191,8 +184,10 @@ async def _start_with_file(session: Session, event: StartEvent, goal: str, run_i
     return await start_with_file(session.client, session.settings.task_queue, workspace, event, goal, run_id)
 
 
-async def _print_detached(session: Session, run_id: str, *, as_json: bool) -> int:
-    """Print the run's id, and on standard error whether a model or a worker is missing."""
+async def _follow(session: Session, run_id: str, *, detach: bool, as_json: bool) -> int:
+    """Follow a run; if `detach`, print its id, and on standard error whether a model or a worker is missing."""
+    if not detach:
+        return await (follow_json(session, run_id, every=False) if as_json else follow_to_end(session, run_id, console))
     click.echo(json.dumps({"run_id": run_id}) if as_json else run_id)
     if not as_json:
         for line in filter(None, (session.rehearsal_message, await session.missing_worker_message(run_id))):

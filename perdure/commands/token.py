@@ -2,28 +2,24 @@
 
 import json
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
-from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from contracts.duration import Duration
 from gateway.tokens import (
     TOKENS_VARIABLE,
     Scope,
     Token,
-    TokenFileError,
     Tokens,
     format_token_entry,
     new_token,
     read_tokens,
 )
-from perdure.terminal.command import as_json_option, async_command, console, format_examples
-from settings import ProjectError, load_settings
+from perdure.terminal.command import DurationType, as_json_option, async_command, console, format_examples
+from settings import load_settings
 
 SCOPES = [scope.value for scope in Scope]
 
@@ -40,7 +36,9 @@ def token_command() -> None:
 @click.option(
     "--scope", "scopes", multiple=True, required=True, type=click.Choice(SCOPES), help="A permission; repeatable."
 )
-@click.option("--expires", metavar="TIME", help="Lifetime, such as 30d or 12h; unlimited by default.")
+@click.option(
+    "--expires", type=DurationType(), metavar="TIME", help="Lifetime, such as 30d or 12h; unlimited by default."
+)
 @click.option(
     "--platform", "platforms", multiple=True, help="A platform whose events it may publish, such as slack; repeatable."
 )
@@ -52,7 +50,7 @@ def token_command() -> None:
 async def create_token_command(
     name: str,
     scopes: tuple[str, ...],
-    expires: str | None,
+    expires: timedelta | None,
     platforms: tuple[str, ...],
     *,
     for_environment: bool,
@@ -68,10 +66,9 @@ async def create_token_command(
         raise click.UsageError(
             f"--scope {Scope.publish} and --platform require each other: name the platforms whose events it may publish"
         )
-    lifetime = _parse_lifetime(expires)
-    secret, token = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
+    secret, token = new_token(name, tuple(map(Scope, scopes)), expires, platforms)
     if not for_environment:
-        _change_tokens(lambda tokens: tokens.add(token))
+        _load_tokens().add(token)
     if as_json:
         entry = {"entry": format_token_entry(token)} if for_environment else {}
         click.echo(json.dumps({"token": secret, **_token_row(token, "environment" if entry else "file"), **entry}))
@@ -88,10 +85,7 @@ async def create_token_command(
 async def list_tokens_command(as_json: bool) -> int:
     """List the tokens, without their secrets."""
     tokens = _load_tokens()
-    try:
-        rows = [_token_row(token, "environment" if token in tokens.fixed else "file") for token in tokens.read_all()]
-    except TokenFileError as error:
-        raise ProjectError(str(error)) from None
+    rows = [_token_row(token, "environment" if token in tokens.fixed else "file") for token in tokens.read_all()]
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
@@ -116,20 +110,13 @@ async def revoke_token_command(name: str) -> int:
 
     A running gateway rejects it from the next request on.
     """
-    _change_tokens(lambda tokens: tokens.revoke(name))
+    _load_tokens().revoke(name)
     console.print("revoked")
     return 0
 
 
 def _load_tokens() -> Tokens:
     return read_tokens(load_settings().home, os.environ)
-
-
-def _change_tokens(change: Callable[[Tokens], None]) -> None:
-    try:
-        change(_load_tokens())
-    except TokenFileError as error:
-        raise ProjectError(str(error)) from None
 
 
 def _token_row(token: Token, source: str) -> dict[str, Any]:
@@ -142,13 +129,3 @@ def _token_row(token: Token, source: str) -> dict[str, Any]:
         "expired": token.is_expired(datetime.now(UTC)),
         "from": source,
     }
-
-
-def _parse_lifetime(expires: str | None) -> timedelta | None:
-    if expires is None:
-        return None
-    try:
-        lifetime: timedelta = TypeAdapter(Duration).validate_python(expires)
-    except ValidationError as error:
-        raise click.UsageError(f"--expires: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
-    return lifetime

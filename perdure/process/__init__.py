@@ -1,7 +1,7 @@
 """Parts of a process: a worker, a bridge, an embedded server.
 
-concealing          hides secrets in the environment from tools
 encryption_marker   the keys that a task queue's workers hold
+environment         fixes environment variables for libraries, and hides secrets in them from tools
 mailbox_bridge      delivers files of a folder to its mailbox
 mcp_tools           tools of MCP servers, as accepted in the lock file
 models              a client for each model provider
@@ -10,6 +10,5 @@ reconcile_schedule  the reconciler's schedule
 shutdown            immediate exit of a process
 streams             the standard streams, which tools cannot use
 supervisor          ends an embedded server with its last user
-variables           fixes of environment variables for libraries
 workflows           the workflows, their sandbox, and a worker for queries and updates only
 """

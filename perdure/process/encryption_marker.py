@@ -9,17 +9,9 @@ import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+import temporalio.client as temporal
 from temporalio.api.common.v1 import Payload
 from temporalio.api.workflowservice.v1 import DescribeScheduleRequest
-from temporalio.client import (
-    Client,
-    Schedule,
-    ScheduleActionStartWorkflow,
-    ScheduleAlreadyRunningError,
-    ScheduleSpec,
-    ScheduleState,
-    ScheduleUpdate,
-)
 from temporalio.service import RPCError, RPCStatusCode
 
 from decisions.text.formatting import truncate
@@ -34,7 +26,7 @@ def marker_id(task_queue: str) -> str:
 
 
 async def check_encryption(
-    client: Client, task_queue: str, codec: AesGcmCodec | None, has_worker: Callable[[], Awaitable[bool]]
+    client: temporal.Client, task_queue: str, codec: AesGcmCodec | None, has_worker: Callable[[], Awaitable[bool]]
 ) -> None:
     """Check that client and workers can read each other's payloads. Raises TemporalUnavailableError."""
     marker = await _read_marker(client, task_queue, codec)
@@ -52,7 +44,7 @@ async def check_encryption(
         )
 
 
-async def set_marker(client: Client, task_queue: str, codec: AesGcmCodec | None) -> None:
+async def set_marker(client: temporal.Client, task_queue: str, codec: AesGcmCodec | None) -> None:
     """Check the queue's marker for a worker, and write it if the worker has other keys. Raises
     TemporalUnavailableError.
     """
@@ -60,13 +52,24 @@ async def set_marker(client: Client, task_queue: str, codec: AesGcmCodec | None)
     held = _read_key_ids(marker, task_queue, codec) if marker is not None else ()
     if codec is None or held == codec.key_ids:
         return
-    schedule = _marker_schedule(task_queue, codec)
+    schedule = temporal.Schedule(
+        # The argument, encrypted by the client's codec, proves the key; the note is for people.
+        action=temporal.ScheduleActionStartWorkflow(
+            "CodecSeal", {"keys": codec.key_ids}, id=marker_id(task_queue), task_queue=task_queue
+        ),
+        spec=temporal.ScheduleSpec(),
+        state=temporal.ScheduleState(
+            paused=True, note=f"Never runs. Payloads of task queue {task_queue} are encrypted, now with {codec.key_id}."
+        ),
+    )
     try:
         if held:
-            await client.get_schedule_handle(marker_id(task_queue)).update(lambda _: ScheduleUpdate(schedule=schedule))
+            await client.get_schedule_handle(marker_id(task_queue)).update(
+                lambda _: temporal.ScheduleUpdate(schedule=schedule)
+            )
         else:
             await client.create_schedule(marker_id(task_queue), schedule)
-    except ScheduleAlreadyRunningError:
+    except temporal.ScheduleAlreadyRunningError:
         if await _read_marker(client, task_queue, codec) is None:
             raise TemporalUnavailableError(
                 f"the schedule {marker_id(task_queue)} was not created by Perdure: delete it"
@@ -79,7 +82,7 @@ async def set_marker(client: Client, task_queue: str, codec: AesGcmCodec | None)
         ) from None
 
 
-async def _read_marker(client: Client, task_queue: str, codec: AesGcmCodec | None) -> Payload | None:
+async def _read_marker(client: temporal.Client, task_queue: str, codec: AesGcmCodec | None) -> Payload | None:
     """Read the queue's marker. If it cannot be read, a process without keys continues without it."""
     request = DescribeScheduleRequest(namespace=client.namespace, schedule_id=marker_id(task_queue))
     try:
@@ -117,16 +120,3 @@ def _read_key_ids(marker: Payload, task_queue: str, codec: AesGcmCodec | None) -
             f"key {key_id} of {CODEC_KEYS_VARIABLE} is not the key {key_id} of task queue {task_queue}"
         )
     return tuple(json.loads(opened.data)["keys"])
-
-
-def _marker_schedule(task_queue: str, codec: AesGcmCodec) -> Schedule:
-    """Return the schedule. Its argument, encrypted by the client's codec, proves the key; the note is for people."""
-    return Schedule(
-        action=ScheduleActionStartWorkflow(
-            "CodecSeal", {"keys": codec.key_ids}, id=marker_id(task_queue), task_queue=task_queue
-        ),
-        spec=ScheduleSpec(),
-        state=ScheduleState(
-            paused=True, note=f"Never runs. Payloads of task queue {task_queue} are encrypted, now with {codec.key_id}."
-        ),
-    )

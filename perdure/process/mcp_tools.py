@@ -14,7 +14,6 @@ from activities.mcp.config import StdioServer, program_of
 from activities.mcp.lock import (
     LOCK_FILE_NAME,
     AcceptedTools,
-    LockFileError,
     Pins,
     accept_new_servers,
     change_lock,
@@ -23,11 +22,12 @@ from activities.mcp.lock import (
 from activities.tools.interface import Tool
 from contracts.agent import Agent
 from contracts.mcp import Pin, PinnedProgram, PinState
-from contracts.tool import ToolKind, ToolRoute
+from contracts.tool import ToolRoute
 from decisions.api_tool import api_rejection
 from decisions.mcp import SEPARATOR, diff_pins, effect_of, is_looser, pin_states, server_of_tool, tool_name
-from settings import McpToolSettings, ProjectError, Settings
+from settings import ProjectError, Settings
 from settings.problems import format_suggestion
+from settings.tools import McpToolSettings, ToolSettings
 
 if TYPE_CHECKING:
     from activities.mcp.connection import Connections, McpUnreachableError
@@ -77,8 +77,8 @@ async def offered_tools(settings: Settings) -> AsyncIterator[ToolOffer]:
     pins = read_accepted(settings)
     connections = _create_connections(settings, pins)
     try:
-        unseen = [name for name in _used_servers(settings) if name not in pins]
-        if unseen:
+        used = {server_of_tool(tool) for agent in settings.agents.values() for tool in agent.tools}
+        if unseen := [name for name in settings.servers if name in used and name not in pins]:
             pins = await _accept_new_servers(settings, connections, unseen)
         yield _build_offer(settings, connections, pins, is_strict=True)
     finally:
@@ -95,11 +95,8 @@ def offer_accepted_tools(settings: Settings) -> ToolOffer:
 
 
 def read_accepted(settings: Settings) -> AcceptedTools:
-    """Return the content of the lock file. Raises ProjectError."""
-    try:
-        return read_lock(lock_path(settings))
-    except LockFileError as error:
-        raise ProjectError(str(error)) from None
+    """Return the content of the lock file. Raises LockFileError."""
+    return read_lock(lock_path(settings))
 
 
 def lock_path(settings: Settings) -> Path:
@@ -118,12 +115,6 @@ def _programs_of(settings: Settings, names: Iterable[str]) -> dict[str, PinnedPr
     return {server.name: program_of(server) for server in servers if isinstance(server, StdioServer)}
 
 
-def _used_servers(settings: Settings) -> list[str]:
-    """Return the servers whose tools agents use, in the order of the file."""
-    used = {server_of_tool(tool) for agent in settings.agents.values() for tool in agent.tools}
-    return [name for name in settings.servers if name in used]
-
-
 async def _accept_new_servers(settings: Settings, connections: "Connections", names: list[str]) -> AcceptedTools:
     from activities.mcp.connection import McpUnreachableError
 
@@ -135,10 +126,7 @@ async def _accept_new_servers(settings: Settings, connections: "Connections", na
         for tool, reason in connections[name].rejected_tools.items():
             _log.warning("mcp server %s: its tool %r is not offered: %s", name, tool, reason)
         _log.info("mcp server %s: new, its %d tools are accepted", name, len(tools))
-    try:
-        return accept_new_servers(lock_path(settings), seen, _programs_of(settings, seen))
-    except LockFileError as error:
-        raise ProjectError(str(error)) from None
+    return accept_new_servers(lock_path(settings), seen, _programs_of(settings, seen))
 
 
 def _build_offer(settings: Settings, connections: "Connections", pins: Pins, *, is_strict: bool) -> ToolOffer:
@@ -175,15 +163,12 @@ def _route_of(name: str, pin: Pin, settings: Settings) -> ToolRoute:
         reason = f"its server's annotations make it {hinted}, and {local.effect} would be looser"
         at = settings.at("tools", name, "effect")
         raise ProjectError(f"{at}: {reason}; read is loosest, then keyed, then once")
-    return ToolRoute(
-        name=name,
-        kind=ToolKind.mcp,
-        effect=local.effect or hinted,
-        approval=local.approval,
-        pollable=local.pollable,
-        timeout=local.timeout,
-        approval_timeout=local.approval_timeout,
-    )
+    return tool_route(name, local, effect=local.effect or hinted)
+
+
+def tool_route(name: str, local: ToolSettings, **changes: object) -> ToolRoute:
+    """Return the route of a tool from its settings, which have the same names."""
+    return ToolRoute.model_validate({**dict(local), "name": name, **changes})
 
 
 def _check_tool_settings(settings: Settings, tools: Mapping[str, object]) -> None:
@@ -228,7 +213,7 @@ def _format_unknown_tool(name: str, server: str | None, tools: Mapping[str, obje
 
 
 async def server_statuses(settings: Settings) -> list[ServerStatus]:
-    """List the tools of all servers concurrently. Raises ProjectError if the lock file is not readable."""
+    """List the tools of all servers concurrently. Raises LockFileError if the lock file is not readable."""
     pins = read_accepted(settings)
     connections = _create_connections(settings, pins)
     try:
@@ -288,8 +273,8 @@ async def accept_tools(settings: Settings, what: str | None) -> list[ServerStatu
 
     try:
         change_lock(lock_path(settings), accept_current)
-    except (LockFileError, OSError) as error:
-        raise ProjectError(f"{lock_path(settings)}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise ProjectError(f"{lock_path(settings)}: {error.strerror}") from None
     if tool is None:
         return before
     return [replace(status, tools={tool: status.tools[tool]}, refused={}) for status in before]

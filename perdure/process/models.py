@@ -15,7 +15,8 @@ from activities.model.fallback import FallbackModel, Provider
 from activities.model.plain_answer import bound_body
 from activities.model.rate_limit import RateLimiter
 from decisions.model_names import DEFAULT
-from settings import ProjectError, ProviderSettings, Settings
+from settings import ProjectError, Settings
+from settings.file import ProviderSettings
 
 REQUIRED_PACKAGES = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
 
@@ -69,27 +70,15 @@ def _http_client() -> httpx2.AsyncClient:
 def _create_client(name: str, described: ProviderSettings, key: str | None) -> ModelClient:
     if described.api_key_env and key is None:
         raise ProjectError(f"model.providers.{name}: api_key_env names {described.api_key_env}, and that is not set")
-    url = described.base_url
-    match described.kind:
-        case "messages":
-            return _messages_client(key, url)
-        case "bedrock":
-            _require_package(name, described.kind)
-            return AsyncAnthropicBedrock(
-                api_key=key, aws_region=described.region, base_url=url, max_retries=0, http_client=_http_client()
-            )
-        case "vertex":
-            if key is None:  # with a token the client fetches none
-                _require_package(name, described.kind)
-            region, project = described.region or "", described.project or ""
-            return AsyncAnthropicVertex(
-                region=region,
-                project_id=project,
-                access_token=key,
-                base_url=url,
-                max_retries=0,
-                http_client=_http_client(),
-            )
+    if described.kind == "messages":
+        return _messages_client(key, described.base_url)
+    if described.kind == "bedrock" or key is None:  # Vertex' client fetches no token if it has one
+        _require_package(name, described.kind)
+    shared: dict[str, Any] = {"base_url": described.base_url, "max_retries": 0, "http_client": _http_client()}
+    if described.kind == "bedrock":
+        return AsyncAnthropicBedrock(api_key=key, aws_region=described.region, **shared)
+    region, project = described.region or "", described.project or ""
+    return AsyncAnthropicVertex(region=region, project_id=project, access_token=key, **shared)
 
 
 def _require_package(name: str, kind: str) -> None:

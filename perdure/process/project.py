@@ -22,23 +22,21 @@ from activities.tools.python import BadTargetError, PythonTool
 from activities.tools.queue import QueueTool
 from activities.tools.signal import SignalTool
 from contracts.agent import ToolSchema
-from contracts.tool import Approval, QueueRoute, ToolKind, ToolRoute
+from contracts.tool import Approval, QueueRoute
 from decisions.api_tool import api_rejection
 from decisions.builtin_tools import gated_routes
 from decisions.model_names import DEFAULT
-from perdure.process.mcp_tools import ToolOffer, offer_accepted_tools
-from settings import (
-    REHEARSAL,
+from perdure.process.mcp_tools import ToolOffer, offer_accepted_tools, tool_route
+from settings import REHEARSAL, ProjectError, Settings
+from settings.environment import parse_variable
+from settings.tools import (
     BuiltinToolSettings,
     HttpToolSettings,
     McpToolSettings,
-    ProjectError,
     PythonToolSettings,
     QueueToolSettings,
-    Settings,
     SignalToolSettings,
 )
-from settings.environment import on_object_store
 
 
 @asynccontextmanager
@@ -71,9 +69,9 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         claude_priced=_claude_priced(settings),
         prices={
             REHEARSAL: FREE,
-            **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+            **{name: Price(**dict(price)) for name, price in settings.file.prices.items()},
         },
-        remote=on_object_store("PERDURE_STORE", settings.store, _open_remote) if settings.store else None,
+        remote=parse_variable("PERDURE_STORE", settings.store, _open_remote),
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
@@ -165,15 +163,7 @@ def _create_tool(
     settings: Settings,
     client: httpx.AsyncClient,
 ) -> Tool:
-    route = ToolRoute(
-        name=name,
-        kind=ToolKind(described.kind),
-        effect=described.effect,
-        approval=described.approval,
-        pollable=described.pollable,
-        timeout=described.timeout,
-        approval_timeout=described.approval_timeout,
-    )
+    route = tool_route(name, described)
     headers = settings.headers.get(f"tools.{name}", NO_HEADERS)
     match described:
         case PythonToolSettings():
@@ -190,7 +180,7 @@ def _create_tool(
             if described.task_queue == settings.task_queue:
                 reason = f"{described.task_queue!r} is the task queue of this project's own worker: use another one"
                 raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {reason}")
-            queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
+            queue = QueueRoute.model_validate(dict(described))
             return QueueTool(route.model_copy(update={"queue": queue}), _tool_schema(name, described))
         case SignalToolSettings():
             posted = route.model_copy(update={"is_posted": described.url is not None})

@@ -102,7 +102,9 @@ def detach_tools() -> None:
         os.dup2(null if name == "stdin" else write, number)
     os.close(null)
     os.close(write)
-    _measure_terminal()
+    if rich := sys.modules.get("rich.console"):  # it measures the terminal on these descriptors
+        streams = (sys.stdin, sys.stdout, sys.stderr)
+        vars(rich)["_STD_STREAMS"] = tuple(unwrap_stream(stream).fileno() for stream in streams if stream is not None)
     for stream in (sys.stdout, sys.stderr):
         cast("GuardedStream", stream).tools = os.fdopen(1, "w", 1, encoding="utf-8", errors="replace", closefd=False)
     threading.Thread(target=_log_lines, args=(read,), daemon=True).start()
@@ -119,13 +121,6 @@ def _move_stream(number: int, stream: GuardedStream | None) -> None:
     buffering = -1 if mode == "r" else 1
     moved = os.fdopen(place, mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False)
     stream.own = cast("TextIO", moved)
-
-
-def _measure_terminal() -> None:
-    """Let Rich measure the terminal on the moved descriptors instead of 0 to 2."""
-    if rich := sys.modules.get("rich.console"):
-        streams = (sys.stdin, sys.stdout, sys.stderr)
-        vars(rich)["_STD_STREAMS"] = tuple(unwrap_stream(stream).fileno() for stream in streams if stream is not None)
 
 
 def _log_lines(read: int) -> None:

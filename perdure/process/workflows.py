@@ -1,12 +1,12 @@
 """The workflows of every worker, their sandbox, and a worker for queries and updates only."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import NoReturn
 
 from temporalio import activity
@@ -67,18 +67,9 @@ def build_id() -> str:
     """
     code = blake2b(digest_size=4)
     for package in ("contracts", "decisions", "workflows"):
-        for module in _iterate_modules(files(package)):
+        for module in sorted(Path(str(files(package))).rglob("*.py")):
             code.update(module.read_bytes())
     return code.hexdigest()
-
-
-def _iterate_modules(package: Traversable) -> Iterator[Traversable]:
-    """Yield the modules of a package and its subpackages, sorted by name."""
-    for entry in sorted(package.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir():
-            yield from _iterate_modules(entry)
-        elif entry.name.endswith(".py"):
-            yield entry
 
 
 @activity.defn(dynamic=True)

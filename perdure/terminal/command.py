@@ -18,18 +18,15 @@ from activities.security.secrets import collect_secrets
 from contracts.duration import Duration
 from contracts.models import is_utf8
 from contracts.sender import CLI
-from decisions.errors import format_validation_error
+from decisions.errors import ReportedError, format_validation_error
 from decisions.text.formatting import truncate
-from devserver import ServerStartError
 from perdure.client.door import set_sender
-from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
-from perdure.codec import UnknownKeyError
 from perdure.process.shutdown import exit_now
 from perdure.terminal.completion import complete_runs
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.follow import DETACHED
-from settings import ProjectError, current_folder, load_settings
-from telemetry import MetricsUnavailableError, quiet_core
+from settings import current_folder, load_settings
+from telemetry import quiet_core
 
 _P = ParamSpec("_P")
 _G = TypeVar("_G", bound=str | tuple[str, ...] | None)
@@ -76,15 +73,7 @@ def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = 
         quiet_core(load_settings().metrics if stays else None)
         set_sender(CLI)
         code = asyncio.run(command())
-    except (
-        RunNotFoundError,
-        RejectedError,
-        TemporalUnavailableError,
-        ProjectError,
-        ServerStartError,
-        UnknownKeyError,
-        MetricsUnavailableError,
-    ) as error:
+    except ReportedError as error:
         print_error(str(error))
         code = 1
     except RPCError as error:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,12 +33,16 @@ from activities.demo.sse import (
 class Reply:
     """A model's text and tool calls. A call's input is a dict, or a string that is streamed unchanged.
 
-    Without a `stop_reason` it is `tool_use` if a tool is called, else `end_turn`.
+    Without a `stop_reason` it is `tool_use` if a tool is called, else `end_turn`. It is streamed over `seconds`; if it
+    `is_cut`, the stream ends after `message_start`: silently, or with an `error` event of type `error`.
     """
 
     text: str = ""
     calls: tuple[tuple[str, Json | str], ...] = ()
     stop_reason: str | None = None
+    seconds: float = 0
+    is_cut: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,23 +57,7 @@ class ErrorReply:
     then: "ScriptedAnswer | None" = None
 
 
-@dataclass(frozen=True)
-class CutReply:
-    """A stream that ends after `message_start`: silently, or with an `error` event of type `error`."""
-
-    reply: Reply
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class SlowReply:
-    """A reply whose events are spread over `seconds`."""
-
-    reply: Reply
-    seconds: float
-
-
-ScriptedAnswer = Reply | ErrorReply | CutReply | SlowReply
+ScriptedAnswer = Reply | ErrorReply
 Script = Sequence[ScriptedAnswer] | Callable[[Json], ScriptedAnswer]
 
 
@@ -102,14 +90,14 @@ def fails(
     return ErrorReply(status=status, type=error_type, message=message, retry_after=retry_after, times=times, then=then)
 
 
-def cut(reply: Reply, *, error: str | None = None) -> CutReply:
+def cut(reply: Reply, *, error: str | None = None) -> Reply:
     """Return a stream that ends after `message_start`, with an `error` event if given ("overloaded_error")."""
-    return CutReply(reply, error)
+    return replace(reply, is_cut=True, error=error)
 
 
-def slow(reply: Reply, seconds: float) -> SlowReply:
+def slow(reply: Reply, seconds: float) -> Reply:
     """Return a reply that is streamed over `seconds`."""
-    return SlowReply(reply, seconds)
+    return replace(reply, seconds=seconds)
 
 
 class ScriptedModel:
@@ -204,28 +192,26 @@ class ScriptedModel:
         message = f"the script has {len(self._script)} replies, and this is a request for turn {turn}"
         return ErrorReply(status=400, type="invalid_request_error", message=message)
 
-    def _to_response(self, answer: Reply | CutReply | SlowReply, body: Json, turn: int) -> Response:
-        reply = answer if isinstance(answer, Reply) else answer.reply
+    def _to_response(self, reply: Reply, body: Json, turn: int) -> Response:
         message = _message(reply, body, turn)
         if not body.get("stream"):
             return JSONResponse(message)
         return StreamingResponse(
-            self._stream_events(answer, list(encode_stream(message))), media_type="text/event-stream"
+            self._stream_events(reply, list(encode_stream(message))), media_type="text/event-stream"
         )
 
-    async def _stream_events(self, answer: Reply | CutReply | SlowReply, events: list[bytes]) -> AsyncIterator[bytes]:
-        match answer:
-            case Reply():
-                yield b"".join(events)
-            case CutReply(error=error):
-                yield events[0]
-                if error:
-                    yield encode_event(error_body(error, "a fault of the script"))
-            case SlowReply(seconds=seconds):
-                start = time.monotonic()
-                for number, event in enumerate(events, 1):
-                    yield event
-                    await self._sleep_until(start + seconds * number / len(events))
+    async def _stream_events(self, reply: Reply, events: list[bytes]) -> AsyncIterator[bytes]:
+        if reply.is_cut:
+            events = events[:1] + (
+                [encode_event(error_body(reply.error, "a fault of the script"))] if reply.error else []
+            )
+        if not reply.seconds:
+            yield b"".join(events)
+            return
+        start = time.monotonic()
+        for number, event in enumerate(events, 1):
+            yield event
+            await self._sleep_until(start + reply.seconds * number / len(events))
 
     async def _sleep_until(self, due: float) -> None:
         """Wait until `due` on the monotonic clock, or until the server stops."""

@@ -95,7 +95,7 @@ def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) 
         (7, "data.channelId: Field required"),
         (8, "and 262,144 is the most"),
         (9, "not JSON: data.platform: it is there twice"),
-        (10, "not JSON: it is nested too deeply"),
+        (10, "not JSON: nested more than 200 levels deep"),
     ):
         assert words in refused[line]
     gone = perdure(worked, "event", "no-such-file.json")

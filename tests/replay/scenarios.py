@@ -28,7 +28,7 @@ from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
 from decisions.tool_requests import nonce_of
 from perdure.client.runs import fork_run, resume_run, wait_for_run_end
-from perdure.testkit.model_server import Reply, Script, ScriptedAnswer, SlowReply, calls, fails, says, slow
+from perdure.testkit.model_server import Reply, Script, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.replay import lane_plays, mail_plays
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
@@ -346,7 +346,7 @@ def unforced(body: dict[str, Any]) -> ScriptedAnswer:
     return FINISH if "keep going" in str(body["messages"]) else calls(("search", {"q": "x"}))
 
 
-def reading(summary: Reply | SlowReply) -> Callable[[dict[str, Any]], ScriptedAnswer]:
+def reading(summary: Reply) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Reads sixteen pages, or until it is told otherwise."""
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:

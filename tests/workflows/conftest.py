@@ -30,7 +30,8 @@ from contracts.run.limits import LimitOverrides
 from perdure.client.runs import start_or_get_run
 from perdure.process.workflows import WORKFLOWS, workflow_runner
 from perdure.testkit.model_server import Script, ScriptedModel
-from settings import Deployment, WorkerSettings
+from settings import Deployment
+from settings.file import WorkerSettings
 from worker import build_worker
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere

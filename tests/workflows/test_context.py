@@ -18,7 +18,7 @@ from contracts.run.compaction import ContextFull, Recoveries
 from contracts.run.state import RunState
 from decisions.run.compaction import ENTRIES
 from decisions.run.limits import DEFAULTS
-from perdure.testkit.model_server import CutReply, Reply, ScriptedAnswer, calls, cut, fails, says, slow
+from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from workflows.agent_run.compaction import free_context
 
@@ -100,7 +100,7 @@ async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pyt
     monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
     answers = reads(16)
 
-    def script(body: dict[str, Any]) -> ScriptedAnswer | CutReply:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
         return cut(says("half")) if is_summary(body) else answers(body)
 
     async with world(script, reader(), window=WINDOW, max_steps=50) as it:

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from contracts.evaluation import Case
 from contracts.run.events import StartEvent
-from contracts.strict_json import parse_strict_json
+from contracts.strict_input import JsonError, parse_strict_json, parse_yaml
 from settings import ProjectError
-from settings.problems import NESTED, first_error, parse_yaml, read_project_text
+from settings.problems import first_error, read_project_text
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -35,7 +35,7 @@ def _parse_case(value: Any, where: str) -> Case:
         name = [part for part in name if part != "payload"]
         raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
     except ValueError as error:  # YAML allows values that JSON does not, such as one that contains itself
-        raise ProjectError(f"{where}: {_format_error(error)}") from None
+        raise ProjectError(f"{where}: {' '.join(str(error).split())}") from None
     return case
 
 
@@ -51,8 +51,8 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
             where = f"{path}, line {number}"
             try:
                 yield where, parse_strict_json(line)
-            except (ValueError, RecursionError) as error:
-                raise ProjectError(f"{where}: {_format_error(error)}") from None
+            except JsonError as error:
+                raise ProjectError(f"{where}: {error}") from None
 
 
 def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
@@ -64,7 +64,3 @@ def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
         raise ProjectError(f"{path}: expected a list of cases, each with a goal")
     for number, entry in enumerate(entries, 1):
         yield f"{path}, case {number}", entry
-
-
-def _format_error(error: Exception) -> str:
-    return " ".join(str(error).split()) or NESTED

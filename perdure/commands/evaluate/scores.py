@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,12 +25,9 @@ class CaseResult:
     score: Score
 
 
-def group_by_case(results: Sequence[CaseResult]) -> list[tuple[int, Case, list[Score]]]:
-    cases = {result.number: result.case for result in results}
-    return [
-        (number, case, [result.score for result in results if result.number == number])
-        for number, case in cases.items()
-    ]
+def _group_by_case(results: Sequence[CaseResult]) -> list[tuple[int, Case, list[Score]]]:
+    groups = [list(group) for _, group in groupby(results, key=attrgetter("number"))]
+    return [(group[0].number, group[0].case, [result.score for result in group]) for group in groups]
 
 
 def report_to_json(file: Path, results: Sequence[CaseResult], min_pass: float) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def report_to_json(file: Path, results: Sequence[CaseResult], min_pass: float) -
             **_mean_figures(scores),
             "results": [_score_row(score) for score in scores],
         }
-        for number, case, scores in group_by_case(results)
+        for number, case, scores in _group_by_case(results)
     ]
     total = _mean_figures([result.score for result in results])
     return {"file": str(file), "min_pass": min_pass, **total, "cases": cases}
@@ -60,18 +59,12 @@ def _mean_figures(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def _score_row(score: Score) -> dict[str, Any]:
-    facts = score.facts
     return {
         "run_id": score.run_id,
         "passed": score.has_passed,
-        "why": list(score.why),
-        "status": facts.status,
-        "text": facts.text,
-        "asked": list(facts.asked),
-        "calls": list(facts.made),
-        "steps": facts.steps,
-        "tokens": facts.tokens,
-        "cost_usd": facts.cost_usd,
+        "why": score.why,
+        **score.facts.model_dump(include={"status", "text", "asked", "steps", "tokens", "cost_usd"}),
+        "calls": score.facts.made,
         "seconds": round(score.seconds, 3),
     }
 
@@ -98,7 +91,7 @@ def print_report(console: Console, results: Sequence[CaseResult], min_pass: floa
     table.add_column("case", overflow="ellipsis", no_wrap=True)
     for heading in ("passed", "steps", "tokens", "USD", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for number, case, scores in group_by_case(results):
+    for number, case, scores in _group_by_case(results):
         table.add_row(f"{number} {escape(case_name(case))}", *_format_cells(scores))
     all_scores = [result.score for result in results]
     table.add_row("[bold]all[/]", *_format_cells(all_scores))

@@ -26,16 +26,15 @@ from contracts.run.question import QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import QuestionView, RunStatus
 from decisions import ids
-from decisions.errors import format_validation_error
+from decisions.errors import ReportedError, format_validation_error
 from decisions.run.outcome import event_text
 from decisions.run.question import DIRECTED, TEXTUAL
 from decisions.text.formatting import truncate
 from decisions.text.visible_text import render_values
-from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.client.errors import RejectedError, TemporalUnavailableError
 from perdure.client.run_list import find_run, iterate_runs, last_event_time
 from perdure.client.runs import query_run_state, request_cancel, start_or_get_run, submit_answer, wait_for_run_end
 from perdure.session import Session
-from settings import ProjectError
 
 MCP_SENDER = "perdure mcp"  # the name under which the client answers and cancels
 MAX_WAIT_SECONDS = 50.0  # seconds; many clients time out after 60
@@ -93,7 +92,9 @@ class WaitingRun(BaseModel):
 
 
 class _OneLineErrors(MCPServer[Any]):
-    """A server that reports an invalid argument in one line."""
+    """A server that reports an expected error in one line."""
+
+    redact: Callable[[str], str] = str
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -101,15 +102,23 @@ class _OneLineErrors(MCPServer[Any]):
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
-            if isinstance(error.__cause__, ValidationError):
-                raise ToolError(f"{name}: {format_validation_error(error.__cause__, without='payload')}") from None
-            raise
+            match error.__cause__:
+                case ReportedError() as cause:
+                    reason = truncate(str(cause), 500)
+                case ValidationError() as cause:
+                    reason = format_validation_error(cause, without="payload")
+                case RPCError() as cause:
+                    reason = f"Temporal does not do it: {truncate(cause.message, 300)}"
+                case _:
+                    raise
+            raise ToolError(self.redact(f"{name}: {reason}")) from None
 
 
 def create_mcp_server(session: Session, *, may_approve: bool) -> MCPServer[Any]:
     server = _OneLineErrors(
         "perdure", instructions=_build_instructions(session), version=version("perdure"), log_level="WARNING"
     )
+    server.redact = session.settings.secrets.redact
     door = RunTools(session, may_approve=may_approve)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     # An answer lets the agent continue, and a run can do whatever its tools can.
@@ -123,7 +132,7 @@ def create_mcp_server(session: Session, *, may_approve: bool) -> MCPServer[Any]:
         (door.list_waiting, reads),
         (door.cancel_run, stops),
     ):
-        server.tool(annotations=hints)(_with_one_line_errors(tool, session.settings.secrets.redact))
+        server.tool(annotations=hints)(_with_visible_text(tool))
     return server
 
 
@@ -152,28 +161,15 @@ class _LineReader(anyio.AsyncFile[str]):
         return await anyio.to_thread.run_sync(self.wrapped.readline, abandon_on_cancel=True)
 
 
-def _render_result(result: _R) -> _R:
+def _with_visible_text(tool: Callable[_P, Awaitable[_R]]) -> Callable[_P, Awaitable[_R]]:
     """Make hidden characters in the texts of a result visible, as the client may show them to people."""
-    if not isinstance(result, BaseModel):
-        return result
-    return type(result).model_validate(render_values(result.model_dump()))
-
-
-def _with_one_line_errors(
-    tool: Callable[_P, Awaitable[_R]], redact: Callable[[str], str]
-) -> Callable[_P, Awaitable[_R]]:
-    """Convert expected errors to a `ToolError` of one line."""
 
     @wraps(tool)
     async def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return _render_result(await tool(*args, **kwargs))
-        except (RunNotFoundError, RejectedError, TemporalUnavailableError, ProjectError) as error:
-            raise ToolError(redact(truncate(str(error), 500))) from None
-        except ValidationError as error:
-            raise ToolError(redact(format_validation_error(error, without="payload"))) from None
-        except RPCError as error:
-            raise ToolError(redact(f"Temporal does not do it: {truncate(error.message, 300)}")) from None
+        result = await tool(*args, **kwargs)
+        if not isinstance(result, BaseModel):
+            return result
+        return type(result).model_validate(render_values(result.model_dump()))
 
     return wrapper
 

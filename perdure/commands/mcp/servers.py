@@ -12,6 +12,7 @@ from perdure.process.mcp_tools import ServerStatus, accept_tools, read_accepted,
 from perdure.terminal.command import console
 from settings import Settings
 
+JSON_FIELDS = ("server", "down", "tools", "differences", "refused")
 PIN_STATE_TEXTS = {
     PinState.pinned: "as accepted",
     PinState.changed: "changed: a run asks a person before each call",
@@ -30,7 +31,7 @@ async def print_servers(settings: Settings, take: str | None, *, as_json: bool) 
     """Print the servers; with `take`, accept their tools first ("": of all). Return 1 if a server needs attention."""
     servers = await server_statuses(settings) if take is None else await accept_tools(settings, take or None)
     if as_json:
-        click.echo(json.dumps([_server_row(server) for server in servers]))
+        click.echo(json.dumps([{name: getattr(server, name) for name in JSON_FIELDS} for server in servers]))
     else:
         for server in servers:
             _print_server(server, PIN_STATE_TEXTS if take is None else ACCEPTED_TEXTS)
@@ -50,16 +51,6 @@ def print_unseen_servers(settings: Settings) -> None:
     if unseen := [name for name in settings.servers if name not in pins]:
         line = f"MCP servers without accepted tools: {', '.join(unseen)}; to accept them: perdure tools --accept"
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _server_row(standing: ServerStatus) -> dict[str, object]:
-    return {
-        "server": standing.server,
-        "down": standing.down,
-        "tools": standing.tools,
-        "differences": standing.differences,
-        "refused": standing.refused,
-    }
 
 
 def _describe_tool(tool: Pin) -> list[str]:
