@@ -3,7 +3,7 @@
 conversation  `join_conversation` and `answer_turn`: conversation state that turns pass on to each other
 delegation    `collect` and `find_delegation`: the result of a subtask or of a whole delegation
 project       The agents, tools and model settings that a worker offers
-update_with_start  Workflow updates: with a deadline, and with a start of the workflow
+temporal      Requests to the server: updates, errors, and the ids of an activity's workflow
 demo/         The demo model: a rule-based stand-in for a provider
 effects/      Side effects: attempts, heartbeats, and the ledger that keeps `once` calls from repeating
 followup/     Follow-ups: topics, outgoing messages, and the lane that resumes the work

@@ -5,16 +5,15 @@ turn adds as much history to a long conversation as to a short one.
 """
 
 import asyncio
-import shutil
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import (
     Client,
+    WorkflowExecution,
     WorkflowExecutionStatus,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
@@ -22,7 +21,7 @@ from temporalio.client import (
 from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import heartbeating
 from activities.model.transcript_cache import (
     TranscriptCache,
     TranscriptCursor,
@@ -33,14 +32,11 @@ from activities.model.transcript_cache import (
     write_segment,
 )
 from activities.project import Project
-from activities.run.closed_turn import find_closed_turn
-from activities.run.fork import ignore_special_files
 from activities.run.outcome import TERMINATED, TIMED_OUT
-from activities.run.snapshot import read_snapshot
+from activities.run.status import find_closed_turn, read_snapshot
 from activities.security.private import make_private
 from activities.storage.store import Store, StoredFileChangedError
-from activities.storage.workspace import ARTIFACTS
-from activities.update_with_start import update_with_start
+from activities.temporal import IgnoreMissing, own_workflow_id, update_with_start
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
 from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
@@ -84,9 +80,10 @@ class Conversations:
             record = await self._latest_record(store, request.after, owner)
             if record is None:
                 return Joined()
-            own = activity.info().workflow_id or ""
+            own = own_workflow_id()
             self._transcripts.hand_over(owner, own)
-            await asyncio.to_thread(self._copy_files, record.run_id, run_id_of_workflow(own))
+            before, workspace = self._project.workspace(record.run_id), self._project.workspace(run_id_of_workflow(own))
+            await asyncio.to_thread(workspace.copy_artifacts, before)
             if request.forget:
                 record = await self._forget(store, record, request)
             last = record.segments[-1]
@@ -113,10 +110,7 @@ class Conversations:
         return await self._read_turn_record(store, run_id, owner)
 
     async def _read_turn_record(self, store: Store, run_id: str, owner: str) -> TurnRecord | None:
-        """Read the record of a turn, checked against its history if the server still has that.
-
-        Raises StoredFileChangedError.
-        """
+        """Read the record of a turn, checked by its history if the server has it. Raises StoredFileChangedError."""
         turn = await find_closed_turn(self._client, run_id, owner)
         if turn is None or turn.has_record:
             with suppress(FileNotFoundError):
@@ -126,12 +120,7 @@ class Conversations:
     async def _must_be_latest(self, run_id: str, owner: str) -> None:
         """Raise StoredFileChangedError if the server has a turn that left a record after this one."""
         latest = await find_closed_turn(self._client, run_id, owner)
-        query = (
-            f"WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running' AND {query_equals('ParentWorkflowId', owner)}"
-        )
-        async for other in self._client.list_workflows(query, limit=MAX_COMPARED_TURNS):  # those that closed last first
-            if other.parent_id != owner:
-                continue
+        async for other in self._turns_of(owner, "!= 'Running'", MAX_COMPARED_TURNS):  # those that closed last first
             other_id = run_id_of_workflow(other.id)
             if other_id == run_id or (latest and other.close_time and other.close_time <= latest.at):
                 return
@@ -168,9 +157,7 @@ class Conversations:
             raise
         if snapshot.length == 0 or snapshot.state.status is RunStatus.queued:
             return None  # it had not joined the conversation yet
-        expected = TranscriptCursor(
-            handle.id, described.run_id, snapshot.length, snapshot.head, self._project.stores.of(run_id)
-        )
+        expected = TranscriptCursor(handle.id, described.run_id, snapshot.length, snapshot.head)
         whole = _to_transcript((await self._transcripts.read_conversation(expected)).transcript.parts)
         in_flight = [call.tool_use_id for call in snapshot.state.calls]
         for call in settle_interrupted(snapshot.state, in_flight).calls:
@@ -181,24 +168,16 @@ class Conversations:
         turn = TurnClose(owner=owner, before=before, journal=journal, unanswered=unanswered)
         return await write_turn(self._project, run_id, turn, whole)
 
-    def _copy_files(self, before: str, own: str) -> None:
-        """Copy the artifacts, since the conversation refers to their paths."""
-        source, workspace = self._project.workspace(before).root / ARTIFACTS, self._project.workspace(own)
-        workspace.create()
-        if source.is_dir():
-            target = workspace.root / ARTIFACTS
-            shutil.copytree(source, target, ignore=ignore_special_files, copy_function=_copy_file, dirs_exist_ok=True)
+    async def _turns_of(self, owner: str, status: str, limit: int | None = None) -> AsyncIterator[WorkflowExecution]:
+        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus {status} AND {query_equals('ParentWorkflowId', owner)}"
+        async for turn in self._client.list_workflows(query, limit=limit):
+            if turn.parent_id == owner:
+                yield turn
 
     @activity.defn
     async def open_turn(self, conversation_id: str) -> Queued | None:
         """Return the turn that an earlier lane of this conversation left open."""
-        parent = conversation_workflow_id(conversation_id)
-        query = (
-            f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND {query_equals('ParentWorkflowId', parent)}"
-        )
-        async for run in self._client.list_workflows(query):
-            if run.parent_id != parent:
-                continue
+        async for run in self._turns_of(conversation_workflow_id(conversation_id), "= 'Running'"):
             handle = self._client.get_workflow_handle(run.id)
             try:
                 state = (await handle.query("snapshot", result_type=Snapshot)).state  # one page is enough
@@ -215,15 +194,10 @@ class Conversations:
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id))
         body = HumanInput(**request.model_dump(include={"question_id", "text", "sender", "signature"}))
         answer = body.model_dump(mode="json", exclude_none=True)
-        try:
+        with suppress(WorkflowUpdateFailedError), IgnoreMissing():
             await handle.execute_update("answer", answer, id=request.request_id)
-        except WorkflowUpdateFailedError:
-            return False
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return False
-            raise
-        return True
+            return True
+        return False
 
 
 async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is opened
@@ -252,23 +226,9 @@ async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is o
         "static_summary": escape_markdown(truncate(conversation_id, 200)),
     }
     body = request.model_dump(mode="json", exclude_defaults=True)
-    async with _lane_semaphore(conversation_id):
-        return await update_with_start(client, "submit", body, start, Submitted)
-
-
-def _lane_semaphore(conversation_id: str) -> asyncio.Semaphore:
-    """Return the semaphore that bounds concurrent requests to one lane."""
     lane = (asyncio.get_running_loop(), conversation_id)
-    turnstile = _lane_semaphores.get(lane)
-    if turnstile is None:
-        _lane_semaphores[lane] = turnstile = asyncio.Semaphore(MAX_SUBMITS_IN_FLIGHT)
-    return turnstile
-
-
-def _copy_file(source: str, target: str) -> None:
-    """Copy a file unless the target exists. Not a hard link, which a workspace does not accept."""
-    if not Path(target).exists():
-        shutil.copy2(source, target)
+    async with _lane_semaphores.setdefault(lane, asyncio.Semaphore(MAX_SUBMITS_IN_FLIGHT)):
+        return await update_with_start(client, "submit", body, start, Submitted)
 
 
 async def write_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
@@ -301,7 +261,7 @@ async def _put_record(
         segments=tuple(stored),
         run_id=run_id,
         journal=journal,
-        shows_journal=journal is not None and _journal_text(journal) != _last_shown(whole),
+        shows_journal=journal is not None and not _is_shown(journal, whole),
     )
     await asyncio.to_thread(store.write, record_name(run_id), record.model_dump_json().encode())
     return record
@@ -314,10 +274,6 @@ def _to_transcript(parts: Iterable[Part]) -> Transcript:
     return whole
 
 
-def _journal_text(journal: Journal) -> str:
-    return join_text_blocks(journal_of(journal, "", "").content)
-
-
-def _last_shown(whole: Transcript) -> str:
-    latest = next((part for part in reversed(visible_parts(whole.parts)) if part.kind is PartKind.journal), None)
-    return join_text_blocks(latest.content) if latest else ""
+def _is_shown(journal: Journal, whole: Transcript) -> bool:
+    shown = next((part.content for part in reversed(visible_parts(whole.parts)) if part.kind is PartKind.journal), [])
+    return join_text_blocks(shown) == join_text_blocks(journal_of(journal, "", "").content)

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,7 +11,7 @@ from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import heartbeating
 from activities.project import Project
 from activities.run.outcome import read_named_files, wait_for_outcome
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
@@ -27,7 +26,7 @@ from contracts.delegation import (
 )
 from contracts.run.state import RunView
 from decisions.delegation import clip_text, settle_share, whole_share_spent
-from decisions.ids import run_workflow_id
+from decisions.ids import digest, run_workflow_id
 
 QUERY_ATTEMPTS, QUERY_TIMEOUT = 4, timedelta(seconds=5)  # a run that cannot be replayed answers no query
 
@@ -93,7 +92,7 @@ def _keep_artifact(workspaces: list[Workspace], folder: str, path: str, data: by
     """Write a file to all workspaces and return its path, which is new if an earlier subtask of this name used it."""
     target = f"{folder}/{path}"
     if any(workspace.is_taken(target, data) for workspace in workspaces):
-        target = f"{folder}-{blake2b(data, digest_size=4).hexdigest()}/{path}"
+        target = f"{folder}-{digest(data, 4)}/{path}"
     for workspace in workspaces:
         workspace.write(target, data)
     return target

@@ -20,7 +20,6 @@ from bench.raw_min import RAW, RawMin, runner
 from bench.side import Name, Report, Side, working
 from bench.work import Work, text
 from contracts.run.transcript import Part, PartKind, TranscriptPage
-from decisions.ids import run_id_of_workflow
 from perdure.converter import data_converter
 from perdure.process.workflows import workflow_runner
 from workflows.agent_run.agent_run import AgentRun
@@ -177,7 +176,7 @@ async def _miss(side: Side, handle: WorkflowHandle[Any, Any]) -> float:
 async def _transcript(side: Side, handle: WorkflowHandle[Any, Any], page: TranscriptPage) -> list[Part]:
     """All parts of a run, proven by its hash chain."""
     stores = LocalStores(side.workspaces)
-    wanted = TranscriptCursor(handle.id, "", page.total, page.head, stores.of(run_id_of_workflow(handle.id)))
+    wanted = TranscriptCursor(handle.id, "", page.total, page.head)
     conversation = await TranscriptCache(side.client, stores).read_conversation(wanted)
     return conversation.transcript.parts
 

@@ -141,9 +141,14 @@ def run_id_for_caller(caller: str, key: str) -> str:
     return "k-" + blake2b(named, digest_size=10, person=b"caller").hexdigest()
 
 
-def start_digest(payload: Mapping[str, Any]) -> str:
-    """Return a digest of a start's payload, independent of the order of its keys."""
-    return "sha256:" + sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()[:24]
+def digest(data: bytes, size: int) -> str:
+    """Return the blake2b hash of `size` bytes, in hex."""
+    return blake2b(data, digest_size=size).hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """Return a digest of a JSON value, independent of the order of its keys."""
+    return "sha256:" + sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def resumed_id(run_id: str) -> str:
@@ -203,7 +208,7 @@ def root_span_id(namespace: str, workflow_id: str) -> str:
 
 def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
     """Return a digest of the call, 24 hex digits, independent of the order of its arguments."""
-    return _digest_json(tool, arguments)
+    return digest(json.dumps([tool, arguments], sort_keys=True, separators=(",", ":")).encode(), 12)
 
 
 def approval_digest(run: tuple[str, str], question: str, step: int | None, tool: str, arguments: CallArguments) -> str:
@@ -211,11 +216,8 @@ def approval_digest(run: tuple[str, str], question: str, step: int | None, tool:
 
     `run` is its id and its first Temporal execution, since an id may be reused.
     """
-    return _digest_json(*run, question, step, tool, arguments)
-
-
-def _digest_json(*values: Any) -> str:
-    return digest_names(json.dumps(values, sort_keys=True, separators=(",", ":")), size=12)
+    canonical = json.dumps([*run, question, step, tool, arguments], sort_keys=True, separators=(",", ":"))
+    return digest(canonical.encode(), 12)
 
 
 def question_id(number: int) -> str:
@@ -257,7 +259,7 @@ def delegated_task_id(run_id: str, step: int) -> str:
 
 def digest_names(*names: str, size: int = 10) -> str:
     """Return a digest of `size` bytes, in hex digits."""
-    return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
+    return digest("\0".join(names).encode("utf-8", "surrogatepass"), size)
 
 
 def query_equals(attribute: str, value: str) -> str:

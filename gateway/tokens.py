@@ -17,7 +17,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from activities.security.private import OTHERS, PrivateDir
+from activities.security.private import OTHERS
+from activities.storage.safe_dir import PrivateDir
 from contracts.models import StrictModel
 from decisions.errors import format_validation_error
 from decisions.followup.topic import platform_name

@@ -45,7 +45,7 @@ from settings.problems import ProjectError, format_suggestion, path_from, resolv
 from settings.tools import tool_names
 
 if TYPE_CHECKING:
-    from activities.storage.payloads import PayloadStore
+    from activities.storage.object_store import PayloadStore
 
 __all__ = ["REHEARSAL", "Deployment", "ProjectError", "Settings", "load_settings"]
 

@@ -10,7 +10,7 @@ from contracts.models import is_utf8
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
-    from activities.storage.payloads import PayloadStore
+    from activities.storage.object_store import PayloadStore
 
 T = TypeVar("T")
 
@@ -88,6 +88,6 @@ def exports_spans(env: Mapping[str, str]) -> bool:
 
 def open_payloads(url: str) -> "PayloadStore":
     """Return the object store of large payloads."""
-    from activities.storage.payloads import PayloadStore  # it needs the optional package obstore
+    from activities.storage.object_store import PayloadStore  # it needs the optional package obstore
 
-    return PayloadStore.at(url)
+    return PayloadStore(url)

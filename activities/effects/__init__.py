@@ -1,7 +1,6 @@
 """Side effects: attempts, heartbeats, and the ledger that keeps `once` calls from repeating.
 
-attempts   counting the attempts of an activity, and detecting a lost worker
-heartbeat  heartbeats while a block runs
+attempts   heartbeats, counting the attempts of an activity, and detecting a lost worker
 ledger     claims and results of `once` calls
 once       running a call to completion, within its timeout, at most once
 """

@@ -1,10 +1,12 @@
-"""The attempts of an activity: which of them count, and how the previous one ended."""
+"""The attempts of an activity: its heartbeats, which attempts count, and how the previous one ended."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
 from temporalio import activity
 from temporalio.api.enums.v1 import TimeoutType
@@ -15,9 +17,39 @@ from activities.model.rate_limit import RateLimitedError
 from activities.storage.store import StoredFileChangedError
 from contracts.failures import RunFailure
 
+ALIVE_EVERY = 1.0  # seconds; a cancel arrives with a heartbeat, so a read continues for this long after one
+PROGRESS_CHECK_EVERY = 0.25  # seconds between checks for new progress
 WORKER_SHUTDOWN = "WorkerShutdown"  # failure type of activities that a stopping worker gives up
 HOLDS_KEY = "holds"  # heartbeat key: how many earlier attempts were held back
 SPENT_KEY = "spent"  # heartbeat key: seconds that earlier failed attempts took
+MAX_FILE_PAUSE = 300.0  # seconds between two checks of a stored file that was changed
+
+
+@asynccontextmanager
+async def heartbeating(progress: Callable[[], Any]) -> AsyncIterator[None]:
+    """Heartbeat while the block runs. `progress` returns the details that a watcher sees; changes are sent at once.
+
+    A local activity sends none: its workflow task already shows that the worker is alive.
+    """
+    if activity.info().is_local:
+        yield
+        return
+    task = asyncio.create_task(_send_heartbeats(progress))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _send_heartbeats(progress: Callable[[], Any]) -> None:
+    last, silent = None, 0.0
+    while True:
+        await asyncio.sleep(PROGRESS_CHECK_EVERY)
+        silent += PROGRESS_CHECK_EVERY
+        details = progress()
+        if silent >= ALIVE_EVERY or details != last:
+            activity.heartbeat(details)
+            last, silent = details, 0.0
 
 
 async def was_lost(client: Client) -> bool:
@@ -34,15 +66,12 @@ async def was_lost(client: Client) -> bool:
     return False
 
 
-MAX_FILE_PAUSE = 300.0  # seconds between two checks of a stored file that was changed
-
-
 @dataclass(frozen=True)
 class Attempt:
     """An attempt. `number` counts from 1, without the `holds`: attempts held back before they called the model.
 
-    `spent` is the seconds that earlier failed attempts took. Each heartbeat must carry `told`: the next attempt reads
-    both from it.
+    `spent` is the seconds that earlier failed attempts took. The next attempt reads both from the `beat_details`, which
+    each heartbeat must carry.
     """
 
     number: int
@@ -73,7 +102,8 @@ def counting_holds(this: Attempt) -> Iterator[None]:
         try:
             yield
         except StoredFileChangedError as error:
-            raise _to_hold(error, this) from None
+            pause = timedelta(seconds=min(2.0 ** min(this.holds, 10), MAX_FILE_PAUSE))
+            raise RateLimitedError(str(error), type=type(error).__name__, next_retry_delay=pause) from None
     except RateLimitedError:
         activity.heartbeat({**this.beat_details, HOLDS_KEY: this.holds + 1})
         raise
@@ -82,36 +112,22 @@ def counting_holds(this: Attempt) -> Iterator[None]:
         raise
 
 
-def _to_hold(error: StoredFileChangedError, this: Attempt) -> RateLimitedError:
-    pause = timedelta(seconds=min(2.0 ** min(this.holds, 10), MAX_FILE_PAUSE))
-    return RateLimitedError(str(error), type=type(error).__name__, next_retry_delay=pause)
-
-
 @asynccontextmanager
 async def counting_attempts(client: Client, limit: int) -> AsyncIterator[Attempt]:
     """Run the block as one of `limit` attempts. Temporal cannot count them: it would include those held back."""
     this = this_attempt()
     if this.number > limit:
-        raise await _out_of_attempts_error(client)
+        # The previous attempt reported nothing: it was lost with its worker, or timed out.
+        message, kind = "the model did not answer in time, again and again", str(RunFailure.model_unavailable)
+        if await was_lost(client):
+            message, kind = "lost with its worker, again and again", WORKER_SHUTDOWN
+        raise ApplicationError(message, type=kind, non_retryable=True)
     try:
         with counting_holds(this):
             yield this
     except Exception as error:
         if this.number < limit or isinstance(error, RateLimitedError) or getattr(error, "non_retryable", False):
             raise
-        raise as_final_error(error) from error.__cause__
-
-
-def as_final_error(error: Exception) -> ApplicationError:
-    """Return the error as one that Temporal does not retry."""
-    if isinstance(error, ApplicationError):
-        return ApplicationError(error.message, *error.details, type=error.type, non_retryable=True)
-    return ApplicationError(str(error), type=type(error).__name__, non_retryable=True)
-
-
-async def _out_of_attempts_error(client: Client) -> ApplicationError:
-    """The error of a last attempt that reported nothing: it was lost with its worker, or timed out."""
-    if await was_lost(client):
-        return ApplicationError("lost with its worker, again and again", type=WORKER_SHUTDOWN, non_retryable=True)
-    message = "the model did not answer in time, again and again"
-    return ApplicationError(message, type=RunFailure.model_unavailable, non_retryable=True)
+        if not isinstance(error, ApplicationError):
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error.__cause__
+        raise ApplicationError(error.message, *error.details, type=error.type, non_retryable=True) from error.__cause__

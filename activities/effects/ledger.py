@@ -76,11 +76,6 @@ class ClaimGranted:
 
 
 @dataclass(frozen=True)
-class RecordedOutcome:
-    outcome: ToolOutcome
-
-
-@dataclass(frozen=True)
 class InDoubt:
     """Another attempt claimed the call and left no result. `claim` is missing if it cannot be read."""
 
@@ -108,7 +103,7 @@ class LedgerEntry:
         execution = f"{self.execution[-12:]}-" if self.execution else ""
         return f"{LEDGER_FOLDER}/{execution}step-{self.step:05}{generation}"
 
-    def claim(self, tool: str, timeout: timedelta) -> ClaimGranted | RecordedOutcome | InDoubt:
+    def claim(self, tool: str, timeout: timedelta) -> ClaimGranted | ToolOutcome | InDoubt:
         """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailableError."""
         now = datetime.now(UTC)
         claim = Claim(
@@ -132,63 +127,49 @@ class LedgerEntry:
 
     def is_claimed(self) -> bool:
         """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailableError."""
-        try:
-            self.store.read(f"{self._file_stem}.claim")
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise LedgerUnavailableError(f"the ledger cannot be read: {error.strerror or error}") from error
-        return True
+        return self._read_file("claim") is not None
 
-    def read_outcome(self) -> RecordedOutcome | InDoubt:
+    def read_outcome(self) -> ToolOutcome | InDoubt:
         """Return the state of a claimed call. Raises LedgerUnavailableError."""
-        try:
-            claim = Claim.model_validate_json(self.store.read(f"{self._file_stem}.claim"))
-            if claim.call != self.call:
-                return InDoubt(None)
-            return self._read_result() or InDoubt(claim)
-        except (FileNotFoundError, ValidationError):
-            return InDoubt(None)
-        except OSError as error:
-            raise LedgerUnavailableError(f"the ledger cannot be read: {error.strerror or error}") from error
+        with suppress(ValidationError):
+            data = self._read_file("claim")
+            claim = Claim.model_validate_json(data) if data is not None else None
+            if claim is not None and claim.call == self.call:
+                result = self._read_file("result")
+                return InDoubt(claim) if result is None else ToolOutcome.model_validate_json(result)
+        return InDoubt(None)
 
-    def _read_result(self) -> RecordedOutcome | None:
+    def _read_file(self, suffix: str) -> bytes | None:
         try:
-            return RecordedOutcome(ToolOutcome.model_validate_json(self.store.read(f"{self._file_stem}.result")))
+            return self.store.read(f"{self._file_stem}.{suffix}")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise LedgerUnavailableError(f"the ledger cannot be read: {error.strerror or error}") from error
 
     async def wait_for_result(
         self, doubtful: InDoubt, at_work: Collection[str], is_given_up: Callable[[], bool] = lambda: False
-    ) -> RecordedOutcome | InDoubt:
-        """Wait for the result of a claimant that may still be at work: cut off, not killed.
-
-        `at_work` holds the keys of the calls that this process is making.
-        """
+    ) -> ToolOutcome | InDoubt:
+        """Wait for the result of a claimant that may be at work. `at_work` has the keys of this process's calls."""
         claim = doubtful.claim
         if claim is None:
             return doubtful
-        if claim.owner == ClaimOwner.current() and self.key not in at_work:
-            return await self._read_last_result(doubtful)
+        has_stopped = claim.owner == ClaimOwner.current() and self.key not in at_work
         until = claim.until if claim.owner.is_near else min(claim.until, datetime.now(UTC) + ELSEWHERE)
-        while claim.owner.may_live and datetime.now(UTC) < until and not is_given_up():
+        while not has_stopped and claim.owner.may_live and datetime.now(UTC) < until and not is_given_up():
             await asyncio.sleep(RESULT_CHECK_EVERY)
             current = await asyncio.to_thread(self.read_outcome)
-            if isinstance(current, RecordedOutcome):
+            if isinstance(current, ToolOutcome):
                 return current
-        return await self._read_last_result(doubtful)
-
-    async def _read_last_result(self, doubtful: InDoubt) -> RecordedOutcome | InDoubt:
-        """Check once more: the claimant may have written its result just before it stopped."""
-        with suppress(LedgerUnavailableError):
+        with suppress(LedgerUnavailableError):  # the claimant may have written its result just before it stopped
             current = await asyncio.to_thread(self.read_outcome)
-            return current if isinstance(current, RecordedOutcome) else doubtful
+            return current if isinstance(current, ToolOutcome) else doubtful
         return doubtful
 
     def is_at_work(self, at_work: Collection[str]) -> bool:
         """Return True if the claimant may be making the effect now. Raises LedgerUnavailableError."""
         existing = self.read_outcome()
-        if isinstance(existing, RecordedOutcome) or existing.claim is None:
+        if isinstance(existing, ToolOutcome) or existing.claim is None:
             return False
         owner = existing.claim.owner
         lives = self.key in at_work if owner == ClaimOwner.current() else owner.may_live

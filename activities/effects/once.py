@@ -10,22 +10,18 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError, RecordedOutcome
+from activities.effects.ledger import ClaimGranted, InDoubt, LedgerEntry, LedgerUnavailableError
 from activities.tools.interface import TransientToolError
 from contracts.failures import ToolFault
 from contracts.tool import MAX_ERROR, ToolOutcome, error_outcome
 
 GRACE = timedelta(seconds=3)  # added to a tool's own timeout; the activity's is longer still
-LAPSED_OUTCOME = error_outcome(ToolFault.interrupted, "not made: its worker stood still before it began")
 
 T = TypeVar("T")
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
-    """Finish the work even if the activity is cancelled, except when its worker stops.
-
-    `drain` is how long a stopping worker waits for its activities.
-    """
+    """Finish the work even if the activity is cancelled, except when its worker stops, after `drain`."""
     task = asyncio.create_task(work)
     # An activity is cancelled only once: after the run's cancel, the worker's own would not arrive.
     stopping = asyncio.create_task(activity.wait_for_worker_shutdown())
@@ -106,12 +102,11 @@ class Effects:
         claimed = await asyncio.to_thread(entry.claim, name, timeout + GRACE)
         if isinstance(claimed, InDoubt):
             claimed = await entry.wait_for_result(claimed, self._at_work, activity.is_cancelled)
-        if isinstance(claimed, RecordedOutcome):
-            return claimed.outcome
-        if isinstance(claimed, InDoubt):
+        if not isinstance(claimed, ClaimGranted):
             return claimed
         if claimed.has_lapsed:
-            return await asyncio.to_thread(_record_outcome, entry, LAPSED_OUTCOME)
+            lapsed = error_outcome(ToolFault.interrupted, "not made: its worker stood still before it began")
+            return await asyncio.to_thread(_record_outcome, entry, lapsed)
         self._at_work.add(entry.key)
         try:
             outcome = await finish(await as_final_outcome(with_timeout(timeout, effect())))

@@ -11,15 +11,16 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import submit_to_lane
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import heartbeating
 from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError
 from activities.effects.once import Effects
 from activities.followup.outbox import ListedOutbox, Outbox
 from activities.followup.topic import signal_subscription
 from activities.project import Project
-from activities.run.first_run import find_key_id
-from activities.run.snapshot import read_snapshot
+from activities.run.status import read_snapshot
 from activities.security.redaction import redact_model
+from activities.storage.store import find_key_id
+from activities.temporal import IgnoreMissing, cancel_own_workflow, own_workflow_id
 from activities.tools.interface import TransientToolError
 from contracts.conversation import LaneFault
 from contracts.delegation import Share
@@ -48,7 +49,6 @@ MAX_SENDS = 8  # attempts at an outbox that honors keys, over about two minutes
 FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # permanent refusals
 ACCEPTED_WITHIN = timedelta(seconds=20)
 ASKED_WITHIN = timedelta(seconds=10)  # for the query of a run's remaining budget
-NO_OUTBOX = error_outcome(ToolFault.tool_error, "this worker's project has no outbox")
 MAY_BE_SENT = error_outcome(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
 
 
@@ -112,7 +112,7 @@ class FollowUps:
     async def subscribe_task(self, request: SubscribeRequest) -> None:
         """Subscribe a task of the calling follow-up to a topic. Repeating it changes nothing."""
         subscription = Subscription(
-            subscriber=_own_workflow_id(), task_id=request.task_id, expires_at=request.expires_at
+            subscriber=own_workflow_id(), **request.model_dump(include={"task_id", "expires_at"})
         )
         await signal_subscription(self._client, activity.info().task_queue, request.topic, subscription)
 
@@ -121,7 +121,7 @@ class FollowUps:
         """Send one message: once, or up to `MAX_SENDS` times if the outbox honors keys."""
         outbox = self._project.outbox
         if outbox is None:
-            return NO_OUTBOX
+            return error_outcome(ToolFault.tool_error, "this worker's project has no outbox")
         key = ids.notify_key(await self._key_id(request.execution), request.task_id)
         async with heartbeating(lambda: key):
             if outbox.effect is Effect.once:
@@ -130,34 +130,24 @@ class FollowUps:
 
     async def _key_id(self, execution: str) -> str:
         """Return the follow-up's id for its keys, marked if an earlier follow-up had the same id."""
-        workspace, store = self._project.workspace(_own_workflow_id()), self._project.stores.of(_own_workflow_id())
-        key_id = await asyncio.to_thread(find_key_id, store, workspace, _own_workflow_id(), execution)
-        return (key_id or _own_workflow_id()).removeprefix(ids.FOLLOW_UP_PREFIX)
+        workspace, store = self._project.workspace(own_workflow_id()), self._project.stores.of(own_workflow_id())
+        key_id = await asyncio.to_thread(find_key_id, store, workspace, own_workflow_id(), execution)
+        return (key_id or own_workflow_id()).removeprefix(ids.FOLLOW_UP_PREFIX)
 
     async def _send_once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
+        store, call = self._project.stores.of(own_workflow_id()), request.message.model_dump(mode="json")
+        entry = LedgerEntry(store, key, request.number, execution=request.execution, call=ids.call_digest(NOTIFY, call))
+
+        async def redact(outcome: ToolOutcome) -> ToolOutcome:
+            return redact_model(outcome, self._project.secrets)
+
         try:
             outcome = await self._effects.run_once(
-                self._ledger_entry(request, key),
-                NOTIFY,
-                outbox.timeout,
-                lambda: outbox.send(request.message, key),
-                self._redact,
+                entry, NOTIFY, outbox.timeout, lambda: outbox.send(request.message, key), redact
             )
         except (LedgerUnavailableError, OSError) as unavailable:
             raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
         return MAY_BE_SENT if isinstance(outcome, InDoubt) else outcome
-
-    async def _redact(self, outcome: ToolOutcome) -> ToolOutcome:
-        return redact_model(outcome, self._project.secrets)
-
-    def _ledger_entry(self, request: NotifyRequest, key: str) -> LedgerEntry:
-        return LedgerEntry(
-            store=self._project.stores.of(_own_workflow_id()),
-            key=key,
-            step=request.number,
-            execution=request.execution,
-            call=ids.call_digest(NOTIFY, request.message.model_dump(mode="json")),
-        )
 
     @activity.defn
     async def resume_work(self, work: ResumeWork) -> None:
@@ -192,20 +182,13 @@ class FollowUps:
     @activity.defn
     async def close_follow_up(self, request: CloseFollowUp) -> None:
         """End the follow-up's subscriptions; if requested, cancel its workflow with the server."""
-        info = activity.info()
         for task in request.subscriptions:
-            ended = Subscription(subscriber=_own_workflow_id(), task_id=task.task_id, expires_at=0)
+            ended = Subscription(subscriber=own_workflow_id(), task_id=task.task_id, expires_at=0)
             topic = self._client.get_workflow_handle(ids.topic_workflow_id(task.topic))
-            try:
+            with IgnoreMissing():
                 await topic.signal("subscribe", ended.model_dump(mode="json"))
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise
         if request.cancel is not None:
-            handle = self._client.get_workflow_handle(_own_workflow_id(), run_id=info.workflow_run_id)
-            # Temporal stores this reason as plain text; with encrypted payloads only the signal has it.
-            plain = self._client.data_converter.payload_codec is None
-            await handle.cancel(reason=request.cancel if plain else "")
+            await cancel_own_workflow(self._client, request.cancel)
 
 
 async def _send_keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
@@ -221,11 +204,6 @@ async def _send_keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcom
         if activity.info().attempt >= MAX_SENDS:
             return error_outcome(ToolFault.tool_error, f"{type(error).__name__}: {error}")
         raise
-
-
-def _own_workflow_id() -> str:
-    """Return the workflow id of the calling follow-up."""
-    return activity.info().workflow_id or ""
 
 
 def _refusal_text(refused: WorkflowUpdateFailedError) -> str:

@@ -8,21 +8,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 
-from activities.http.body import IDENTITY, BodyEncodingError, read_prefix
-from activities.http.retry_after import retry_after
 from activities.security.private import make_private, open_private
-from activities.tools.http import TRANSIENT_STATUSES, to_header_value
-from activities.tools.interface import TransientToolError
+from activities.tools.http import key_header, post_json
 from contracts.failures import ToolFault
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolOutcome, error_outcome
 
 FILE = "outbound.jsonl"
-MAX_RESPONSE = 2000  # bytes of an error response that are reported
 
 
 class Outbox(Protocol):
@@ -108,36 +104,10 @@ class WebhookOutbox:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
-        body = message.model_dump(mode="json", exclude_none=True)
-        seconds = self.timeout.total_seconds()
+        body, headers = message.model_dump_json(exclude_none=True), {**self.headers, **key_header(key)}
         try:
-            async with asyncio.timeout(seconds):
-                answer, text = await self._post(
-                    body, {**self.headers, "idempotency-key": to_header_value(key), **IDENTITY}
-                )
-        except httpx.InvalidURL as error:  # not an HTTPError, and permanent
+            seconds = self.timeout.total_seconds()
+            answer = await post_json(self.client, self.url, "the outbox", body, seconds, headers, limit=0)
+        except httpx.InvalidURL as error:  # permanent
             return error_outcome(ToolFault.unreachable, f"the outbox has no usable url: {error}")
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise TransientToolError(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
-        except httpx.HTTPError as error:
-            raise TransientToolError(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
-        if answer.is_success:
-            return ToolOutcome(result="sent")
-        error_text = f"{answer.status_code} from the outbox: {text}"
-        if answer.status_code in TRANSIENT_STATUSES or answer.status_code >= 500:
-            raise TransientToolError(ToolFault.http_error, error_text, retry_after(answer.headers))
-        return error_outcome(ToolFault.http_error, error_text)
-
-    async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
-        """Return the response, and the start of its text if it is an error. The rest is not read."""
-        seconds = self.timeout.total_seconds()
-        async with self.client.stream(
-            "POST", self.url, json=body, headers=headers, timeout=seconds, follow_redirects=False
-        ) as answer:
-            if answer.is_success:
-                return answer, ""
-            try:
-                text, _ = await read_prefix(answer, MAX_RESPONSE)
-            except BodyEncodingError as error:
-                return answer, str(error)
-            return answer, text.decode(errors="replace")
+        return answer.to_failure("the outbox") or ToolOutcome(result="sent")

@@ -10,7 +10,7 @@ MAX_RETRY_AFTER = 60.0  # seconds
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the delay in seconds, from 0 to `MOST_WAIT`, if the header is valid."""
+    """Return the delay in seconds, from 0 to `MAX_RETRY_AFTER`, if the header is valid."""
     delay = _parse_delay(headers.get("retry-after", ""))
     return min(max(delay, 0.0), MAX_RETRY_AFTER) if delay is not None and isfinite(delay) else None
 

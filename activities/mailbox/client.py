@@ -10,7 +10,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.run.outcome import read_run_end
-from activities.update_with_start import update_with_start
+from activities.temporal import update_with_start
 from contracts.conversation import TurnEnd
 from contracts.mail.mailbox import Delivered, DeliverRequest, Redeliver, TurnLookup, TurnLookupRequest
 from contracts.mail.peers import Dispatch, MailDispatch

@@ -12,7 +12,7 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import heartbeating
 from activities.mailbox.folder import PROCESSED, MailFolder, format_os_error
 from activities.mailbox.intake import Intake, end_as_bad_message
 from activities.mailbox.message import MessageError, parse_message, replace_forbidden

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
 
 from temporalio.client import Client, WorkflowUpdateFailedError
@@ -15,7 +15,7 @@ from activities.mailbox.message import MessageError, parse_message
 from activities.mailbox.pages import TaskPages
 from activities.mailbox.writer import MailWriter
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace, folder_name
-from activities.update_with_start import await_update
+from activities.temporal import await_update
 from contracts.conversation import Choice, LaneFault, SubmitRequest
 from contracts.mail.commands import BridgeResult
 from contracts.mail.delivery import Ack, InboxMessage, MessageResult, TaskState, Transition
@@ -181,4 +181,4 @@ def _input_path(name: str, path: str) -> str:
 def _fairness_key(plan_id: str) -> str:
     if len(plan_id.encode(errors="replace")) <= _MAX_KEY:
         return plan_id
-    return blake2b(plan_id.encode(errors="replace"), digest_size=16).hexdigest()
+    return ids.digest(plan_id.encode(errors="replace"), 16)

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.mailbox.result import LOOK_WITHIN
 from activities.mailbox.writer import REQUEST, MailWriter
 from activities.storage.safe_dir import WrongFileTypeError
-from activities.update_with_start import await_update
+from activities.temporal import await_update
 from contracts.run.question import QuestionKind
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunStatus, RunView

@@ -3,17 +3,14 @@
 A worker offers exactly these. So it can start without any server, and all workers offer the same tools.
 """
 
-import fcntl
 import json
 import logging
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from activities.storage.safe_dir import SafeDir
 from contracts.mcp import Pin, PinFile, PinnedProgram, PinnedServer
 from decisions.errors import ReportedError, format_validation_error
 from decisions.mcp import is_sound
@@ -59,12 +56,14 @@ def change_lock(path: Path, change: Callable[[AcceptedTools], None]) -> Accepted
     """Apply a change to the current file and replace it. Concurrent writers take turns. Raises LockFileError and
     OSError.
     """
-    with _locked_folder(path.parent):
+    folder = SafeDir(path.parent)
+    with folder.lock_folder():
         pins = read_lock(path)
         before = json.dumps(_lock_content(pins))
         change(pins)
         if json.dumps(_lock_content(pins)) != before or not path.exists():
-            _write_lock(path, pins)
+            text = json.dumps(_lock_content(pins), indent=2, ensure_ascii=False) + "\n"
+            folder.write(text.encode(errors="backslashreplace"), path.name)
         return pins
 
 
@@ -94,30 +93,3 @@ def _lock_content(pins: AcceptedTools) -> dict[str, object]:
     programs = {server: pins.programs[server] for server in sorted(pins.programs)}
     whole = PinFile(servers=servers, programs=programs).model_dump(mode="json", by_alias=True)
     return whole if programs else {name: value for name, value in whole.items() if name != "programs"}
-
-
-def _write_lock(path: Path, pins: AcceptedTools) -> None:
-    text = json.dumps(_lock_content(pins), indent=2, ensure_ascii=False) + "\n"
-    descriptor, name = tempfile.mkstemp(prefix=f".{LOCK_FILE_NAME}-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)  # as a file that is committed, not as a temporary one
-            file.write(text.encode(errors="backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder against other writers on this machine. Locking the folder leaves no lock file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,12 +1,11 @@
 """Model calls: one turn, its provider, its price.
 
 anthropic         the Messages API client: requests out, streamed replies in
-claude            the Claude models: context windows and prices
 errors            provider failures as named kinds
 fallback          the first model of a list that can answer
 plain_answer      answers that are not an event stream
 port              the interface between activities and models
-price             the cost of a call
+prices            the cost of a call; the Claude models, their windows and prices
 rate_limit        the rate at which a provider is called
 summarize         `summarize`: a summary in place of old messages
 transcript_cache  the worker's cache of conversations

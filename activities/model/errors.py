@@ -27,7 +27,6 @@ TOO_LONG_PHRASES = (
     "maximum context",
     "context size",
 )
-
 MAX_PROVIDER_MESSAGE = 2000  # characters of a provider's message
 
 
@@ -37,41 +36,31 @@ class NotMessagesApiError(Exception):
 
 def to_model_failure(error: Exception, secret: str | None = None) -> ApplicationError:
     """Return the provider's failure as a named kind. `secret` is removed: some servers quote the key."""
-    message = (_error_message(error).replace(secret, "[key]") if secret else _error_message(error))[
-        :MAX_PROVIDER_MESSAGE
-    ]
-    if isinstance(error, anthropic.APIStatusError):
-        kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
-        if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG_PHRASES):
-            return _final_failure(Stop.context_too_long, message)
-        if status == 429 or kind in RATE_KINDS:
-            return _retryable_failure(
-                RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers
-            )
-        if _is_refusal(status, kind):
-            where = f" at {_format_address(error.request.url)}" if status in (404, 405) else ""
-            return _final_failure(
-                RunFailure.model_refused, f"the provider refused the request ({status}){where}: {message}"
-            )
-        return _retryable_failure(
-            RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
-        )
-    return _to_connection_failure(error, message)
-
-
-def _format_address(url: httpx2.URL) -> str:
-    """Return the URL without credentials or query."""
-    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
+    message = _error_message(error)
+    message = (message.replace(secret, "[key]") if secret else message)[:MAX_PROVIDER_MESSAGE]
+    if not isinstance(error, anthropic.APIStatusError):
+        return _to_connection_failure(error, message)
+    kind, status, headers = str(getattr(error, "type", None) or "").lower(), error.status_code, error.response.headers
+    if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG_PHRASES):
+        return ApplicationError(message, type=Stop.context_too_long, non_retryable=True)
+    if status == 429 or kind in RATE_KINDS:
+        return _retryable_failure(RunFailure.rate_limited, f"the provider limits the rate: {message}", headers)
+    if _is_refusal(status, kind):
+        url, where = error.request.url, ""
+        if status in (404, 405):  # without credentials or query
+            where = f" at {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
+        return _model_refused_error(f"the provider refused the request ({status}){where}: {message}")
+    return _retryable_failure(RunFailure.model_unavailable, f"the provider failed ({status}): {message}", headers)
 
 
 def _to_connection_failure(error: Exception, message: str) -> ApplicationError:
-    if _is_bad_header(error):
-        return _final_failure(
-            RunFailure.model_refused, "a key, or another header of the request, is none that HTTP takes"
-        )
+    cause = error.__cause__ or error
+    if isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower():
+        # The client's message quotes the header, which may be the key.
+        return _model_refused_error("a key, or another header of the request, is none that HTTP takes")
     if isinstance(error, NotMessagesApiError):
         return model_unavailable_error(f"what the model's server sends is not the Messages API: {message}")
-    if isinstance(error.__cause__ or error, httpx2.ReadTimeout):
+    if isinstance(cause, httpx2.ReadTimeout):
         return model_unavailable_error("the model's server sent nothing for longer than `turn_timeout` allows")
     if isinstance(error, anthropic.APIConnectionError):
         return model_unavailable_error(f"no connection to the model: {message}")
@@ -91,12 +80,6 @@ def _is_about_length(status: int, kind: str) -> bool:
     return status in REQUEST_STATUSES
 
 
-def _is_bad_header(error: Exception) -> bool:
-    """Return True for an invalid header. The client's message quotes it, and it may be the key."""
-    cause = error.__cause__ or error
-    return isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower()
-
-
 def model_unavailable_error(message: str) -> ApplicationError:
     return ApplicationError(message, type=RunFailure.model_unavailable)
 
@@ -108,8 +91,8 @@ def _error_message(error: Exception) -> str:
     return str(error.__cause__ or error)
 
 
-def _final_failure(kind: RunFailure | Stop, message: str) -> ApplicationError:
-    return ApplicationError(message, type=kind, non_retryable=True)
+def _model_refused_error(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.model_refused, non_retryable=True)
 
 
 def _retryable_failure(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:

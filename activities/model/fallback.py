@@ -90,7 +90,9 @@ class FallbackModel:
             else:
                 skipped = tuple(SkippedModel(model=other, why=reasons[other]) for other in names[: names.index(name)])
                 return replace(reply, asked=name, passed_over=skipped)
-        raise _best_failure(failures)
+        # The hold with the shortest delay costs no attempt.
+        holds = [failure for failure in failures if isinstance(failure, RateLimitedError)]
+        raise min(holds, key=lambda hold: hold.next_retry_delay or timedelta.max) if holds else failures[-1]
 
     async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
         provider_name, model = provider_of(name, self._providers)
@@ -129,9 +131,3 @@ def _has_short_delay(failure: ApplicationError) -> bool:
     """Return True if the model can be called again after a short wait, so that no other one is needed."""
     delay = failure.next_retry_delay
     return failure.type == RunFailure.rate_limited and delay is not None and delay <= timedelta(seconds=MAX_SLOT_WAIT)
-
-
-def _best_failure(failures: list[ApplicationError]) -> ApplicationError:
-    """Return the hold with the shortest delay, which costs no attempt; if there is no hold, the last failure."""
-    holds = [failure for failure in failures if isinstance(failure, RateLimitedError)]
-    return min(holds, key=lambda hold: hold.next_retry_delay or timedelta.max) if holds else failures[-1]

@@ -7,6 +7,7 @@ anything else is an error that quotes the body, final unless its kind is retryab
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from html import unescape
 from typing import Any
 
@@ -31,7 +32,9 @@ def is_document(response: httpx2.Response) -> bool:
 async def read_message(response: httpx2.Response, secret: str | None) -> dict[str, Any]:
     """Return the body as a message. Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`."""
     text = await _read_text(response)
-    body = _parse_json(text)
+    body = None
+    with suppress(ValueError, RecursionError):
+        body = json.loads(text)
     if isinstance(body, dict) and body.get("type", "message") == "message" and isinstance(body.get("content"), list):
         return body
     error = anthropic.APIStatusError(_error_words(body, text), response=response, body=body)
@@ -50,13 +53,6 @@ async def _read_text(response: httpx2.Response) -> str:
         if len(body) > MAX_BODY_BYTES:
             break
     return body[:MAX_BODY_BYTES].decode(errors="replace")
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _error_words(body: Any, text: str) -> str:

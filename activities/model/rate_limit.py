@@ -55,7 +55,7 @@ class RateLimiter:
         return self._rate
 
     async def await_slot(self, caller: str, report: Callable[[str], object]) -> float:
-        """Wait until a call may begin, and return that time for `passed` or `refused`. `report` receives the reason.
+        """Wait until a call may begin, and return that time, for the `record_…` methods. `report` receives the reason.
 
         Raises RateLimitedError with the delay if the wait is long, or ApplicationError `RateLimited`, not retryable,
         if the provider has accepted no call for `MAX_SHUT_TIME`.
@@ -70,17 +70,14 @@ class RateLimiter:
             self._next = at + 1 / self._rate
             if at > now:
                 report(f"held back by the rate limit of {self._provider}, {at - now:.1f} s")
-                await self._sleep_in_slot(at - now)
+                self._waiting += 1
+                try:
+                    await asyncio.sleep(at - now)
+                finally:
+                    self._waiting -= 1
             if self._closed_at == closed_at and self._closed_until <= self._clock():
                 report("")
                 return self._clock()
-
-    async def _sleep_in_slot(self, seconds: float) -> None:
-        self._waiting += 1
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._waiting -= 1
 
     def record_success(self, began: float) -> None:
         """Record a success: if calls wait, raise the rate."""
@@ -91,10 +88,7 @@ class RateLimiter:
         self._rate = min(self._rate + (SLOW_GAIN if self._was_refused else FAST_GAIN), self._limit)
 
     def record_refusal(self, began: float, caller: str, asked: timedelta | None) -> timedelta:
-        """Record a 429, which `asked` for a delay or not, and return the caller's delay.
-
-        By default it is a second, doubled with each further 429, up to `MOST_WAIT`.
-        """
+        """Record a 429. Return the caller's delay: by default 1 s, doubled with each further 429."""
         now = self._clock()
         if began >= self._closed_at:  # else the call was under way when another one got a 429
             self._was_refused = True

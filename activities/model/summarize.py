@@ -1,7 +1,7 @@
 """The activity `summarize`: a summary replaces old messages when the context is full (B4)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.resources import files
 from time import perf_counter
 from typing import Any
@@ -9,39 +9,23 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import Attempt, counting_holds, this_attempt
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import Attempt, counting_holds, heartbeating, this_attempt
 from activities.model.port import Model, ModelCall
-from activities.model.price import call_cost
+from activities.model.prices import call_cost
 from activities.model.rate_limit import RateLimitedError
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
+from activities.model.transcript_cache import TranscriptCache
 from activities.model.turn import front_tokens, report_fallback
 from activities.project import Project
 from activities.run.definition import read_definition
 from activities.security.redaction import redact_model
 from activities.telemetry.metrics import record_facts
 from activities.telemetry.trace import write_trace, write_trace_lines
+from activities.temporal import own_run_id, own_workflow_id
 from contracts.agent import Definition
 from contracts.run.compaction import Summary, SummaryRequest
 from contracts.run.journal import Journal
 from contracts.run.transcript import Part
-from contracts.run.turn import Usage
-from decisions.ids import run_id_of_workflow
-from decisions.run.compaction import (
-    BYTES_PER_TOKEN,
-    DATA,
-    ENTRIES,
-    complete_usage,
-    divide_parts,
-    estimate_content,
-    estimate_request,
-    goal_excerpt,
-    messages_of,
-    narrate_parts,
-    narrate_truncated,
-    summary_figures,
-    summary_part,
-)
+from decisions.run import compaction
 from decisions.run.resume import journal_of
 from decisions.run.transcript import join_text_blocks
 
@@ -59,51 +43,43 @@ class Summaries:
     @activity.defn
     async def summarize(self, request: SummaryRequest) -> Summary:
         """Summarize all but the last messages with the cheap model. If that fails, truncate them."""
-        attempt = this_attempt()
-        with counting_holds(attempt):
+        with counting_holds(attempt := this_attempt()):
             return await self._summarize_parts(request, attempt)
 
     async def _summarize_parts(self, request: SummaryRequest, attempt: Attempt) -> Summary:
-        run_id = run_id_of_workflow(activity.info().workflow_id or "")
-        workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
+        workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
         write_trace_lines(workspace, request.told)
         held: dict[str, str] = {}
         async with heartbeating(lambda: {"messages kept": request.keep, **held, **attempt.beat_details}):
             definition = await read_definition(store, request.definition)
-            conversation = await self._transcripts.read_conversation(
-                TranscriptCursor.current(request.length, request.head, store)
-            )
+            conversation = await self._transcripts.read_current(request.length, request.head)
             parts = conversation.transcript.parts
             window = request.window or self._project.window_of(*definition.models)
-            cut = divide_parts(parts, request.keep, window, is_deep=request.is_deep)
+            cut = compaction.divide_parts(parts, request.keep, window, is_deep=request.is_deep)
             front, messages = front_tokens(definition), conversation.model_view().messages
-            before = estimate_request(parts, messages, front)
+            before = compaction.estimate_request(parts, messages, front)
+            summary = Summary(
+                text="",
+                tail=0,
+                before_tokens=before,
+                after_tokens=before,
+                before_messages=len(messages),
+                after_messages=len(messages),
+            )
             if cut.messages == 0 and cut.cut is None:
-                return _empty_summary(before, len(messages))
+                return summary
             started = perf_counter()
-            written = _SummaryReply()
             if cut.messages:
                 call = self._build_call(definition, parts, cut.tail, lambda reason: held.update(held=reason))
-                written = await self._ask_model(call, request, attempt)
+                summary = await self._ask_model(call, request, attempt, summary)
             text = (
-                written.text or narrate_truncated(parts, cut.tail, window) or "Nothing else came before what follows."
+                summary.text
+                or compaction.narrate_truncated(parts, cut.tail, window)
+                or "Nothing else came before what follows."
             )
-        summary = Summary(
-            text=text,
-            tail=cut.tail,
-            pins=cut.pins,
-            pin_bytes=cut.pin_bytes,
-            cut=cut.cut,
-            is_deep=request.is_deep,
-            before_tokens=before,
-            after_tokens=0,
-            before_messages=len(messages),
-            after_messages=0,
-            model=written.model,
-            usage=written.usage,
-            cost_usd=call_cost(written.usage, self._project.price_of(written.asked)) if written.asked else 0.0,
-            duration_ms=round((perf_counter() - started) * 1000),
-        )
+        took = round((perf_counter() - started) * 1000)
+        changes = {"text": text, "tail": cut.tail, "pins": cut.pins, "pin_bytes": cut.pin_bytes, "cut": cut.cut}
+        summary = summary.model_copy(update={**changes, "is_deep": request.is_deep, "duration_ms": took})
         summary = _with_final_figures(redact_model(summary, self._project.secrets), parts, front)
         write_trace(workspace, _trace_line(request, summary))
         return summary
@@ -120,16 +96,16 @@ class Summaries:
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
-        limit = round(READ_SHARE * self._project.window_of(*summarizer.models) * BYTES_PER_TOKEN)
-        entries = narrate_parts(parts, tail, limit)
-        text = f"# Goal\n\n{goal_excerpt(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{entries}"
+        limit = round(READ_SHARE * self._project.window_of(*summarizer.models) * compaction.BYTES_PER_TOKEN)
+        entries = compaction.narrate_parts(parts, tail, limit)
+        goal, heading = compaction.goal_excerpt(parts), f"# Messages ({compaction.DATA})"
+        text = f"# Goal\n\n{goal}\n\n{heading}\n\n{compaction.ENTRIES}\n\n{entries}"
         message = {"role": "user", "content": [{"type": "text", "text": text}]}
-        info = activity.info()
-        caller = f"{info.workflow_id}/{info.activity_id}"
+        caller = f"{own_workflow_id()}/{activity.info().activity_id}"
         return ModelCall(definition=summarizer, messages=[message], on_held=on_held, caller=caller)
 
-    async def _ask_model(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_SummaryReply":
-        """Call the model; the result has no text if the model fails."""
+    async def _ask_model(self, call: ModelCall, request: SummaryRequest, attempt: Attempt, summary: Summary) -> Summary:
+        """Call the model, and return the summary with its text and cost, unchanged if the model fails."""
         record_facts(model=call.definition.model)
         patience, limit = request.timeout.total_seconds(), request.limit.total_seconds()
         try:
@@ -143,41 +119,25 @@ class Summaries:
             if is_retryable and attempt.number < SUMMARY_TRIES:
                 raise
             activity.logger.warning("no model summarized the conversation, so it is truncated: %s", error)
-            return _SummaryReply()
-        workspace = self._project.workspace(run_id_of_workflow(activity.info().workflow_id or ""))
-        report_fallback(workspace, f"fallback:summary:{request.length}", reply)
+            return summary
+        report_fallback(self._project.workspace(own_run_id()), f"fallback:summary:{request.length}", reply)
         text, name = join_text_blocks(reply.content), reply.asked or call.definition.model
-        prompt = front_tokens(call.definition) + sum(estimate_content(message["content"]) for message in call.messages)
-        return _SummaryReply(text, name if text else "", name, complete_usage(reply.usage, prompt, reply.content))
-
-
-@dataclass(frozen=True)
-class _SummaryReply:
-    """A summary's text, "" if no model wrote one. `asked` is the model to pay, even if its reply was unusable."""
-
-    text: str = ""
-    model: str = ""
-    asked: str = ""
-    usage: Usage = field(default_factory=Usage)
-
-
-def _empty_summary(tokens: int, messages: int) -> Summary:
-    return Summary(
-        text="",
-        tail=0,
-        before_tokens=tokens,
-        after_tokens=tokens,
-        before_messages=messages,
-        after_messages=messages,
-    )
+        prompt = front_tokens(call.definition) + sum(
+            compaction.estimate_content(message["content"]) for message in call.messages
+        )
+        usage = compaction.complete_usage(reply.usage, prompt, reply.content)
+        cost = call_cost(usage, self._project.price_of(name))  # even if the reply is unusable
+        return summary.model_copy(
+            update={"text": text, "model": name if text else "", "usage": usage, "cost_usd": cost}
+        )
 
 
 def _with_final_figures(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
     """Add the figures after the summary. The journal counts as one part, without its text."""
     journal = journal_of(Journal(), "", "")
-    after = [*parts, summary_part(summary), journal]
-    messages = messages_of(after, [], 0)
-    tokens = estimate_request(after, messages, front)
+    after = [*parts, compaction.summary_part(summary), journal]
+    messages = compaction.messages_of(after, [], 0)
+    tokens = compaction.estimate_request(after, messages, front)
     return summary.model_copy(update={"after_tokens": tokens, "after_messages": len(messages)})
 
 
@@ -185,6 +145,6 @@ def _trace_line(request: SummaryRequest, summary: Summary) -> dict[str, Any]:
     return {
         "key": f"summary:{request.length}",
         "event": "deep prune" if summary.is_deep else "compact",
-        **summary_figures(summary),
+        **compaction.summary_figures(summary),
         "usage": summary.usage.model_dump(),
     }

@@ -11,7 +11,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,8 +22,10 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.storage.store import Store, StoredFileChangedError, Stores, must_have_hash
 from activities.storage.workspace import folder_name
+from activities.temporal import own_workflow_id
 from contracts.conversation import TurnRecord
 from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
+from decisions.ids import digest, run_id_of_workflow
 from decisions.run.compaction import brief_of, journal_digest_of, messages_of
 from decisions.run.transcript import Transcript
 
@@ -35,19 +36,12 @@ _SEGMENT = re.compile(r"segment-([0-9a-f]{32})\.json")
 
 @dataclass(frozen=True)
 class TranscriptCursor:
-    """A run's first `length` parts, whose hash is `head`; its own closed segments lie in `store`."""
+    """A run's first `length` parts, whose hash is `head`."""
 
     workflow_id: str
     run_id: str
     length: int
     head: str
-    store: Store
-
-    @classmethod
-    def current(cls, length: int, head: str, store: Store) -> "TranscriptCursor":
-        """Return the cursor for the run of the current activity."""
-        info = activity.info()
-        return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, store)
 
 
 class TranscriptMismatchError(Exception):
@@ -105,9 +99,12 @@ class CachedConversation:
             if same <= length and (head := live.head_at(same)) is not None and head == self.transcript.head_at(same):
                 self.truncate(same)
                 self.transcript.take(live, length)
-                self.reply, self.results, self.fed = None, {}, 0
+                self.forget_fed()
                 return True
         return False
+
+    def forget_fed(self) -> None:
+        self.reply, self.results, self.fed = None, {}, 0
 
     def append_fed(self, length: int, head: str) -> bool:
         """Append the parts fed since, and return True if the result is the requested transcript."""
@@ -152,11 +149,13 @@ class TranscriptCache:
         conversation.fed += len(to_json(part))
         self._update_size(workflow_id, conversation)
 
-    async def read_conversation(self, wanted: TranscriptCursor) -> CachedConversation:
-        """Return the run's conversation with exactly the wanted length and hash.
+    async def read_current(self, length: int, head: str) -> CachedConversation:
+        """Return the conversation of the current activity's run. Raises as `read_conversation`."""
+        execution = activity.info().workflow_run_id or ""
+        return await self.read_conversation(TranscriptCursor(own_workflow_id(), execution, length, head))
 
-        Raises TranscriptMismatchError if the run does not (or no longer) have that transcript.
-        """
+    async def read_conversation(self, wanted: TranscriptCursor) -> CachedConversation:
+        """Return the conversation with this length and hash. Raises TranscriptMismatchError if the run has none."""
         conversation = self._conversation_of(wanted.workflow_id)
         async with conversation.lock:
             if conversation.transcript.head_at(wanted.length) == wanted.head:
@@ -202,7 +201,7 @@ class TranscriptCache:
         """Load the missing parts after the known prefix; if the hash does not match, load everything."""
         for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
             conversation.truncate(keep)
-            conversation.reply, conversation.results, conversation.fed = None, {}, 0
+            conversation.forget_fed()
             await self._load_pages(conversation, wanted)
             if conversation.transcript.head_at(wanted.length) == wanted.head:
                 conversation.truncate(wanted.length)
@@ -216,25 +215,18 @@ class TranscriptCache:
         transcript = conversation.transcript
         handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
         while transcript.length < wanted.length and not self._follow_live(conversation, wanted):
-            _must_not_query_itself(wanted.workflow_id)
+            if activity.in_activity() and activity.info().is_local and own_workflow_id() == wanted.workflow_id:
+                # The run answers no query before its own workflow task ends.
+                raise ApplicationError("the run cannot be asked now", category=ApplicationErrorCategory.BENIGN)
             before = transcript.length
             page = await handle.query("transcript", {"from": before}, result_type=TranscriptPage)
             for segment in page.segments:
                 if segment.end > transcript.length:
-                    store = self._stores.of(segment.owner) if segment.owner else wanted.store
+                    store = self._stores.of(segment.owner or run_id_of_workflow(wanted.workflow_id))
                     _append_from(transcript, segment.start, await read_segment(store, segment))
             _append_from(transcript, page.start, page.parts)
             if transcript.length == before:
                 return
-
-
-def _must_not_query_itself(workflow_id: str) -> None:
-    """Raise a retryable error in a run's own local activity: the run answers no query before its workflow task ends."""
-    if not activity.in_activity():
-        return
-    info = activity.info()
-    if info.is_local and info.workflow_id == workflow_id:
-        raise ApplicationError("the run cannot be asked now", category=ApplicationErrorCategory.BENIGN)
 
 
 def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
@@ -258,23 +250,20 @@ def record_name(run_id: str) -> str:
 
 
 def digest_of_record(record: TurnRecord) -> str:
-    return _digest(record.model_dump_json().encode())
+    return digest(record.model_dump_json().encode(), 16)
 
 
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
-
-
-async def read_record(store: Store, ref: str, digest: str | None = None) -> TurnRecord:
-    """Read a turn's record. Raises FileNotFoundError, and StoredFileChangedError if `digest` does not match."""
+async def read_record(store: Store, ref: str, expected: str | None = None) -> TurnRecord:
+    """Read a turn's record. Raises FileNotFoundError, and StoredFileChangedError if the digest is not `expected`."""
     data = await asyncio.to_thread(store.read, ref)
+    actual = digest(data, 16)
     try:
         record = TurnRecord.model_validate_json(data)
     except ValidationError:
-        raise StoredFileChangedError(ref, digest or "a record", _digest(data)) from None
-    known = (_digest(data), digest_of_record(record))  # an earlier version may have written other bytes
-    if digest is not None and digest not in known:
-        raise StoredFileChangedError(ref, digest, _digest(data))
+        raise StoredFileChangedError(ref, expected or "a record", actual) from None
+    # An earlier version may have written other bytes.
+    if expected is not None and expected not in (actual, digest_of_record(record)):
+        raise StoredFileChangedError(ref, expected, actual)
     if record_name(record.run_id) != ref:
         raise StoredFileChangedError(ref, ref, record_name(record.run_id), "it is")
     return record
@@ -283,6 +272,6 @@ async def read_record(store: Store, ref: str, digest: str | None = None) -> Turn
 async def write_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:
     """Write parts [start, start + len(parts)) under the hash of their bytes."""
     data = _PARTS.dump_json(list(parts))
-    ref = f"segment-{blake2b(data, digest_size=16).hexdigest()}.json"
+    ref = f"segment-{digest(data, 16)}.json"
     await asyncio.to_thread(store.write, ref, data)
     return Segment(ref=ref, start=start, end=start + len(parts), head=head)

@@ -1,7 +1,7 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
@@ -11,26 +11,23 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import Attempt, counting_attempts, was_lost
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
 from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.price import call_cost
+from activities.model.prices import call_cost
 from activities.model.rate_limit import RateLimitedError
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
+from activities.model.transcript_cache import TranscriptCache
 from activities.project import Project
 from activities.run.definition import must_be_unchanged, read_definition
 from activities.security.redaction import redact_model
-from activities.storage.store import Store
 from activities.storage.workspace import Workspace
 from activities.telemetry.metrics import record_facts
 from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace, write_trace_lines
+from activities.temporal import own_run_id, own_workflow_id
 from activities.tools.json_schema import SchemaValidator
 from contracts.agent import Definition
 from contracts.failures import Stop
 from contracts.run.compaction import ContextFull
-from contracts.run.transcript import Part
 from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
-from decisions.ids import run_id_of_workflow
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
@@ -61,7 +58,7 @@ class Turns:
             turn = await self._run_turn(request, "plan", attempt)
         if isinstance(turn, ModelTurn) and (text := join_text_blocks(turn.content)):
             with ignore_disk_errors("plan.md"):
-                await asyncio.to_thread(_write_plan, self._run_workspace(), text)
+                await asyncio.to_thread(_write_plan, self._project.workspace(own_run_id()), text)
         return turn
 
     @activity.defn
@@ -70,21 +67,15 @@ class Turns:
         async with counting_attempts(self._client, MODEL_TRIES) as attempt:
             return await self._run_turn(request, "reflect", attempt)
 
-    def _run_workspace(self) -> Workspace:
-        return self._project.workspace(run_id_of_workflow(activity.info().workflow_id or ""))
-
     async def _run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
-        workspace = self._run_workspace()
+        workspace = self._project.workspace(own_run_id())
         write_trace_lines(workspace, request.told)
         coming = {"text": "", "held": ""}
         async with heartbeating(lambda: self._heartbeat_details(request.turn, coming, attempt)):
-            store = self._project.stores.of(run_id_of_workflow(activity.info().workflow_id or ""))
-            definition, front = await self._load_definition(request.definition, store)
+            definition, front = await self._load_definition(request.definition)
             if request.interrupted or await was_lost(self._client):
                 must_be_unchanged(self._project, definition, request.refused)
-            conversation = await self._transcripts.read_conversation(
-                TranscriptCursor.current(request.length, request.head, store)
-            )
+            conversation = await self._transcripts.read_current(request.length, request.head)
             record_facts(model=definition.model)
             shown = conversation.model_view()
             call = ModelCall(
@@ -96,11 +87,15 @@ class Turns:
                 is_closing=request.is_closing,
                 on_text=lambda text: coming.update(text=text),
                 on_held=lambda reason: coming.update(held=reason),
-                caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
+                caller=f"{own_workflow_id()}/{activity.info().activity_id}",
                 patience=request.turn_timeout.total_seconds(),
                 limit=_time_left(attempt),
             )
-            full = self._measure_context(call, front, conversation.transcript.parts, request.window)
+            full = ContextFull(
+                tokens=estimate_request(conversation.transcript.parts, call.messages, front),
+                window=request.window or self._project.window_of(*definition.models),
+                messages=len(call.messages),
+            )
             if is_over_threshold(full, conversation.transcript.parts) and not request.unchecked:
                 return full
             started = perf_counter()
@@ -111,7 +106,7 @@ class Turns:
         report_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
         turn = redact_model(self._to_turn(reply, definition, perf_counter() - started), self._project.secrets)
-        self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
+        self._transcripts.feed_reply(own_workflow_id(), reply_part(turn))
         write_trace(workspace, _trace_line(request.turn, phase, turn))
         return turn
 
@@ -135,8 +130,13 @@ class Turns:
             if isinstance(failure, RateLimitedError):
                 record_facts(held=True)
             if failure.type == Stop.context_too_long:
-                return to_context_full(full, failure.message)
-            raise with_retry_delay(failure, attempt) from None
+                # If the provider does not name its window, the next guess shrinks.
+                window = parse_window(failure.message) or min(full.window, full.tokens)
+                return full.model_copy(update={"window": window, "was_refused": True})
+            if failure.non_retryable or failure.next_retry_delay is not None:
+                raise
+            pause = timedelta(seconds=PAUSES[min(attempt.number, len(PAUSES)) - 1])
+            raise ApplicationError(failure.message, type=failure.type, next_retry_delay=pause) from None
 
     def _heartbeat_details(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
         held = {"held": coming["held"]} if coming["held"] else {}
@@ -147,17 +147,9 @@ class Turns:
             **attempt.beat_details,
         }
 
-    def _measure_context(self, call: ModelCall, front: int, parts: Sequence[Part], window: int | None) -> ContextFull:
-        tokens = estimate_request(parts, call.messages, front)
-        return ContextFull(
-            tokens=tokens,
-            window=window or self._project.window_of(*call.definition.models),
-            messages=len(call.messages),
-        )
-
-    async def _load_definition(self, ref: str, store: Store) -> tuple[Definition, int]:
+    async def _load_definition(self, ref: str) -> tuple[Definition, int]:
         if ref not in self._definitions:
-            definition = await read_definition(store, ref)
+            definition = await read_definition(self._project.stores.of(own_run_id()), ref)
             self._definitions[ref] = definition, front_tokens(definition)
         return self._definitions[ref]
 
@@ -191,13 +183,13 @@ def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelRe
     Approvers, the record and the tool then see the same arguments.
     """
     schemas = {tool.name: tool.input_schema for tool in definition.tools}
-    return replace(reply, content=[_read_written(block, schemas) for block in reply.content])
-
-
-def _read_written(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    if block.get("type") != "tool_use" or block["name"] not in schemas:
-        return block
-    return {**block, "input": SchemaValidator(schemas[block["name"]]).read_written_values(block["input"])}
+    content = [
+        {**block, "input": SchemaValidator(schemas[block["name"]]).read_written_values(block["input"])}
+        if block.get("type") == "tool_use" and block["name"] in schemas
+        else block
+        for block in reply.content
+    ]
+    return replace(reply, content=content)
 
 
 def front_tokens(definition: Definition) -> int:
@@ -213,30 +205,15 @@ def report_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:
         return
     record_facts(model=reply.asked)
     reasons = "; ".join(f"{skipped.model}: {skipped.why}" for skipped in reply.passed_over)
-    run_id = run_id_of_workflow(activity.info().workflow_id or "")
-    report_event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=reasons)
-
-
-def to_context_full(full: ContextFull, message: str) -> ContextFull:
-    """Return ContextFull for a rejected prompt. If the provider does not name its window, the next guess shrinks."""
-    window = parse_window(message) or min(full.window, full.tokens)
-    return full.model_copy(update={"window": window, "was_refused": True})
-
-
-def with_retry_delay(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
-    """Add a growing delay to a retryable failure, unless the provider named one."""
-    if failure.non_retryable or failure.next_retry_delay is not None:
-        return failure
-    pause = PAUSES[min(attempt.number, len(PAUSES)) - 1]
-    return ApplicationError(failure.message, type=failure.type, next_retry_delay=timedelta(seconds=pause))
+    report_event(workspace, "agent.model.fallback", key, run_id=own_run_id(), model=reply.asked, why=reasons)
 
 
 def _write_plan(workspace: Workspace, text: str) -> None:
     parsed = parse_framing(text)
-    workspace.write_own("plan.md", f"# Plan\n\n{parsed.plan}\n".encode(), durable=False)
+    workspace.write_own("plan.md", f"# Plan\n\n{parsed.plan}\n".encode())
     if parsed.frame:
         context = workspace.read_own("context.md").decode().partition("\n# Frame\n")[0]
-        workspace.write_own("context.md", f"{context}\n# Frame\n\n{parsed.frame}\n".encode(), durable=False)
+        workspace.write_own("context.md", f"{context}\n# Frame\n\n{parsed.frame}\n".encode())
 
 
 def _trace_line(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
 )
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
-from activities.run.snapshot import read_snapshot
+from activities.run.status import read_snapshot
 from activities.telemetry.attributes import REPORTED_PROBLEMS
-from contracts.reconcile import Place
+from activities.temporal import IgnoreMissing
+from contracts.reconcile import Finding, Place
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunState
 from decisions.ids import query_equals, run_workflow_id
@@ -31,11 +32,13 @@ ANSWER_WITHIN = timedelta(seconds=3)
 
 
 class ReconcileQueries:
-    """The requests of one pass. `unasked` counts the runs whose state is unknown."""
+    """The requests and findings of one pass. `unasked` counts the runs whose state is unknown."""
 
-    def __init__(self, client: Client, here: Place, now: datetime) -> None:
+    def __init__(self, client: Client, here: Place, now: datetime, *, repairs: bool) -> None:
         self.here = here
         self.now = now
+        self.repairs = repairs
+        self.findings: list[Finding] = []
         self.unasked = 0
         self._client = client
         self._asked = 0
@@ -48,9 +51,8 @@ class ReconcileQueries:
         runs = f"WorkflowType = 'AgentRun' AND {query_equals('TaskQueue', self.here.task_queue)}"
         return f"{runs} AND ExecutionStatus = 'Running'"
 
-    async def list_runs(self, query: str) -> AsyncIterator[WorkflowExecution]:
-        async for execution in self._client.list_workflows(query, limit=MAX_LISTED_RUNS):
-            yield execution
+    def list_runs(self, query: str) -> AsyncIterator[WorkflowExecution]:
+        return self._client.list_workflows(query, limit=MAX_LISTED_RUNS)
 
     def time_before(self, time: timedelta) -> str:
         return (self.now - time).isoformat()
@@ -60,26 +62,21 @@ class ReconcileQueries:
         return await self.describe_run(run_workflow_id(run_id)) or await self.describe_run(run_id)
 
     async def describe_run(self, workflow_id: str, execution: str | None = None) -> WorkflowExecutionDescription | None:
-        try:
+        with IgnoreMissing():
             return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe()
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return None
-            raise
+        return None
 
     async def has_worker(self, task_queue: str) -> bool:
         """Return True if a worker polls the queue; True for queues beyond `MAX_CHECKED_QUEUES`."""
         if task_queue not in self._queues and len(self._queues) < MAX_CHECKED_QUEUES:
-            self._queues[task_queue] = await self._is_polled(task_queue)
+            request = DescribeTaskQueueRequest(
+                namespace=self._client.namespace,
+                task_queue=TaskQueue(name=task_queue),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+            )
+            answer = await self._client.workflow_service.describe_task_queue(request)
+            self._queues[task_queue] = bool(answer.pollers)
         return self._queues.get(task_queue, True)
-
-    async def _is_polled(self, task_queue: str) -> bool:
-        request = DescribeTaskQueueRequest(
-            namespace=self._client.namespace,
-            task_queue=TaskQueue(name=task_queue),
-            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-        )
-        return bool((await self._client.workflow_service.describe_task_queue(request)).pollers)
 
     async def cancel_run(self, workflow_id: str, reason: str) -> bool:
         """Signal the workflow to cancel. False if that fails: it has ended, or the next pass tries again."""
@@ -95,9 +92,8 @@ class ReconcileQueries:
             self.unasked += 1
             return None
         self._asked += 1
-        handle = self._client.get_workflow_handle(workflow_id)
         try:
-            snapshot = await read_snapshot(handle, ANSWER_WITHIN)
+            snapshot = await read_snapshot(self._client.get_workflow_handle(workflow_id), ANSWER_WITHIN)
         except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
             return None  # rejected at its start: it has no state
         except RPCError:

@@ -5,6 +5,7 @@ pass checks one batch of stores.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -12,20 +13,25 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.effects.heartbeat import heartbeating
-from activities.reconcile.queries import ReconcileQueries
-from activities.reconcile.runs import RunChecks
+from activities.effects.attempts import WORKER_SHUTDOWN, heartbeating
+from activities.reconcile.queries import ReconcileQueries, is_wedged
 from activities.reconcile.stores import StoreChecks
+from activities.run.status import workflow_status_of
 from activities.storage.store import Stores
+from activities.telemetry.attributes import REPORTED_PROBLEMS
 from activities.telemetry.metrics import add_counts
-from contracts.reconcile import Place, ReconcileReport, ReconcileRequest
+from contracts.reconcile import Place, ReconcileReport, ReconcileRequest, Repair, WorkflowStatus
+from contracts.run.state import RunStatus
 from decisions import reconcile as judge
+from decisions.ids import query_differs, run_id_of_workflow
+from decisions.reconcile import Parent
 from decisions.telemetry import metrics
+
+_log = logging.getLogger(__name__)
 
 
 def _utc_now() -> datetime:
@@ -57,24 +63,88 @@ class Reconciler:
             DescribeNamespaceRequest(namespace=self._client.namespace)
         )
         place = Place(namespace=namespace.namespace_info.id, task_queue=self._task_queue)
-        server = ReconcileQueries(self._client, place, self._now())
-        runs = RunChecks(server, repairs=repairs)
-        stores = StoreChecks(self._client, self._stores, server, repairs=repairs)
+        server = ReconcileQueries(self._client, place, self._now(), repairs=repairs)
+        runs, stores = RunChecks(server), StoreChecks(self._client, self._stores, server)
         await runs.find_wedged()
         await runs.find_orphans()
         await runs.find_unattended()
         upto = await stores.check_stores(after)
         await runs.find_overdue()
-        findings = [*runs.findings, *stores.findings]
         return ReconcileReport(
-            found=dict(Counter(finding.problem for finding in findings)),
-            repaired=dict(Counter(f.repair for f in findings if f.repair is not None and f.repaired)),
-            findings=judge.limit_findings(findings),
+            found=dict(Counter(finding.problem for finding in server.findings)),
+            repaired=dict(Counter(f.repair for f in server.findings if f.repair is not None and f.repaired)),
+            findings=judge.limit_findings(server.findings),
             stores=stores.looked_at,
             unjudged=stores.unjudged,
             unasked=server.unasked,
             after=upto,
         )
+
+
+class RunChecks:
+    """The checks of runs: wedged, orphaned, without a worker, or overdue."""
+
+    def __init__(self, server: ReconcileQueries) -> None:
+        self._server = server
+
+    async def find_wedged(self) -> None:
+        try:
+            async for run in self._server.list_runs(
+                f"{self._server.open_runs} AND TemporalReportedProblems IS NOT NULL"
+            ):
+                reported = run.typed_search_attributes.get(REPORTED_PROBLEMS) or ()
+                self._server.findings.append(judge.wedged_finding(run_id_of_workflow(run.id), reported))
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+                raise
+            _log.info("this server does not report wedged runs: %s", error.message)
+
+    async def find_orphans(self) -> None:
+        parents: dict[tuple[str, str], Parent] = {}
+        async for run in self._server.list_runs(f"{self._server.open_runs} AND ParentWorkflowId IS NOT NULL"):
+            key = (run.parent_id or "", run.parent_run_id or "")
+            if key not in parents:
+                parents[key] = await self._find_parent(*key)
+            finding = judge.orphaned_finding(
+                run_id_of_workflow(run.id), parents[key], self._server.now, is_wedged=is_wedged(run)
+            )
+            if finding is not None and finding.repair is Repair.cancel and self._server.repairs:
+                reason = f"its parent {parents[key].workflow_id} is {parents[key].standing}"
+                finding = finding.model_copy(update={"repaired": await self._server.cancel_run(run.id, reason)})
+            if finding is not None:
+                self._server.findings.append(finding)
+
+    async def find_unattended(self) -> None:
+        """Find runs whose task queue has no worker. This worker's own queue has one."""
+        elsewhere = f"WorkflowType = 'AgentRun' AND {query_differs('TaskQueue', self._server.here.task_queue)}"
+        since = f"ExecutionStatus = 'Running' AND StartTime < '{self._server.time_before(judge.UNATTENDED_AFTER)}'"
+        async for run in self._server.list_runs(f"{elsewhere} AND {since}"):
+            if not await self._server.has_worker(run.task_queue):
+                self._server.findings.append(judge.unattended_finding(run_id_of_workflow(run.id), run.task_queue))
+
+    async def find_overdue(self) -> None:
+        for status, since in (
+            (RunStatus.waiting_on_human, judge.PERSON_PATIENCE),
+            (RunStatus.waiting_on_tool, judge.TOOL_MARGIN),
+        ):
+            before = self._server.time_before(since)
+            waiting = f"{self._server.open_runs} AND AgentStatus = '{status}' AND StartTime < '{before}'"
+            async for run in self._server.list_runs(waiting):
+                state = None if is_wedged(run) else await self._server.query_state(run.id)
+                if state is not None and (finding := judge.overdue_finding(state, self._server.now)):
+                    self._server.findings.append(finding)
+
+    async def _find_parent(self, workflow_id: str, execution: str) -> Parent:
+        """Return the parent's current status; continued as new, or reset, it continues under its id."""
+        latest = await self._server.describe_run(workflow_id)
+        if latest is None:
+            return Parent(workflow_id, WorkflowStatus.gone)
+        own = latest
+        if workflow_status_of(latest) is not WorkflowStatus.open:
+            own = await self._server.describe_run(workflow_id, execution) or latest
+        if own.status is WorkflowExecutionStatus.CONTINUED_AS_NEW:
+            own = latest
+        return Parent(workflow_id, workflow_status_of(own), own.close_time)
 
 
 async def _unless_worker_stops(reconciling: Coroutine[Any, Any, ReconcileReport]) -> ReconcileReport:

@@ -4,27 +4,18 @@ import asyncio
 import logging
 from bisect import bisect_right
 
-from pydantic import ValidationError
 from temporalio.client import Client, WorkflowExecutionDescription
 
-from activities.effects import ledger
-from activities.effects.ledger import Claim
+from activities.effects.ledger import LEDGER_FOLDER, Claim
 from activities.reconcile.queries import ReconcileQueries, is_wedged
 from activities.run.status import workflow_status_of
-from activities.storage.store import Store, Stores
+from activities.storage.store import Store, Stores, read_model
 from activities.storage.workspace import OutsideWorkspaceError, run_id_in
 from activities.telemetry.attributes import AGENT_STATUS
-from contracts.reconcile import Finding, StoreMark
+from contracts.reconcile import StoreMark
 from contracts.run.state import RunStatus
+from decisions import ids
 from decisions import reconcile as judge
-from decisions.ids import (
-    conversation_id_of,
-    query_begins,
-    resumed_id,
-    run_id_of_workflow,
-    run_workflow_id,
-    successors_prefix,
-)
 from decisions.reconcile import LedgerKey, OpenClaim, Sweep
 
 MAX_CHECKED_STORES = 500  # per pass
@@ -36,18 +27,20 @@ _log = logging.getLogger(__name__)
 class StoreChecks:
     """The checks of one pass. `unjudged` counts the stores that could not be checked."""
 
-    def __init__(self, client: Client, stores: Stores, server: ReconcileQueries, *, repairs: bool) -> None:
-        self.findings: list[Finding] = []
+    def __init__(self, client: Client, stores: Stores, server: ReconcileQueries) -> None:
         self.looked_at = 0
         self.unjudged = 0
         self._client = client
         self._stores = stores
         self._server = server
-        self._repairs = repairs
 
     async def check_stores(self, after: str) -> str:
         """Check a batch of stores, beginning with the one behind `after`. Return the next pass's `after`."""
-        folders = await self._list_folders()
+        folders: list[str] = []
+        try:
+            folders = await asyncio.to_thread(lambda: list(self._stores.list_folders()))
+        except OSError as error:
+            _log.warning("the stores cannot be looked at: %s", error)
         first = bisect_right(folders, after)
         batch = folders[first : first + MAX_CHECKED_STORES]
         for folder in batch:
@@ -55,25 +48,18 @@ class StoreChecks:
         self.looked_at = len(batch)
         return batch[-1] if first + MAX_CHECKED_STORES < len(folders) else ""
 
-    async def _list_folders(self) -> list[str]:
-        try:
-            return await asyncio.to_thread(lambda: list(self._stores.list_folders()))
-        except OSError as error:
-            _log.warning("the stores cannot be looked at: %s", error)
-            return []
-
     async def _check_store(self, folder: str) -> None:
         run_id = run_id_in(folder)
         if run_id is None:
             self.unjudged += 1
             return
-        if conversation_id_of(run_id) != run_id:
+        if ids.conversation_id_of(run_id) != run_id:
             return  # a conversation's own, which stays: the conversation may continue
         store = self._stores.of(run_id)
         try:
             run = await self._server.find_run(run_id)
-            claims = judge.unsettled_claims(await asyncio.to_thread(store.names, ledger.LEDGER_FOLDER))
-            seen = await asyncio.to_thread(_read_mark, store)
+            claims = judge.unsettled_claims(await asyncio.to_thread(store.names, LEDGER_FOLDER))
+            seen = await asyncio.to_thread(read_model, store, MARK_FILE, StoreMark)
             if run is None:
                 await self._sweep_store(run_id, store, seen, claims)
             elif run.task_queue == self._server.here.task_queue:
@@ -91,34 +77,36 @@ class StoreChecks:
             case Sweep.leave:
                 self.unjudged += 1
             case Sweep.note:
-                if self._repairs:
+                if self._server.repairs:
                     await asyncio.to_thread(
                         _write_mark, store, StoreMark(place=self._server.here, gone_since=self._server.now)
                     )
             case Sweep.wait:
                 pass
             case Sweep.name:
-                self.findings.append(judge.left_store_finding(run_id, claims))
+                self._server.findings.append(judge.left_store_finding(run_id, claims))
             case Sweep.clear:
                 finding = judge.left_store_finding(run_id)
-                if self._repairs and await self._server.find_run(run_id) is None:  # not started again just now
+                if self._server.repairs and await self._server.find_run(run_id) is None:  # not started again just now
                     await asyncio.to_thread(store.clear)
                     finding = finding.model_copy(update={"repaired": True})
-                self.findings.append(finding)
+                self._server.findings.append(finding)
 
     async def _has_open_heir(self, run_id: str) -> bool:
-        prefix = run_workflow_id(successors_prefix(run_id))
-        async for run in self._server.list_runs(f"{self._server.open_runs} AND {query_begins('WorkflowId', prefix)}"):
+        prefix = ids.run_workflow_id(ids.successors_prefix(run_id))
+        query = f"{self._server.open_runs} AND {ids.query_begins('WorkflowId', prefix)}"
+        async for run in self._server.list_runs(query):
             if run.id.startswith(prefix):
                 return True
         return False
 
     async def _check_claim(self, run_id: str, run: WorkflowExecutionDescription, store: Store, page: LedgerKey) -> None:
-        claim = await asyncio.to_thread(_read_claim, store, page)
+        name = f"{LEDGER_FOLDER}/{page.name}.claim"
+        claim = await asyncio.to_thread(read_model, store, name, Claim)
         if claim is not None and judge.is_fresh(claim.until, self._server.now):
             return
         keeper = run
-        while heir := await self._server.find_run(resumed_id(run_id_of_workflow(keeper.id))):
+        while heir := await self._server.find_run(ids.resumed_id(ids.run_id_of_workflow(keeper.id))):
             keeper = heir
         unasked = self._server.unasked
         state = None if is_wedged(keeper) else await self._server.query_state(keeper.id)
@@ -128,14 +116,14 @@ class StoreChecks:
             page=page,
             tool=claim.tool if claim else "",
             until=claim.until if claim else None,
-            keeper=run_id_of_workflow(keeper.id),
+            keeper=ids.run_id_of_workflow(keeper.id),
             standing=workflow_status_of(keeper),
             asks=keeper.typed_search_attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human,
             at_work=await self._is_at_work(keeper, page.step),
             state=state,
         )
         if finding := judge.unowned_finding(run_id, facts, self._server.now):
-            self.findings.append(finding)
+            self._server.findings.append(finding)
 
     async def _is_at_work(self, run: WorkflowExecutionDescription, step: int) -> bool:
         """Return True if a pending activity makes the call, or has not reported its call yet."""
@@ -151,19 +139,5 @@ class StoreChecks:
         return False
 
 
-def _read_mark(store: Store) -> StoreMark | None:
-    try:
-        return StoreMark.model_validate_json(store.read(MARK_FILE))
-    except (FileNotFoundError, ValidationError):
-        return None
-
-
 def _write_mark(store: Store, seen: StoreMark) -> None:
     store.write(MARK_FILE, seen.model_dump_json().encode())
-
-
-def _read_claim(store: Store, page: LedgerKey) -> Claim | None:
-    try:
-        return Claim.model_validate_json(store.read(f"{ledger.LEDGER_FOLDER}/{page.name}.claim"))
-    except (FileNotFoundError, ValidationError):
-        return None

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from difflib import unified_diff
-from hashlib import blake2b
 
 from temporalio.exceptions import ApplicationError
 
@@ -12,6 +11,7 @@ from activities.storage.store import Store, must_have_hash
 from contracts.agent import Agent, Definition
 from contracts.failures import RunFailure, Stop
 from decisions import builtin_tools
+from decisions.ids import digest
 
 JOURNAL_MARK = "{journal}\n"  # the place of the journal's part in the instructions
 MAX_DIFF = 6000  # characters of a diff in a question
@@ -36,7 +36,8 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
     own = builtin_tools.builtin_schemas(
         delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None
     )
-    prompts = (_loop_instructions(project, agent), _describe_peers(project, agent) if delegates else "", agent.prompt)
+    instructions = project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
+    prompts = (instructions, _describe_peers(project, agent) if delegates else "", agent.prompt)
     return Definition(
         agent=agent.name,
         model=agent.model or project.model,
@@ -48,24 +49,18 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
     )
 
 
-def _loop_instructions(project: Project, agent: Agent) -> str:
-    """Return the project's instructions, with the journal's part only if the agent has a journal."""
-    return project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
-
-
 def _describe_peers(project: Project, agent: Agent) -> str:
     """Describe when to delegate, and the agent's peers (D3)."""
-    peers = (f"- `{name}`: {_describe_peer(project.agents[name])}" for name in agent.peers)
+    outside = " (works outside and may take its time; it sees no files, only what you write)"
+    peers = (
+        f"- `{peer.name}`: {peer.description or 'no description'}{outside if peer.mailbox else ''}"
+        for peer in (project.agents[name] for name in agent.peers)
+    )
     return "\n".join([project.on_delegation.strip(), "", "Your peers:", *peers])
 
 
-def _describe_peer(peer: Agent) -> str:
-    outside = " (works outside and may take its time; it sees no files, only what you write)" if peer.mailbox else ""
-    return (peer.description or "no description") + outside
-
-
 def definition_ref(definition: Definition) -> str:
-    return blake2b(definition.model_dump_json().encode(), digest_size=12).hexdigest()
+    return digest(definition.model_dump_json().encode(), 12)
 
 
 def write_definition(store: Store, definition: Definition) -> str:

@@ -9,18 +9,17 @@ from temporalio import activity
 from temporalio.client import Client
 
 from activities.conversation import write_turn
-from activities.effects.heartbeat import heartbeating
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, digest_of_record, write_segment
+from activities.effects.attempts import heartbeating
+from activities.model.transcript_cache import TranscriptCache, digest_of_record, write_segment
 from activities.project import Project
 from activities.run.definition import agent_of, build_definition, write_definition
-from activities.run.first_run import find_key_id
-from activities.storage.store import Store
+from activities.storage.store import find_key_id
 from activities.storage.workspace import Workspace
 from activities.telemetry import trace
+from activities.temporal import cancel_own_workflow, own_run_id, own_workflow_id
 from contracts.agent import Definition, StartSnapshot, StartSnapshotRequest
 from contracts.run.journal import Journal
 from contracts.run.state import Closed, CloseRequest
-from decisions.ids import run_id_of_workflow
 from decisions.run.compaction import goal_of
 from decisions.run.journal import fill_journal, render_journal
 from decisions.run.limits import apply_ceiling, apply_requested, merge_limits, values_set_in
@@ -35,21 +34,17 @@ class RunFiles:
 
     @activity.defn
     async def open_run(self, request: StartSnapshotRequest) -> StartSnapshot:
-        """Take the run's snapshot of its agent, and create its workspace.
-
-        Raises ApplicationError `UnknownAgent`, not retryable.
-        """
-        async with heartbeating(_run_id):
+        """Take the snapshot of the run's agent, create its workspace. Raises ApplicationError `UnknownAgent`."""
+        async with heartbeating(own_run_id):
             agent = agent_of(self._project, request.agent)
-            workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
-            conversation = await self._read_conversation(request.length, request.head, store)
-            goal = goal_of(conversation.parts)
+            workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
+            goal = goal_of((await self._read_conversation(request.length, request.head)).parts)
             ceiling = values_set_in(self._project.ceiling)
             limits = apply_ceiling(merge_limits(agent.limits, self._project.limits), ceiling)
             requested = {} if request.max_depth is None else {"max_depth": request.max_depth}
             deepest = apply_ceiling(apply_requested(limits, requested), ceiling).max_depth
             definition = build_definition(self._project, agent, may_delegate=request.depth < deepest)
-            key_id = await asyncio.to_thread(find_key_id, store, workspace, _run_id(), request.execution)
+            key_id = await asyncio.to_thread(find_key_id, store, workspace, own_run_id(), request.execution)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(write_definition, store, definition)
         peers = agent.peers if definition.may_delegate else ()
@@ -73,18 +68,14 @@ class RunFiles:
 
     @activity.defn
     async def close_segment(self, request: CloseRequest) -> Closed:
-        """Archive the parts since `start`; at the end of the run, also finish its files.
-
-        A run cancelled by a signal is cancelled on the server here: only that ends it as Canceled.
-        """
-        info = activity.info()
-        workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
-        async with heartbeating(_run_id):
-            transcript = await self._read_conversation(request.length, request.head, store)
+        """Archive the parts since `start`. At the run's end, finish its files, and cancel it if requested."""
+        workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
+        async with heartbeating(own_run_id):
+            transcript = await self._read_conversation(request.length, request.head)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
             segment = record = None
             if request.turn is not None:
-                record = digest_of_record(await write_turn(self._project, _run_id(), request.turn, transcript))
+                record = digest_of_record(await write_turn(self._project, own_run_id(), request.turn, transcript))
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await write_segment(store, live, request.start, request.head)
@@ -94,30 +85,23 @@ class RunFiles:
                 journal = fill_journal(request.journal, goal, "")
                 await asyncio.to_thread(_finish_files, workspace, journal, request)
                 if request.turn is not None:
-                    self._transcripts.hand_over(info.workflow_id or "", request.turn.owner)
-                self._transcripts.drop_conversation(info.workflow_id or "")
+                    self._transcripts.hand_over(own_workflow_id(), request.turn.owner)
+                self._transcripts.drop_conversation(own_workflow_id())
             if request.cancel is not None:
-                handle = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
-                # Temporal keeps this reason as plain text; if payloads are encrypted, only the signal carries it.
-                plain = self._client.data_converter.payload_codec is None
-                await handle.cancel(reason=request.cancel if plain else "")
-        if not info.is_local:
+                await cancel_own_workflow(self._client, request.cancel)
+        if not activity.info().is_local:
             return Closed(segment=segment, record=record)
         return Closed(segment=segment, length=request.length, head=request.head, told=request.told)
 
-    async def _read_conversation(self, length: int, head: str, store: Store) -> Transcript:
-        return (await self._transcripts.read_conversation(TranscriptCursor.current(length, head, store))).transcript
-
-
-def _run_id() -> str:
-    return run_id_of_workflow(activity.info().workflow_id or "")
+    async def _read_conversation(self, length: int, head: str) -> Transcript:
+        return (await self._transcripts.read_current(length, head)).transcript
 
 
 def _lay_out(workspace: Workspace, goal: str, definition: Definition) -> None:
     workspace.create()
     context = f"# Goal\n\n{goal}\n\nAgent: {definition.agent}, model {definition.model}\n"
-    workspace.write_own("context.md", context.encode(), durable=False)
-    workspace.write_own("memory.md", render_journal(Journal(objective=goal)).encode(), durable=False)
+    workspace.write_own("context.md", context.encode())
+    workspace.write_own("memory.md", render_journal(Journal(objective=goal)).encode())
 
 
 def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest) -> None:
@@ -125,7 +109,7 @@ def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest)
 
     Lines of an end that the server rejected, because a signal arrived, are removed.
     """
-    workspace.write_own("memory.md", render_journal(journal).encode(), durable=False)
+    workspace.write_own("memory.md", render_journal(journal).encode())
     text = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
         text = workspace.read_own(trace.TRACE_FILE)
@@ -136,4 +120,4 @@ def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest)
         event = request.event
         lines["end"] = trace.with_time({"key": "end", "event": event["type"], **event["payload"]})
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values()).encode()
-    workspace.write_own(trace.TRACE_FILE, text, durable=False)
+    workspace.write_own(trace.TRACE_FILE, text)

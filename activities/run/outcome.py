@@ -8,9 +8,9 @@ from typing import Any
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
 from temporalio.exceptions import TimeoutError as TimedOut
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
+from activities.temporal import IgnoreMissing
 from contracts.conversation import Ended, TurnEnd
 from contracts.delegation import SubtaskStatus
 from contracts.failures import RunFailure
@@ -21,13 +21,6 @@ MAX_HANDED_FILES, MAX_HANDED_FILE_BYTES = 100, 64 * 1024 * 1024  # files that ar
 TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of failure that are Temporal's, not the run's
 NO_RUN = "NoRun"  # kind of failure: the workflow is not a run
 BY_TEMPORAL = {TERMINATED: SubtaskStatus.terminated, TIMED_OUT: SubtaskStatus.timed_out}
-SUBTASK_STATUSES = {
-    RunStatus.completed: SubtaskStatus.done,
-    RunStatus.escalated: SubtaskStatus.escalated,
-    RunStatus.cancelled: SubtaskStatus.cancelled,
-    RunStatus.timed_out: SubtaskStatus.timed_out,
-    RunStatus.failed: SubtaskStatus.failed,
-}
 
 
 @dataclass(frozen=True)
@@ -101,29 +94,23 @@ def end_from_failure(cause: BaseException | None) -> RunEnd:
 
 async def wait_for_outcome(run: WorkflowHandle[Any, Any]) -> SubtaskOutcome | None:
     """Return the outcome for the delegating run, if the run exists. Raises RPCError."""
-    try:
+    end: RunEnd | None = None
+    with IgnoreMissing():
         end = await read_run_end(run)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return None
-        raise
-    if end.event is None:
-        return _outcome_without_result(end)
-    payload = end.event["payload"]
-    partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
-    fault = None if end.status is RunStatus.completed else "Escalated"
-    named = tuple(map(str, payload.get("artifacts", ())))
-    return SubtaskOutcome(SUBTASK_STATUSES[end.status], f"{partly}{end.text}", fault, named)
-
-
-def _outcome_without_result(end: RunEnd) -> SubtaskOutcome:
-    if status := BY_TEMPORAL.get(end.kind):
-        return SubtaskOutcome(status, end.text, status)
+    if end is None:
+        return None
+    status = SubtaskStatus.done if end.status is RunStatus.completed else SubtaskStatus(end.status)
+    if end.event is not None:
+        payload = end.event["payload"]
+        partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
+        fault = None if status is SubtaskStatus.done else "Escalated"
+        return SubtaskOutcome(status, f"{partly}{end.text}", fault, tuple(map(str, payload.get("artifacts", ()))))
+    if cut_short := BY_TEMPORAL.get(end.kind):
+        return SubtaskOutcome(cut_short, end.text, cut_short)
     if end.status is RunStatus.cancelled:
-        return SubtaskOutcome(SubtaskStatus.cancelled, "it was cancelled", SubtaskStatus.cancelled)
-    return SubtaskOutcome(
-        SUBTASK_STATUSES[end.status], f"{end.kind}: {end.text}" if end.kind else end.text, end.kind or None
-    )
+        return SubtaskOutcome(status, "it was cancelled", status)
+    text = f"{end.kind}: {end.text}" if end.kind else end.text
+    return SubtaskOutcome(status, text, end.kind or None)
 
 
 def read_named_files(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

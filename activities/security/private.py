@@ -5,15 +5,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from activities.storage.safe_dir import SafeDir
-
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-
-class PrivateDir(SafeDir):
-    """A folder whose new files and folders are private."""
-
-    folder_mode, file_mode = 0o700, 0o600
 
 
 def make_private(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Storage of runs: the workspace folder, the store, large payloads.
 
-object_store  a run's store on an object store
-payloads      large payloads on an object store
+object_store  a run's store and large payloads on an object store
 safe_dir      a folder opened without following links
 store         the interface of a run's store, and the store on a disk
 workspace     a run's folder; no path leads out of it

@@ -1,17 +1,27 @@
-"""A run's store on an object store: S3, Google Cloud Storage, Azure, or a compatible service.
+"""A run's store and large payloads on an object store: S3, Google Cloud Storage, Azure, or a compatible service.
 
 Imported only if `PERDURE_STORE` or `PERDURE_PAYLOADS` is set. Needs `obstore`.
 """
 
-from collections.abc import Iterator
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore, from_url
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import (
+    StorageDriver,
+    StorageDriverClaim,
+    StorageDriverRetrieveContext,
+    StorageDriverStoreContext,
+)
 
 from activities.storage.workspace import folder_name
 
@@ -20,6 +30,10 @@ if TYPE_CHECKING:
 
 # Temporal retries for as long as needed, and shows it; retries here would be invisible for minutes.
 STORE_RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+
+PAYLOADS_VARIABLE = "PERDURE_PAYLOADS"
+# The keys that `store` creates. A service rejects an invalid name with the same error as when it is unavailable.
+_KEY = re.compile(r"([A-Za-z0-9_.%-]{1,100}/){1,2}[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -34,10 +48,12 @@ class RemoteStore:
             return bytes(obstore.get(self.objects, f"{self.prefix}/{name}").bytes())
 
     def write(self, name: str, data: bytes) -> None:
-        self._put_object(name, data, "overwrite")
+        with as_os_errors():
+            obstore.put(self.objects, f"{self.prefix}/{name}", data)
 
     def create(self, name: str, data: bytes) -> None:
-        self._put_object(name, data, "create")
+        with as_os_errors():
+            obstore.put(self.objects, f"{self.prefix}/{name}", data, mode="create")
 
     def names(self, folder: str) -> list[str]:
         return sorted(path.rpartition("/")[2] for path in self._list_paths(f"{self.prefix}/{folder}"))
@@ -45,10 +61,6 @@ class RemoteStore:
     def clear(self) -> None:
         with as_os_errors():
             obstore.delete(self.objects, self._list_paths(self.prefix))
-
-    def _put_object(self, name: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
-        with as_os_errors():
-            obstore.put(self.objects, f"{self.prefix}/{name}", data, mode=mode)
 
     def _list_paths(self, folder: str) -> list[str]:
         with as_os_errors():
@@ -72,11 +84,60 @@ class RemoteStores:
             yield from sorted(obstore.list_with_delimiter(self.objects)["common_prefixes"])
 
 
-def open_store(url: str) -> ObjectStore:
-    """Open `s3://bucket/prefix`, `gs://…` or `az://…`; the service's own variables set credentials and endpoint.
+class PayloadStore(StorageDriver):
+    """Large payloads, through the SDK's external storage: Temporal keeps a reference of some 100 bytes.
 
-    Raises ValueError for an invalid URL.
+    They are named by the hash of their content below `<namespace>/<workflow id>/`. Nothing is ever deleted.
+
+    Raises ValueError for an invalid URL. `store` and `retrieve` raise OSError if the store does not answer; `retrieve`
+    raises ValueError if the payload is missing or damaged.
     """
+
+    def __init__(self, url: str) -> None:
+        self._objects = open_store(url)
+
+    async def check_access(self) -> None:
+        """Raise OSError if the store does not answer, or denies access."""
+        with as_os_errors(PAYLOADS_VARIABLE):
+            await obstore.list_with_delimiter_async(self._objects)
+
+    def name(self) -> str:
+        return "perdure"
+
+    async def store(self, context: StorageDriverStoreContext, payloads: Sequence[Payload]) -> list[StorageDriverClaim]:
+        owner = context.target
+        folder = f"{folder_name(owner.namespace)}/{folder_name(owner.id or '')}" if owner else "unowned"
+        return list(await asyncio.gather(*(self._store_payload(folder, payload) for payload in payloads)))
+
+    async def retrieve(
+        self,
+        context: StorageDriverRetrieveContext,  # noqa: ARG002 - the SDK's
+        claims: Sequence[StorageDriverClaim],
+    ) -> list[Payload]:
+        return list(await asyncio.gather(*(self._retrieve_payload(claim.claim_data["key"]) for claim in claims)))
+
+    async def _store_payload(self, folder: str, payload: Payload) -> StorageDriverClaim:
+        data = payload.SerializeToString(deterministic=True)
+        key = f"{folder}/{sha256(data).hexdigest()}"
+        with as_os_errors(PAYLOADS_VARIABLE):
+            await obstore.put_async(self._objects, key, data)
+        return StorageDriverClaim({"key": key})
+
+    async def _retrieve_payload(self, key: str) -> Payload:
+        if not _KEY.fullmatch(key):
+            raise ValueError("the reference names nothing that was ever stored")
+        try:
+            with as_os_errors(PAYLOADS_VARIABLE):
+                data = bytes(await (await obstore.get_async(self._objects, key)).bytes_async())
+        except FileNotFoundError:
+            raise ValueError(f"there is no {key} in the store") from None
+        if sha256(data).hexdigest() != key.rpartition("/")[2]:
+            raise ValueError(f"{key} of the store is damaged")
+        return Payload.FromString(data)
+
+
+def open_store(url: str) -> ObjectStore:
+    """Open `s3://…`, `gs://…` or `az://…`, with the credentials of the service's own variables. Raises ValueError."""
     try:
         return from_url(url, client_options={"allow_http": True}, retry_config=STORE_RETRIES)
     except BaseError as error:

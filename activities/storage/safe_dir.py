@@ -33,6 +33,7 @@ class SafeDir:
     root: Path
     folder_mode: ClassVar[int] = 0o777
     file_mode: ClassVar[int] = 0o666
+    hard_links: ClassVar[bool] = True  # False: a file with a second name is rejected
 
     @contextmanager
     def open_folder(self, *names: str, create: bool = False) -> Iterator[int]:
@@ -56,25 +57,30 @@ class SafeDir:
 
         Raises OSError if another process holds the lock for `LOCK_TIMEOUT`.
         """
+        deadline = time.monotonic() + LOCK_TIMEOUT
         with self.open_folder(*names, create=True) as folder:
-            _wait_for_lock(folder, "/".join(names))
+            while True:
+                try:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        message = "another process holds the lock of this folder"
+                        raise OSError(errno.ENOLCK, message, "/".join(names)) from None
+                    time.sleep(0.01)  # polled, since flock has no timeout
             yield
 
-    def open(self, *names: str) -> BinaryIO:
+    def open(self, *names: str, is_linkable: bool | None = None) -> BinaryIO:
         """Open a regular file for reading. A named pipe does not block."""
         *above, last = names
         flags = os.O_RDONLY | os.O_NONBLOCK
         with self.open_folder(*above) as folder, self.open_name(last, flags, folder) as descriptor:
-            self.must_be_file(descriptor, "/".join(names))
+            self._must_be_file(descriptor, "/".join(names), is_linkable=is_linkable)
             return os.fdopen(os.dup(descriptor), "rb")
 
-    def read(self, *names: str, most: int, is_linkable: bool = True) -> bytes:
-        """Read a regular file; of a larger one, `most` + 1 bytes. A hard link is rejected unless it `is_linkable`."""
-        with self.open(*names) as file:
-            if not is_linkable and os.fstat(file.fileno()).st_nlink > 1:
-                raise WrongFileTypeError(
-                    errno.EMLINK, "a hard link: the same file has another name elsewhere", names[-1]
-                )
+    def read(self, *names: str, most: int, is_linkable: bool | None = None) -> bytes:
+        """Read a regular file; of a larger one, `most` + 1 bytes. `is_linkable` overrides `hard_links`."""
+        with self.open(*names, is_linkable=is_linkable) as file:
             return file.read(most + 1)
 
     def status(self, *names: str) -> os.stat_result | None:
@@ -110,7 +116,7 @@ class SafeDir:
         *above, last = names
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         with self.open_folder(*above, create=True) as folder, self.open_name(last, flags, folder) as descriptor:
-            self.must_be_file(descriptor, "/".join(names))
+            self._must_be_file(descriptor, "/".join(names))
             if os.write(descriptor, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if durable:
@@ -157,12 +163,17 @@ class SafeDir:
         finally:
             os.close(descriptor)
 
-    def must_be_file(self, descriptor: int, name: str) -> None:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
+    def type_error(self, name: str, reason: str) -> Exception:
+        return WrongFileTypeError(errno.EINVAL, reason, name)
+
+    def _must_be_file(self, descriptor: int, name: str, *, is_linkable: bool | None = None) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-        if not stat.S_ISREG(mode):
-            raise WrongFileTypeError(errno.EINVAL, "expected a regular file", name)
+        if not stat.S_ISREG(status.st_mode):
+            raise self.type_error(name, "it is not a regular file")
+        if status.st_nlink > 1 and not (self.hard_links if is_linkable is None else is_linkable):
+            raise self.type_error(name, "it is a hard link: the same file has another name elsewhere")
 
     @contextmanager
     def _temporary(self, folder: int, data: bytes, *, durable: bool = True) -> Iterator[str]:
@@ -179,6 +190,12 @@ class SafeDir:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
+
+
+class PrivateDir(SafeDir):
+    """A folder whose new files and folders only this user may open."""
+
+    folder_mode, file_mode = 0o700, 0o600
 
 
 def must_be_name(name: str) -> str:
@@ -198,16 +215,3 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _wait_for_lock(folder: int, name: str) -> None:
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise OSError(errno.ENOLCK, "another process holds the lock of this folder", name) from None
-            time.sleep(0.01)  # polled, since flock has no timeout
-        else:
-            return

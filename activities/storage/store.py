@@ -5,14 +5,21 @@ FileExistsError, or another OSError.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from activities.storage.workspace import Workspace, folder_name
+from decisions.ids import digest, key_id
 
 STORE_FOLDER = ".store"  # of a run's workspace
+FIRST_RUN_FILE = "first-run"  # in a store: the `execution` of the first run of the id; empty if unknown
+LAID_OUT_FILE = "context.md"  # stays in the workspace when a run's store is swept
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class StoredFileChangedError(ValueError):
@@ -25,7 +32,7 @@ class StoredFileChangedError(ValueError):
 
 def must_have_hash(name: str, data: bytes, expected: str) -> bytes:
     """Return the data. Raises StoredFileChangedError if its blake2b hash does not match."""
-    actual = blake2b(data, digest_size=len(expected) // 2).hexdigest()
+    actual = digest(data, len(expected) // 2)
     if actual != expected:
         raise StoredFileChangedError(name, expected, actual)
     return data
@@ -54,12 +61,27 @@ class Stores(Protocol):
         """Yield the folder of each run that has a store: `activities.storage.workspace.folder_name` of its id."""
 
 
+def read_model(store: Store, name: str, model: type[M]) -> M | None:
+    """Read a file as JSON, if it exists and is valid."""
+    with suppress(FileNotFoundError, ValidationError):
+        return model.model_validate_json(store.read(name))
+    return None
+
+
+def find_key_id(store: Store, workspace: Workspace, run_id: str, execution: str) -> str:
+    """Return the id for the run's keys; "" for the first run of its id (A2). Idempotent per run. Raises OSError."""
+    if not execution:
+        return ""
+    workspace.create()
+    was_used = (workspace.root / LAID_OUT_FILE).exists()
+    with suppress(FileExistsError):
+        store.create(FIRST_RUN_FILE, b"" if was_used else execution.encode())
+    return "" if store.read(FIRST_RUN_FILE).decode() == execution else key_id(run_id, execution)
+
+
 @dataclass(frozen=True)
 class LocalStore:
-    """A store hidden in the run's workspace, out of reach of tools.
-
-    Its content is already redacted, and is written unchanged, since segments are verified by their hashes.
-    """
+    """Hidden in the run's workspace, out of reach of tools. Bytes are written unchanged, since they have hashes."""
 
     workspace: Workspace
 
@@ -67,16 +89,17 @@ class LocalStore:
         return self.workspace.read_own(f"{STORE_FOLDER}/{name}")
 
     def write(self, name: str, data: bytes) -> None:
-        self.workspace.write_own(f"{STORE_FOLDER}/{name}", data)
+        self.workspace.run_dir.write(data, STORE_FOLDER, *name.split("/"))
 
     def create(self, name: str, data: bytes) -> None:
-        self.workspace.create_own(f"{STORE_FOLDER}/{name}", data)
+        self.workspace.run_dir.create(data, STORE_FOLDER, *name.split("/"))
 
     def names(self, folder: str) -> list[str]:
-        return self.workspace.list_own(f"{STORE_FOLDER}/{folder}")
+        names = self.workspace.run_dir.names(STORE_FOLDER, *folder.split("/"))
+        return [name for name in names if not name.startswith(".")]
 
     def clear(self) -> None:
-        self.workspace.remove_own(STORE_FOLDER)
+        self.workspace.run_dir.remove_tree(STORE_FOLDER)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ Names that begin with a dot belong to the runtime. POSIX only.
 
 import os
 import re
+import secrets
 import shutil
 import stat
 import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from activities.security.private import make_private
 from activities.security.secrets import NO_SECRETS, Secrets
@@ -24,12 +25,12 @@ from activities.storage.safe_dir import (
     FOLDER_FLAGS,
     LINK_ERRNOS,
     NEW_FLAGS,
-    SafeDir,
-    WrongFileTypeError,
+    PrivateDir,
     status_at,
     write_all,
 )
 from activities.tools.content_type import suffix_of
+from decisions.ids import digest
 
 ARTIFACTS = "artifacts"
 MAX_RUN_FILES = 1000  # per run, artifacts included
@@ -47,10 +48,10 @@ class OutsideWorkspaceError(ValueError):
     """A path that a run's tool may not use. The message is one line for the model."""
 
 
-class _RunDir(SafeDir):
-    """A run's folder: private, without hard links. Raises OutsideWorkspaceError for links and special files."""
+class RunDir(PrivateDir):
+    """A run's folder, without hard links. Raises OutsideWorkspaceError for links and special files."""
 
-    folder_mode, file_mode = 0o700, 0o600
+    hard_links = False
 
     def open_at(self, name: str, flags: int, folder: int) -> int:
         try:
@@ -60,13 +61,26 @@ class _RunDir(SafeDir):
                 raise _path_error(name, "a link is in the way") from None
             raise
 
-    def must_be_file(self, descriptor: int, name: str) -> None:
-        try:
-            super().must_be_file(descriptor, name)
-        except WrongFileTypeError:
-            raise _path_error(name, "it is not a regular file") from None
-        if os.fstat(descriptor).st_nlink > 1:
-            raise _path_error(name, "it is a hard link: the same file has another name elsewhere")
+    def type_error(self, name: str, reason: str) -> Exception:
+        return _path_error(name, reason)
+
+    def create(self, data: bytes, *names: str) -> None:
+        """Create a file in its place, since a file that is linked for a moment would be rejected as a hard link."""
+        *above, last = names
+        with self.open_folder(*above, create=True) as folder:
+            with self.open_name(last, NEW_FLAGS, folder) as descriptor:
+                try:
+                    write_all(descriptor, data)
+                    os.fsync(descriptor)
+                except BaseException:  # the disk rejects the bytes
+                    os.unlink(last, dir_fd=folder)
+                    raise
+            os.fsync(folder)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder and its content. Links are removed, not followed."""
+        with suppress(FileNotFoundError), self.open_folder() as folder:
+            shutil.rmtree(name, dir_fd=folder)
 
 
 @dataclass(frozen=True)
@@ -80,8 +94,8 @@ class Workspace:
     secrets: Secrets = NO_SECRETS
 
     @property
-    def _dir(self) -> _RunDir:
-        return _RunDir(self.root)
+    def run_dir(self) -> RunDir:
+        return RunDir(self.root)
 
     def create(self) -> None:
         """Create the folder and `artifacts/` if they are missing."""
@@ -100,18 +114,18 @@ class Workspace:
 
     def open(self, relative: str) -> BinaryIO:
         """Open a regular file for reading, as a tool may."""
-        return self._dir.open(*_split_tool_path(relative, writing=False))
+        return self.run_dir.open(*_split_tool_path(relative, writing=False))
 
     def read_own(self, relative: str) -> bytes:
         """Read a whole file, for the runtime, which may also read hidden names."""
-        with self._dir.open(*_split_path(relative)) as file:
+        with self.run_dir.open(*_split_path(relative)) as file:
             return file.read()
 
     def write(self, relative: str, data: bytes) -> None:
         """Replace a file atomically, as a tool may, and create the folders above it. The run's limits apply."""
         parts = _split_tool_path(relative, writing=True)
         self._must_have_room("/".join(parts), len(data))
-        self._replace_file(parts, data)
+        self._replace_file(parts, data, durable=True)
 
     def write_artifact(self, stem: str, content_type: str, data: bytes) -> str:
         """Write a result as an artifact, and return its path. A path with other content gets a suffix.
@@ -120,7 +134,7 @@ class Workspace:
         """
         path = self.artifact_path(stem, content_type)
         if self.is_taken(path, data):
-            path = self.artifact_path(f"{stem[:80]}-{blake2b(data, digest_size=4).hexdigest()}", content_type)
+            path = self.artifact_path(f"{stem[:80]}-{digest(data, 4)}", content_type)
         self.write(path, data)
         return path
 
@@ -132,52 +146,37 @@ class Workspace:
         except FileNotFoundError:
             return False
 
-    def write_own(self, relative: str, data: bytes, *, durable: bool = True) -> None:
-        """As `write`, for the runtime's own files, without limits."""
-        self._replace_file(_split_path(relative), data, durable=durable)
-
-    def create_own(self, relative: str, data: bytes) -> None:
-        """Create a file durably; of several attempts, one succeeds. Raises FileExistsError.
-
-        If the disk rejects the bytes, no file remains.
-        """
-        *folders, last = _split_path(relative)
-        with self._dir.open_folder(*folders, create=True) as folder:
-            # Not `SafeDir.create`: a file that is linked for a moment would be rejected as a hard link.
-            with self._dir.open_name(last, NEW_FLAGS, folder) as descriptor:
-                try:
-                    write_all(descriptor, data)
-                    os.fsync(descriptor)
-                except BaseException:
-                    os.unlink(last, dir_fd=folder)
-                    raise
-            os.fsync(folder)
-
-    def list_own(self, relative: str) -> list[str]:
-        """Return the sorted visible names in a folder of the runtime; empty if it does not exist."""
-        return [name for name in self._dir.names(*_split_path(relative)) if not name.startswith(".")]
-
-    def remove_own(self, relative: str) -> None:
-        """Remove a folder of the runtime and its content. Links are removed, not followed."""
-        *folders, last = _split_path(relative)
-        with suppress(FileNotFoundError), self._dir.open_folder(*folders) as folder:
-            shutil.rmtree(last, dir_fd=folder)
+    def write_own(self, relative: str, data: bytes) -> None:
+        """As `write`, for the runtime's own files: without limits, and not durably."""
+        self._replace_file(_split_path(relative), data, durable=False)
 
     def append_line(self, name: str, line: str) -> None:
         """Append a line in one write, so that lines of several workers do not mix; for the runtime."""
         if "\n" in line:
             raise ValueError("a line has no line break inside")
         data = self.secrets.redact(line).encode(errors="replace") + b"\n"
-        self._dir.append(data, *_split_path(name), durable=False)
+        self.run_dir.append(data, *_split_path(name), durable=False)
 
     def list_files(self, limit: int) -> list[tuple[str, int]]:
         """Return up to `limit` files with their sizes in bytes, sorted by path, without links and hidden names."""
-        with self._dir.open_folder() as folder:
+        with self.run_dir.open_folder() as folder:
             return list(islice(self._walk_files(folder, "", _MAX_PARTS), limit))
 
     def artifact_path(self, stem: str, content_type: str) -> str:
         """Return an artifact's path: ("fetch-01", "text/html") gives `artifacts/fetch-01.html`."""
         return f"{ARTIFACTS}/{re.sub(r'[^A-Za-z0-9_-]+', '-', stem)[:100] or 'artifact'}{suffix_of(content_type)}"
+
+    def copy_artifacts(self, source: "Workspace") -> None:
+        """Copy the artifacts of another run, whose conversation refers to their paths. Special files are left out."""
+        self.create()
+        if (source.root / ARTIFACTS).is_dir():
+            shutil.copytree(
+                source.root / ARTIFACTS,
+                self.root / ARTIFACTS,
+                ignore=ignore_special_files,
+                copy_function=_copy_file,
+                dirs_exist_ok=True,
+            )
 
     def _must_have_room(self, path: str, size: int) -> None:
         others = [file for file in self.list_files(MAX_RUN_FILES + 1) if file[0] != path]
@@ -190,10 +189,10 @@ class Workspace:
                 path, f"the files of this run would have more than {MAX_RUN_BYTES:,} bytes, which is the limit"
             )
 
-    def _replace_file(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
-        if _is_link(self._dir.status(*parts)):
+    def _replace_file(self, parts: list[str], data: bytes, *, durable: bool) -> None:
+        if _is_link(self.run_dir.status(*parts)):
             raise _path_error("/".join(parts), "a link is in the way")
-        self._dir.write(self.secrets.redact_bytes(data), *parts, durable=durable)
+        self.run_dir.write(self.secrets.redact_bytes(data), *parts, durable=durable)
 
     def _walk_files(self, folder: int, above: str, depth: int) -> Iterator[tuple[str, int]]:
         """Yield the files below, lazily and sorted by path: a folder sorts as its name with a slash."""
@@ -211,8 +210,24 @@ class Workspace:
                     if stat.S_ISREG(status.st_mode):
                         yield above + name, status.st_size
                 elif depth > 1:
-                    with self._dir.open_name(entry.name, FOLDER_FLAGS, folder) as inner:
+                    with self.run_dir.open_name(entry.name, FOLDER_FLAGS, folder) as inner:
                         yield from self._walk_files(inner, above + name, depth - 1)
+
+
+def ignore_special_files(folder: str, names: list[str]) -> list[str]:
+    """Return the names that are not copied: symbolic and hard links, pipes and other special files."""
+    paths = [Path(folder) / name for name in names]
+    files = {path for path in paths if path.is_file() and path.stat().st_nlink == 1}
+    return [path.name for path in paths if path.is_symlink() or not (path.is_dir() or path in files)]
+
+
+def _copy_file(source: str, target: str) -> None:
+    """Copy a file whole, unless the target exists: the run may have replaced it since."""
+    path = Path(target)
+    if not path.exists():
+        part = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        shutil.copy2(source, part)
+        part.replace(path)
 
 
 def folder_name(run_id: str) -> str:
@@ -223,8 +238,8 @@ def folder_name(run_id: str) -> str:
     if not run_id:
         return "%empty"
     bare = run_id.lstrip(".")
-    dots = len(run_id) - len(bare)
-    encoded = "%2E" * dots + re.sub(r"[^A-Za-z0-9_.-]", lambda match: _percent_encode(match[0]), bare, flags=re.ASCII)
+    quoted = quote(bare, safe="", errors="surrogatepass").replace("~", "%7E")
+    encoded = "%2E" * (len(run_id) - len(bare)) + quoted
     if len(encoded) <= 100:
         return encoded
     # Encoding never produces "%-", so no short id has the name of a long one.
@@ -240,10 +255,6 @@ def run_id_in(name: str) -> str | None:
     except UnicodeDecodeError:
         return None
     return run_id if folder_name(run_id) == name else None
-
-
-def _percent_encode(character: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in character.encode(errors="surrogatepass"))
 
 
 def _split_path(relative: str) -> list[str]:

@@ -14,14 +14,13 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.effects.attempts import was_lost
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import heartbeating, was_lost
 from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError
 from activities.effects.once import Effects, run_to_completion, with_timeout
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, TranscriptMismatchError
+from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
 from activities.project import Project
 from activities.security.redaction import redact_model
-from activities.storage.store import Store, StoredFileChangedError
+from activities.storage.store import StoredFileChangedError
 from activities.storage.workspace import OutsideWorkspaceError, Workspace
 from activities.telemetry.trace import report_event, write_trace
 from activities.tools.interface import CallContext, PreflightTool, TransientToolError
@@ -72,32 +71,31 @@ class ToolCalls:
         outcomes that the model sees. Raises ApplicationError with a type of `contracts.failures.Stop` if the effect
         may have happened before, or must not happen now.
         """
-        run_id = run_id_of_workflow(activity.info().workflow_id or "")
-        workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
+        workspace = self._project.workspace(_run_id())
         started = perf_counter()
         async with heartbeating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
             interrupted = await was_lost(self._client)
             if interrupted:
                 _report_retry(call, workspace, activity.info().attempt, "its worker was lost", None)
             async with self._budget.call():
-                outcome = await self._run_call(call, workspace, store)
+                outcome = await self._run_call(call, workspace)
         took = round((perf_counter() - started) * 1000)
         outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
         if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
             self._record_outcome(call, outcome, workspace)
         return outcome
 
-    async def _run_call(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
+    async def _run_call(self, call: ToolCall, workspace: Workspace) -> ToolOutcome:
         tool: object = self._project.tools.get(call.tool)
         guard, timeout = tool if isinstance(tool, PreflightTool) else None, _tool_timeout()
         try:
             if guard is not None:
-                rejection, timeout = await self._run_preflight(guard, call, store, timeout)
+                rejection, timeout = await self._run_preflight(guard, call, timeout)
                 if rejection is not None:
                     return await self._finish_outcome(rejection, call, workspace)
             if call.effect is Effect.once:
-                return await run_to_completion(self._run_once(call, workspace, store, timeout), self._drain)
-            calling = self._make_call(call, await self._load_arguments(call, store), workspace)
+                return await run_to_completion(self._run_once(call, workspace, timeout), self._drain)
+            calling = self._make_call(call, await self._load_arguments(call), workspace)
             if call.effect is Effect.read:
                 outcome = await (calling if guard is None else with_timeout(timeout, calling))
                 return await self._finish_outcome(outcome, call, workspace)
@@ -117,7 +115,7 @@ class ToolCalls:
             ) from None
 
     async def _run_preflight(
-        self, guard: PreflightTool, call: ToolCall, store: Store, timeout: timedelta
+        self, guard: PreflightTool, call: ToolCall, timeout: timedelta
     ) -> tuple[ToolOutcome | None, timedelta]:
         """Return the reason not to make the call, if any, and the remaining time.
 
@@ -126,7 +124,7 @@ class ToolCalls:
         """
         started = monotonic()
         if call.effect is Effect.once:
-            entry = self._ledger_entry(call, await self._load_arguments_of_once(call, store))
+            entry = self._ledger_entry(call, await self._load_arguments_of_once(call))
             try:
                 if await asyncio.to_thread(entry.is_claimed):
                     return None, timeout
@@ -152,15 +150,15 @@ class ToolCalls:
             return error_outcome(ToolFault.invalid_arguments, error)
         return await tool.run(arguments, _call_context(call, workspace))
 
-    async def _load_arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
+    async def _load_arguments_of_once(self, call: ToolCall) -> dict[str, Any]:
         try:
-            return await self._load_arguments(call, store)
+            return await self._load_arguments(call)
         except (RPCError, OSError, TranscriptMismatchError) as error:
             raise _not_begun_error(f"the arguments cannot be had: {error}") from None
 
-    async def _run_once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
+    async def _run_once(self, call: ToolCall, workspace: Workspace, timeout: timedelta) -> ToolOutcome:
         """Make a `once` call, or return the recorded outcome of a call that was claimed before."""
-        arguments = await self._load_arguments_of_once(call, store)
+        arguments = await self._load_arguments_of_once(call)
         entry = self._ledger_entry(call, arguments)
         try:
             if entry.generation > 1:
@@ -213,14 +211,12 @@ class ToolCalls:
             return fit_result(drop_cut_end(clean), call, workspace, is_cut=True)
         return fit_result(clean, call, workspace) if is_large(clean) else clean
 
-    async def _load_arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
+    async def _load_arguments(self, call: ToolCall) -> dict[str, Any]:
         """Return the arguments. Large ones are read from the conversation, as the model wrote them."""
         if call.arguments is not None:
             return call.arguments
         try:
-            conversation = await self._transcripts.read_conversation(
-                TranscriptCursor.current(call.length, call.head, store)
-            )
+            conversation = await self._transcripts.read_current(call.length, call.head)
         except StoredFileChangedError as error:
             raise _not_begun_error(str(error)) from None
         blocks = (block for part in reversed(conversation.transcript.parts) for block in part.content)

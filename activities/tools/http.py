@@ -23,6 +23,7 @@ from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outco
 from decisions.tool_requests import request_event
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+MAX_EXCERPT_BYTES = 2000  # of an error's body
 TRANSIENT_STATUSES = frozenset({408, 425, 429})  # and all of 5xx
 
 
@@ -86,7 +87,7 @@ class HttpAnswer:
         return ToolOutcome(result=self.body.decode(errors="replace"))
 
     def excerpt(self) -> str:
-        return self.unreadable or self.body[:2000].decode(errors="replace")
+        return self.unreadable or self.body[:MAX_EXCERPT_BYTES].decode(errors="replace")
 
 
 async def post_event(
@@ -96,48 +97,65 @@ async def post_event(
     timeout: float,
     headers: Mapping[str, str],
 ) -> HttpAnswer:
-    """POST the event to `url`, without following redirects. Raises TransientToolError if the call may be retried."""
-    own = {"idempotency-key": to_header_value(event.dedupe_key), "content-type": "application/json", **IDENTITY}
-    tool = event.payload.tool
+    """POST the event to `url`. Raises TransientToolError if the call may be retried."""
+    keyed = {**headers, **key_header(event.dedupe_key)}
+    return await post_json(client, url, event.payload.tool, event.model_dump_json(), timeout, keyed)
+
+
+async def post_json(  # noqa: PLR0913 - the parts of one request
+    client: httpx.AsyncClient,
+    url: str,
+    name: str,
+    body: str,
+    timeout: float,
+    headers: Mapping[str, str],
+    limit: int = MAX_RESULT_BYTES,
+) -> HttpAnswer:
+    """POST to `url`, without following redirects. Without a `limit`, no result is read, and the start of an error.
+
+    Raises TransientToolError, with the receiver's `name`, if the call may be retried, and httpx.InvalidURL.
+    """
     try:
         async with (
             asyncio.timeout(timeout),  # of the whole call; httpx's is from one byte to the next
             client.stream(
                 "POST",
                 url,
-                content=event.model_dump_json(),
-                headers={**headers, **own},
+                content=body,
+                headers={**headers, "content-type": "application/json", **IDENTITY},
                 timeout=timeout,
                 follow_redirects=False,  # the headers are for this host only
             ) as response,
         ):
-            answer = await _read_answer(response)
+            answer = await _read_answer(response, limit)
     except (TimeoutError, httpx.TimeoutException) as error:
-        raise TransientToolError(ToolFault.timeout, f"{tool} did not answer within {timeout:g} s") from error
+        raise TransientToolError(ToolFault.timeout, f"{name} did not answer within {timeout:g} s") from error
     except httpx.HTTPError as error:
-        raise TransientToolError(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
+        raise TransientToolError(ToolFault.unreachable, f"{name} cannot be reached: {error}") from error
     if answer.status in TRANSIENT_STATUSES or answer.status >= 500:
-        message = f"{answer.status} from {tool}: {answer.excerpt()}"
+        message = f"{answer.status} from {name}: {answer.excerpt()}"
         raise TransientToolError(ToolFault.http_error, message, retry_after(response.headers))
     return answer
 
 
-async def _read_answer(response: httpx.Response) -> HttpAnswer:
+async def _read_answer(response: httpx.Response, limit: int) -> HttpAnswer:
     """Read the response. The part beyond `SMALL_BYTES` waits for a share of the worker's memory."""
     content_type = response.headers.get("content-type", "")
     body = bytearray()
+    if not limit and response.is_success:
+        return HttpAnswer(response.status_code, content_type, b"")
     try:
         async for piece in decode_pieces(response.headers.get("content-encoding", ""), response.aiter_raw()):
             body += piece
             if len(body) > SMALL_BYTES:
                 await take_share()
-            if len(body) > MAX_RESULT_BYTES:
+            if len(body) > (limit or MAX_EXCERPT_BYTES):
                 break
     except BodyEncodingError as error:
         return HttpAnswer(response.status_code, content_type, b"", str(error))
     return HttpAnswer(response.status_code, content_type, bytes(body[: MAX_RESULT_BYTES + 1]))
 
 
-def to_header_value(key: str) -> str:
-    """Return the key as a header value: percent-encoded if it is not ASCII."""
-    return key if key.isascii() else quote(key, safe="", errors="surrogatepass")
+def key_header(key: str) -> dict[str, str]:
+    """Return the header of an idempotency key: percent-encoded if it is not ASCII."""
+    return {"idempotency-key": key if key.isascii() else quote(key, safe="", errors="surrogatepass")}

@@ -7,7 +7,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.effects.heartbeat import heartbeating
+from activities.effects.attempts import heartbeating
 from activities.project import Project
 from activities.security.redaction import redact_model
 from activities.tools.call import fit_result

@@ -26,7 +26,7 @@ from contracts.run.events import BeginEvent, StartPayload
 from contracts.run.signals import HumanInput
 from contracts.sender import Sender
 from decisions.errors import IllegalMoveError
-from decisions.ids import digest_names, turn_run_id
+from decisions.ids import digest, turn_run_id
 from decisions.run.transcript import PAGE_BYTES
 from decisions.text.formatting import truncate
 
@@ -91,9 +91,9 @@ class AcceptedRequest:
 def admit(state: LaneState, request: SubmitRequest, now: datetime) -> AcceptedRequest | LaneRefusal:
     """Accept or refuse a request: a repeat first, then size, room and a busy lane; then place it."""
     run_id = turn_run_id(state.conversation_id, request.request_id)
-    key = digest_names(request.request_id, size=8)
+    key = digest(request.request_id.encode(errors="surrogatepass"), 8)
     # The same request may arrive through another door.
-    body = digest_names(request.model_copy(update={"sender": None, "signature": None}).model_dump_json(), size=8)
+    body = digest(to_json(request.model_copy(update={"sender": None, "signature": None})), 8)
     if (known := state.seen.get(key)) is not None:
         if known != body:
             used = f"request id {truncate(request.request_id, 80)!r} was used with another body"

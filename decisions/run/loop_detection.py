@@ -25,8 +25,6 @@ detection reset the stages, and so does a person's answer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -35,7 +33,7 @@ from contracts.run.question import QuestionKind
 from contracts.run.state import Call, ForcedTool, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, REFRAME
-from decisions.ids import call_digest
+from decisions.ids import call_digest, digest
 from decisions.run.limits import is_out_of_steps
 
 CALL_WINDOW = 6
@@ -182,8 +180,4 @@ def _digest_result(outcome: ToolOutcome) -> str | None:
     if outcome.status == "error" or result in (None, "", [], {}) or (isinstance(result, str) and not result.strip()):
         return None
     is_large = isinstance(result, dict) and "artifact_path" in result
-    return _digest_value({**result, "artifact_path": None} if is_large else result)
-
-
-def _digest_value(value: Any) -> str:
-    return blake2b(to_json(value), digest_size=8).hexdigest()
+    return digest(to_json({**result, "artifact_path": None} if is_large else result), 8)

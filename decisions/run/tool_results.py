@@ -1,9 +1,7 @@
 """The verdict on a `tool_result`, checked in the order of A5."""
 
 import hmac
-import json
 from enum import StrEnum
-from hashlib import sha256
 
 from pydantic_core import to_json
 
@@ -11,6 +9,7 @@ from contracts.failures import ToolFault
 from contracts.run.events import ToolResultEvent, ToolResultPayload
 from contracts.run.state import OutsideResult, RunState
 from contracts.tool import MAX_ERROR, ToolError, ToolKind, ToolOutcome, error_outcome
+from decisions.ids import json_digest
 from decisions.run.resume import origin_of
 from decisions.text.formatting import truncate
 from decisions.tool_requests import nonce_of
@@ -113,7 +112,7 @@ def _known_result(state: RunState, step: int) -> OutsideResult | None:
 def content_digest(result: ToolResultPayload) -> str:
     """Return a digest of a result's content, independent of its time and of the order of its keys."""
     content = result.model_dump(mode="json", include={"step", "tool", "status", "result", "error"})
-    return "sha256:" + sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    return json_digest(content)
 
 
 def correlate_result(state: RunState, result: ToolResultPayload) -> ResultVerdict:

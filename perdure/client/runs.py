@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.run.outcome import RunEnd, read_run_end
-from activities.update_with_start import await_update
+from activities.temporal import await_update
 from contracts.followup import FollowUpState
 from contracts.models import escape_unprintable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
@@ -77,7 +77,7 @@ async def start_or_get_run(
 
 def digest_of_start(event: StartEvent) -> str:
     """Return the digest of a start's content, which distinguishes starts under one key."""
-    return ids.start_digest(event.payload.model_dump(mode="json", exclude_defaults=True))
+    return ids.json_digest(event.payload.model_dump(mode="json", exclude_defaults=True))
 
 
 async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:

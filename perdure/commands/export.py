@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from activities.security.private import PrivateDir
+from activities.storage.safe_dir import PrivateDir
 from contracts.models import is_utf8
 from decisions.text.formatting import truncate
 from perdure.session import Needs, open_session

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
-from activities.model.price import FREE, Price
+from activities.model.prices import FREE, Price
 from activities.project import Project
 from activities.storage.store import Stores
 from activities.tools.fetch import FetchTool

@@ -8,15 +8,16 @@ import httpx
 import pytest
 from anthropic.types import Model
 
-from activities.model.claude import (
+from activities.model.prices import (
     CHEAP_MODEL,
     CLAUDE_MODELS,
     CLAUDE_PRICES,
     DEFAULT_WINDOW,
+    Price,
+    call_cost,
     claude_summary_model,
     claude_window,
 )
-from activities.model.price import Price, call_cost
 from activities.project import Project
 from contracts.run.turn import Usage
 from perdure.process.project import build_project

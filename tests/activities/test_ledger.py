@@ -22,7 +22,6 @@ from activities.effects.ledger import (
     InDoubt,
     LedgerEntry,
     LedgerUnavailableError,
-    RecordedOutcome,
 )
 from activities.storage.object_store import RemoteStores
 from activities.storage.store import LocalStores, Store, Stores
@@ -63,7 +62,7 @@ def test_one_of_many_that_claim_at_once_is_granted(page: LedgerEntry) -> None:
 def test_a_recorded_result_is_found_by_whoever_claims_again(page: LedgerEntry) -> None:
     assert isinstance(page.claim("charge", TIMEOUT), ClaimGranted)
     page.record(DONE)
-    assert page.claim("charge", TIMEOUT) == RecordedOutcome(DONE)
+    assert page.claim("charge", TIMEOUT) == DONE
 
 
 def test_a_claim_without_a_result_tells_who_made_it_and_until_when(page: LedgerEntry) -> None:
@@ -158,7 +157,7 @@ async def test_the_result_of_a_living_claimant_is_waited_for(
     await asyncio.sleep(2 * ledger.RESULT_CHECK_EVERY)
     assert not waiting.done()
     page.record(DONE)
-    assert await asyncio.wait_for(waiting, 5) == RecordedOutcome(DONE)
+    assert await asyncio.wait_for(waiting, 5) == DONE
 
 
 async def test_a_dead_claimant_is_not_waited_for(page: LedgerEntry, living: "subprocess.Popen[bytes]") -> None:
@@ -179,7 +178,7 @@ async def test_a_claim_of_this_process_is_waited_for_while_it_is_at_work(page: L
     await asyncio.sleep(2 * ledger.RESULT_CHECK_EVERY)
     assert not waiting.done()
     page.record(DONE)
-    assert await asyncio.wait_for(waiting, 5) == RecordedOutcome(DONE)
+    assert await asyncio.wait_for(waiting, 5) == DONE
 
 
 async def test_a_claimant_on_another_machine_is_waited_for_shortly(
@@ -194,9 +193,9 @@ def test_an_error_is_recorded_as_well_as_a_result(page: LedgerEntry) -> None:
     page.claim("charge", TIMEOUT)
     page.record(error_outcome("timeout", "no answer", retryable=True))
     found = page.read_outcome()
-    assert isinstance(found, RecordedOutcome)
-    assert found.outcome.error is not None
-    assert found.outcome.error.kind == "timeout"
+    assert isinstance(found, ToolOutcome)
+    assert found.error is not None
+    assert found.error.kind == "timeout"
 
 
 def test_a_store_keeps_lists_and_clears(stores: Stores) -> None:
@@ -265,4 +264,4 @@ async def test_a_result_that_came_after_the_look_is_found_when_its_claimant_has_
     seen = page.claim("charge", TIMEOUT)
     assert isinstance(seen, InDoubt)
     page.record(DONE)
-    assert await page.wait_for_result(seen, ()) == RecordedOutcome(DONE)
+    assert await page.wait_for_result(seen, ()) == DONE

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from activities.mcp.lock import LOCK_FILE_NAME, LockFileError, accept_new_servers, change_lock, read_lock
+from activities.storage.safe_dir import SafeDir
 from contracts.mcp import Pin
 from decisions.mcp import pin_tool
 
@@ -61,7 +62,7 @@ def test_a_folder_that_cannot_be_written_holds_for_this_worker(
     def refuses(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkstemp", refuses)
+    monkeypatch.setattr(SafeDir, "write", refuses)
     with caplog.at_level(logging.WARNING):
         assert accept_new_servers(tmp_path / LOCK_FILE_NAME, {"s": {"look": LOOK}}) == {"s": {"look": LOOK}}
     assert "cannot be written (Permission denied)" in caplog.text

@@ -18,7 +18,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.effects.ledger import InDoubt, LedgerEntry, RecordedOutcome
+from activities.effects.ledger import InDoubt, LedgerEntry
 from activities.followup.followup import MAX_SENDS, FollowUps
 from activities.followup.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
 from activities.project import Project
@@ -114,7 +114,7 @@ async def test_a_message_that_is_being_written_down_is_waited_for_and_not_told_a
         assert go_on.wait(20)
         record(page, outcome)
 
-    def looking(page: LedgerEntry) -> RecordedOutcome | InDoubt:
+    def looking(page: LedgerEntry) -> ToolOutcome | InDoubt:
         looks.append(found(page))
         if len(looks) == 3:  # by its claim, and by who takes it for lost
             go_on.set()

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from activities.followup.outbox import FILE, LogOutbox
-from activities.run.fork import ignore_special_files
 from activities.security.private import create_private, make_private
 from activities.storage.store import LocalStore
-from activities.storage.workspace import OutsideWorkspaceError, Workspace
+from activities.storage.workspace import OutsideWorkspaceError, Workspace, ignore_special_files
 from contracts.followup import Outbound
 from devserver import embedded_server
 

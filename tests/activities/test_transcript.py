@@ -11,7 +11,6 @@ from activities.model.port import ModelReply
 from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, TranscriptMismatchError, write_segment
 from activities.model.turn import rename_used_ids
 from activities.storage.store import LocalStore, LocalStores
-from activities.storage.workspace import Workspace
 from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
 from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome
@@ -49,15 +48,21 @@ class Run:
             self.transcript.append(part)
 
 
+def store_of(root: Path) -> LocalStore:
+    store = LocalStores(root).of("w")
+    store.workspace.create()
+    return store
+
+
 class Worker:
     def __init__(self, run: Run, root: Path, max_bytes: int = 10**9) -> None:
-        self.run, self.store = run, LocalStore(Workspace(root))
+        self.run, self.store = run, store_of(root)
         self.cache = TranscriptCache(cast("Client", run), LocalStores(root), max_bytes)
 
     async def at(self, length: int | None = None, workflow: str = "w") -> list[dict[str, Any]]:
         length = self.run.transcript.length if length is None else length
         head = self.run.transcript.head_at(length) or ""
-        found = await self.cache.read_conversation(TranscriptCursor(workflow, "r", length, head, self.store))
+        found = await self.cache.read_conversation(TranscriptCursor(workflow, "r", length, head))
         assert found.transcript.length == length
         assert found.transcript.head == head
         return found.model_view().messages
@@ -149,7 +154,7 @@ async def test_of_a_run_in_memory_only_what_lies_in_the_store_is_asked(tmp_path:
     parts = [goal_part("see", {}), reply(0, "a"), result("a")]
     whole = Run()
     whole.add(*parts)
-    segment = await write_segment(LocalStore(Workspace(tmp_path)), parts, 0, whole.transcript.head)
+    segment = await write_segment(store_of(tmp_path), parts, 0, whole.transcript.head)
     run = Run(segment.end, segment.head, (segment,))
     run.add(note_part("after the rotation"))
     worker = Worker(run, tmp_path)
@@ -204,7 +209,7 @@ async def test_a_run_that_was_reset_is_read_anew(run: Run, worker: Worker) -> No
 async def test_a_transcript_that_the_run_does_not_have_is_refused(run: Run, worker: Worker) -> None:
     for length, head in ((1, "wrong"), (5, run.transcript.head)):
         with pytest.raises(TranscriptMismatchError):
-            await worker.cache.read_conversation(TranscriptCursor("w", "r", length, head, worker.store))
+            await worker.cache.read_conversation(TranscriptCursor("w", "r", length, head))
     assert len(await worker.at()) == 1
 
 
@@ -219,7 +224,7 @@ async def test_large_conversations_come_in_pages(run: Run, worker: Worker) -> No
 async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
     parts = [goal_part("see", {}), reply(0, "a"), result("a"), reply(1, "b"), result("b")]
     whole = Transcript()
-    store = LocalStore(Workspace(tmp_path))
+    store = store_of(tmp_path)
     segments = []
     for start, end in ((0, 2), (2, 4)):
         for part in parts[start:end]:
@@ -235,7 +240,7 @@ async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
 async def test_a_segment_that_was_changed_in_the_store_is_noticed(tmp_path: Path) -> None:
     head = Transcript()
     head.append(goal_part("see", {}))
-    segment = await write_segment(LocalStore(Workspace(tmp_path)), [goal_part("do harm", {})], 0, head.head)
+    segment = await write_segment(store_of(tmp_path), [goal_part("do harm", {})], 0, head.head)
     run = Run(1, head.head, (segment,))
     run.add(note_part("go on"))
     with pytest.raises(TranscriptMismatchError):

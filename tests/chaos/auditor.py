@@ -173,7 +173,7 @@ async def _conversation(it: Arena, run: str) -> tuple[Snapshot, list[Part]]:
     snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
     execution = (await handle.describe()).run_id
     stores = LocalStores(it.workspaces)
-    wanted = TranscriptCursor(handle.id, execution, snapshot.length, snapshot.head, stores.of(run))
+    wanted = TranscriptCursor(handle.id, execution, snapshot.length, snapshot.head)
     return snapshot, (await TranscriptCache(it.client, stores).read_conversation(wanted)).transcript.parts
 
 

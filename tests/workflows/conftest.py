@@ -20,7 +20,7 @@ from temporalio.worker import Interceptor, Replayer, Worker
 
 from activities.model.anthropic import MessagesModel
 from activities.model.port import Model
-from activities.model.price import Price
+from activities.model.prices import Price
 from activities.project import Project
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.tools.interface import Tool

@@ -14,7 +14,7 @@ from rich.console import Console
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.model.price import Price, call_cost
+from activities.model.prices import Price, call_cost
 from contracts.failures import Escalation
 from contracts.run.events import StartEvent
 from contracts.run.state import RunState

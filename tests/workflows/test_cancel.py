@@ -57,7 +57,7 @@ class Hanging:
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_read_is_stopped_at_once(world: Any, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
     work = Hanging(Effect.read)
     async with world([calls(("work", {})), FINISH], work.tool) as it:
         run = await it.start()
@@ -280,7 +280,7 @@ async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_t
     world: Any, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "activities.effects.heartbeat.PROGRESS_CHECK_EVERY", 30.0
+        "activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0
     )  # no beat brings the cancel before the answer is there
     async with world([slow(says("all done"), 0.6)]) as it:
         run = await it.start()
@@ -293,7 +293,7 @@ async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_t
 async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_finishes_just_then(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.effects.heartbeat.PROGRESS_CHECK_EVERY", 30.0)
+    monkeypatch.setattr("activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0)
     async with world([slow(says("all done"), 0.6)]) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)

@@ -206,7 +206,7 @@ def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], ScriptedAn
 async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
     world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
     answers = reads(16)
     async with world(lambda body: dawdles(body, answers), reader(), window=WINDOW, max_steps=50) as it:
         run = await it.start(run_id=f"unsummed-{door}")

@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from activities.effects.attempts import WORKER_SHUTDOWN
 from activities.effects.ledger import LedgerEntry
 from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
-from activities.run.first_run import FIRST_RUN_FILE as FIRST_RUN
+from activities.storage.store import FIRST_RUN_FILE as FIRST_RUN
 from activities.storage.store import LocalStore
 from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
@@ -432,7 +432,7 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
     world: Any, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """From the claim on the call is finished, whatever is asked of it."""
-    monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)
+    monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)
     writing, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     record = LedgerEntry.record

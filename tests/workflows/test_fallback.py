@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from activities.model.anthropic import MessagesModel
 from activities.model.fallback import FallbackModel, Provider
 from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.price import Price
+from activities.model.prices import Price
 from activities.model.rate_limit import RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
 from perdure.client.run_events import PartialText

@@ -14,8 +14,7 @@ from temporalio.converter import (
     StorageDriverWorkflowInfo,
 )
 
-from activities.storage.object_store import open_store
-from activities.storage.payloads import PayloadStore
+from activities.storage.object_store import PayloadStore, open_store
 from perdure.client.history import HistoryReader
 from perdure.client.run_list import find_run
 from perdure.codec import AesGcmCodec
@@ -36,7 +35,7 @@ async def client_with(client: Client, store: PayloadStore, codec: AesGcmCodec | 
 async def test_what_is_large_is_kept_there_and_history_has_a_reference(
     world: Any, client: Client, bucket: str, codec: AesGcmCodec | None
 ) -> None:
-    server = await client_with(client, PayloadStore.at(bucket), codec)
+    server = await client_with(client, PayloadStore(bucket), codec)
     async with world([ASK, FINISH], server=server) as it:
         run = await it.start(context={"notes": NOTES})
         await it.until_state(run, question=True)
@@ -61,9 +60,9 @@ async def test_what_is_large_is_kept_there_and_history_has_a_reference(
 async def test_a_run_waits_for_a_store_that_is_away(
     world: Any, client: Client, bucket: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = await client_with(client, PayloadStore.at(bucket))
+    there = await client_with(client, PayloadStore(bucket))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
-    away = await client_with(client, PayloadStore.at(bucket))
+    away = await client_with(client, PayloadStore(bucket))
     async with world([FINISH], server=there, works=False) as it:
         run = await it.start(context={"notes": NOTES})
         async with it.worker(away):
@@ -77,7 +76,7 @@ async def failed_tasks_of(it: Any, run: Any) -> bool:
 
 
 async def test_the_same_content_has_one_place_and_what_is_damaged_or_gone_is_told(bucket: str) -> None:
-    store, payload = PayloadStore.at(bucket), Payload(metadata={"encoding": b"json/plain"}, data=b'"x"')
+    store, payload = PayloadStore(bucket), Payload(metadata={"encoding": b"json/plain"}, data=b'"x"')
     context = StorageDriverStoreContext(StorageDriverWorkflowInfo(namespace="default", id="run:../../r1"))
     first, second = [(await store.store(context, [payload]))[0] for _ in range(2)]
     assert first == second
@@ -95,6 +94,6 @@ async def test_the_same_content_has_one_place_and_what_is_damaged_or_gone_is_tol
 @pytest.mark.parametrize("key", ["", "/", "x" * 5000, f"default/{'x' * 5000}/{'0' * 64}", "../../etc/passwd"])
 async def test_a_forged_reference_is_no_store_that_is_away(tmp_path: Path, key: str) -> None:
     """An OSError would be waited for, and the workflow task tried again for ever."""
-    store = PayloadStore.at(tmp_path.as_uri())
+    store = PayloadStore(tmp_path.as_uri())
     with pytest.raises(ValueError, match="names nothing that was ever stored"):
         await store.retrieve(StorageDriverRetrieveContext(), [StorageDriverClaim({"key": key})])

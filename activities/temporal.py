@@ -1,19 +1,41 @@
-"""Updates with a deadline, and updates that start their workflow if it does not run.
-
-The SDK raises the same error for a deadline and for the caller's own cancellation; these functions separate the two.
-"""
+"""Requests to the Temporal server, and the ids of the workflow that an activity works for."""
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
+from temporalio import activity
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateRPCTimeoutOrCancelledError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
+
+from decisions.ids import run_id_of_workflow
 
 FUTURE_TIMEOUT = 0.05  # seconds; the future is done by then, or never will be
 
 T = TypeVar("T")
+
+
+def own_workflow_id() -> str:
+    return activity.info().workflow_id or ""
+
+
+def own_run_id() -> str:
+    return run_id_of_workflow(own_workflow_id())
+
+
+async def cancel_own_workflow(client: Client, reason: str) -> None:
+    """Cancel the activity's workflow on the server: only that ends it as Canceled."""
+    handle = client.get_workflow_handle(own_workflow_id(), run_id=activity.info().workflow_run_id)
+    # Temporal keeps this reason as plain text; if payloads are encrypted, only the signal carries it.
+    await handle.cancel(reason=reason if client.data_converter.payload_codec is None else "")
+
+
+class IgnoreMissing(AbstractContextManager[None, bool]):
+    """Ignores the error that the server does not know the workflow."""
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        return isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND
 
 
 async def update_with_start(client: Client, name: str, body: Any, start: dict[str, Any], result_type: type[T]) -> T:
@@ -50,6 +72,6 @@ async def await_update(update: Awaitable[T], seconds: float) -> T:
 
 
 def _must_not_be_cancelled() -> None:
-    """Raise CancelledError if the caller is being cancelled, whatever the SDK raised."""
+    """Raise CancelledError if the caller is being cancelled: the SDK raises the same error for that and a deadline."""
     if (caller := asyncio.current_task()) is not None and caller.cancelling():
         raise asyncio.CancelledError from None
