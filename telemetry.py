@@ -31,7 +31,7 @@ from activities.telemetry.metrics import attempt_facts
 from contracts.models import is_utf8
 from decisions.errors import ReportedError
 from decisions.ids import trace_id
-from decisions.telemetry.metrics import BUCKETS
+from decisions.telemetry import BUCKETS
 
 # Typed failures and cancellations are not bugs, so their traceback is left out of the log.
 EXPECTED_ERRORS = (ApplicationError, asyncio.CancelledError)

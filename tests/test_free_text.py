@@ -4,7 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from perdure.terminal.free_text import FreeTextCommand
+from perdure.terminal.command import FreeTextCommand
 
 
 @click.command(cls=FreeTextCommand)

@@ -13,7 +13,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
 from perdure.client.run_list import RunInfo
-from perdure.terminal.table import print_list
+from perdure.terminal.report import print_list
 
 LONG = "human: asks: Which of the two pages do you mean, the one about the tide mill or 潮汐磨坊 about its keeper? " * 2
 

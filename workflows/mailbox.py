@@ -34,10 +34,9 @@ from contracts.mail.mailbox import (
 )
 from contracts.mail.message import MAX_MAIL_NAME
 from contracts.mail.peers import Dispatch
-from decisions import ids
+from decisions import ids, telemetry
 from decisions.mailbox import capacity, commands, dead_letters, peers, view
 from decisions.mailbox import state as mailbox
-from decisions.telemetry import metrics
 from decisions.text.formatting import truncate
 from workflows.cancellation import Cancellation
 from workflows.handlers import (
@@ -326,4 +325,4 @@ def _report_dead_letter(agent: str, dead: DeadLetter) -> None:
     name = "agent.mail.dead_letter"
     figures = dead.model_dump(mode="json", include={"plan", "file", "message_id", "attempt", "why"})
     workflow.logger.warning(name, extra={"event": {"event": name, "agent": agent, **figures}})
-    add_counts(workflow.metric_meter(), metrics.count_event(name, figures))
+    add_counts(workflow.metric_meter(), telemetry.count_event(name, figures))

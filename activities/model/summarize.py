@@ -19,7 +19,7 @@ from activities.project import Project
 from activities.run.definition import read_definition
 from activities.security.redaction import redact_model
 from activities.telemetry.metrics import record_facts
-from activities.telemetry.trace import write_trace, write_trace_lines
+from activities.telemetry.trace import write_trace
 from activities.temporal import own_run_id, own_workflow_id
 from contracts.agent import Definition
 from contracts.run.compaction import Summary, SummaryRequest
@@ -48,7 +48,7 @@ class Summaries:
 
     async def _summarize_parts(self, request: SummaryRequest, attempt: Attempt) -> Summary:
         workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
-        write_trace_lines(workspace, request.told)
+        write_trace(workspace, *request.told)
         held: dict[str, str] = {}
         async with heartbeating(lambda: {"messages kept": request.keep, **held, **attempt.beat_details}):
             definition = await read_definition(store, request.definition)

@@ -21,7 +21,7 @@ from activities.run.definition import must_be_unchanged, read_definition
 from activities.security.redaction import redact_model
 from activities.storage.workspace import Workspace
 from activities.telemetry.metrics import record_facts
-from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace, write_trace_lines
+from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace
 from activities.temporal import own_run_id, own_workflow_id
 from activities.tools.json_schema import SchemaValidator
 from contracts.agent import Definition
@@ -69,7 +69,7 @@ class Turns:
 
     async def _run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
         workspace = self._project.workspace(own_run_id())
-        write_trace_lines(workspace, request.told)
+        write_trace(workspace, *request.told)
         coming = {"text": "", "held": ""}
         async with heartbeating(lambda: self._heartbeat_details(request.turn, coming, attempt)):
             definition, front = await self._load_definition(request.definition)

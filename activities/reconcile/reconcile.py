@@ -27,9 +27,9 @@ from activities.telemetry.metrics import add_counts
 from contracts.reconcile import Place, ReconcileReport, ReconcileRequest, Repair, WorkflowStatus
 from contracts.run.state import RunStatus
 from decisions import reconcile as judge
+from decisions import telemetry
 from decisions.ids import query_differs, run_id_of_workflow
 from decisions.reconcile import Parent
-from decisions.telemetry import metrics
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Reconciler:
         event = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
         event |= report.model_dump(mode="json", exclude={"findings", "after"})
         activity.logger.info("agent_run.reconcile", extra={"event": event})
-        add_counts(activity.metric_meter(), metrics.count_event("agent_run.reconcile", event))
+        add_counts(activity.metric_meter(), telemetry.count_event("agent_run.reconcile", event))
         return report
 
     async def run_pass(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:

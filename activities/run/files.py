@@ -79,7 +79,7 @@ class RunFiles:
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await write_segment(store, live, request.start, request.head)
-            await asyncio.to_thread(trace.write_trace_lines, workspace, request.told)
+            await asyncio.to_thread(trace.write_trace, workspace, *request.told)
             if request.journal is not None:
                 goal = goal_of(transcript.parts) if transcript.parts else ""  # a refused resume has not begun
                 journal = fill_journal(request.journal, goal, "")

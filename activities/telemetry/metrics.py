@@ -13,8 +13,8 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from contracts.run.compaction import Summary
 from contracts.run.turn import ModelTurn, TurnRequest, Usage
 from contracts.tool import ToolCall, ToolOutcome
-from decisions.telemetry import metrics
-from decisions.telemetry.metrics import HELP, Count
+from decisions import telemetry
+from decisions.telemetry import HELP, Count
 
 # Facts of the attempt in this task. Never reset: the SDK logs the attempt's failure after its end.
 _facts: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
@@ -81,15 +81,15 @@ def _record_metrics(took: timedelta, result: Any) -> None:
     meter, known = activity.metric_meter(), attempt_facts()
     if "tool" in known:
         labels = {"tool": known["tool"], "status": result.status if isinstance(result, ToolOutcome) else "failed"}
-        _duration_histogram(meter, metrics.TOOL_DURATION).record(took, labels)
+        _duration_histogram(meter, telemetry.TOOL_DURATION).record(took, labels)
     elif "model" in known:
         status = "held" if "held" in known else "failed" if result is None else "ok"
         labels = {"model": known["model"], "status": status}
-        _duration_histogram(meter, metrics.MODEL_DURATION).record(took, labels)
+        _duration_histogram(meter, telemetry.MODEL_DURATION).record(took, labels)
         if isinstance(usage := getattr(result, "usage", None), Usage):
-            add_counts(meter, metrics.count_tokens(known["model"], usage))
+            add_counts(meter, telemetry.count_tokens(known["model"], usage))
         if isinstance(result, ModelTurn | Summary) and result.cost_usd is not None:
-            spent = meter.create_histogram_float(metrics.MODEL_COST, HELP[metrics.MODEL_COST])
+            spent = meter.create_histogram_float(telemetry.MODEL_COST, HELP[telemetry.MODEL_COST])
             spent.record(result.cost_usd, {"model": known["model"]})
 
 

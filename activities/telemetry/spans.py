@@ -39,7 +39,7 @@ from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP
 from activities.telemetry.metrics import attempt_facts
 from contracts.run.state import CloseRequest, RunStatus
 from decisions.ids import root_span_id, trace_id
-from decisions.telemetry.spans import (
+from decisions.telemetry import (
     MODEL_TURNS,
     event_attributes,
     fact_attributes,

@@ -4,7 +4,7 @@ History is the record, and nothing relies on this file: a full disk loses a line
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ from temporalio import activity
 
 from activities.storage.workspace import Workspace
 from activities.telemetry.metrics import add_counts
-from decisions.telemetry import metrics
+from decisions import telemetry
 
 TRACE_FILE = "trace.jsonl"
 
@@ -27,10 +27,11 @@ def ignore_disk_errors(what: str) -> Iterator[None]:
         activity.logger.warning("%s not written: %s", what, error)
 
 
-def write_trace(workspace: Workspace, line: Mapping[str, Any]) -> None:
-    """Append a line. Its `key` identifies the event; a retried activity writes the same key again."""
-    with ignore_disk_errors(TRACE_FILE):
-        workspace.append_line(TRACE_FILE, json.dumps(with_time(line), ensure_ascii=False))
+def write_trace(workspace: Workspace, *lines: Mapping[str, Any]) -> None:
+    """Append lines. The `key` of each identifies its event; a retried activity writes the same key again."""
+    for line in lines:
+        with ignore_disk_errors(TRACE_FILE):
+            workspace.append_line(TRACE_FILE, json.dumps(with_time(line), ensure_ascii=False))
 
 
 def with_time(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,14 +42,8 @@ def report_event(workspace: Workspace, name: str, key: str, **figures: Any) -> N
     """Report a structured event (B12) to the log, the metrics, and the run's trace."""
     line = {"event": name, **figures}
     activity.logger.info(name, extra={"event": line})
-    add_counts(activity.metric_meter(), metrics.count_event(name, figures))
+    add_counts(activity.metric_meter(), telemetry.count_event(name, figures))
     write_trace(workspace, {"key": key, **line})
-
-
-def write_trace_lines(workspace: Workspace, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Append the events of the run's workflow; each has its key."""
-    for line in lines:
-        write_trace(workspace, line)
 
 
 def event_number(line: Mapping[str, Any]) -> int:

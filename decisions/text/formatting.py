@@ -17,8 +17,7 @@ from decisions.text.visible_text import render_arguments, render_visible
 from decisions.tool_requests import readable_nonce
 
 MAX_APPROVAL = 20_000  # characters of a call as shown for approval; a larger one is rejected
-MAX_QUESTION = 2000  # characters of a question in the current details
-MAX_SUMMARY_CALL = 64  # characters of a call in the timeline; the Web UI truncates longer labels, and their step
+MAX_SUMMARY_CALL = 64  # characters of a call in the timeline; the Web UI truncates longer labels, with the step
 
 
 def truncate(text: str, length: int) -> str:
@@ -30,10 +29,6 @@ def truncate(text: str, length: int) -> str:
 def format_signal_notice(signal: str, reason: str) -> str:
     """Describe a signal that had no effect. Its sender chose the name, and a terminal may show it."""
     return truncate(f"{signal}: {reason}", 300)
-
-
-def turn_summary(state: RunState) -> str:
-    return f"turn {state.turns + 1}"
 
 
 def call_summary(call: Call, *, was_lost: bool = False) -> str:
@@ -118,6 +113,13 @@ def format_wait(about: str) -> str:
     return truncate(f"human: {about}", 200)
 
 
+def format_beginning(text: str, limit: int, whole: str) -> str:
+    """Return the beginning of a text. If more follows, the result says so, and says where to read all of it."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]} …\n({len(text) - limit:,} more characters are not shown; all of it: {whole})"
+
+
 def run_details(state: RunState) -> str:
     """Render the Web UI's current details, in Markdown, beginning with what needs a person."""
     blocks = [
@@ -129,10 +131,10 @@ def run_details(state: RunState) -> str:
     if state.passed_over:
         instead = "; ".join(f"{skipped.model} ({truncate(skipped.why, 200)})" for skipped in state.passed_over)
         blocks.append(f"**Fallback** {escape_markdown(f'{state.model} answered in place of {instead}')}")
-    if state.ending is not None:
-        status, reason = state.ending.status, state.ending.reason
-        title = "Outcome" if status is RunStatus.completed else f"{status.capitalize()} ({reason})"
-        blocks.append(f"**{title}** {escape_markdown(truncate(state.ending.text, 1000))}")
+    if (ending := state.ending) is not None:
+        is_done = ending.status is RunStatus.completed
+        title = "Outcome" if is_done else f"{ending.status.capitalize()} ({ending.reason})"
+        blocks.append(f"**{title}** {escape_markdown(truncate(ending.text, 1000))}")
     if state.artifacts:
         blocks.append("**Artifacts** " + ", ".join(f"`{truncate(name, 100)}`" for name in state.artifacts[:10]))
     if state.ignored:
@@ -167,10 +169,8 @@ def _question_lines(question: Question | None, *, takes_signed: bool) -> list[st
     by_text = question.kind in TEXTUAL
     text = render_visible(question.text)
     if by_text:
-        more = len(text) - MAX_QUESTION
-        if more > 0:
-            text = f"{text[:MAX_QUESTION]} …\n({more:,} more characters are not shown; all of it: perdure show RUN)"
-        text = "\n".join(f"> {escape_markdown(line)}  " for line in text.splitlines())
+        beginning = format_beginning(text, 2000, "perdure show RUN")
+        text = "\n".join(f"> {escape_markdown(line)}  " for line in beginning.splitlines())
     else:  # arguments are shown as they are, with no quote made typographic
         text = _indent_code(text)
     options = ", ".join(escape_markdown(truncate(option, 100)) for option in question.options)
@@ -222,25 +222,22 @@ def state_view(state: RunState) -> RunView:
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
     question = state.question
     is_over = state.ending is not None or state.status is RunStatus.cancelled
-    resume_from = f"step {state.pending[0].step}" if state.pending else f"turn {state.turns + 1}"
-    own = {name: getattr(state, name) for name in RunView.model_fields if name in RunState.model_fields}
-    of_question = question and QuestionView(**question.model_dump(include=set(QuestionView.model_fields)))
-    return RunView.model_validate(
-        own
-        | {
-            "max_steps": state.limits.max_steps,
-            "max_reframes": state.limits.max_reframes,
-            "pending": tuple(_pending_view(state, pending) for pending in state.pending),
-            "completed_steps": tuple(s for s in range(1, state.step + 1) if s not in open_steps),
-            "resumable": not is_over,
-            "resume_from": None if is_over else resume_from,
-            "question": of_question,
-            "active_seconds": state.active_ms / 1000,
-            "origin": state.inherited[-1].run_id if state.inherited else None,
-            "parent": state.assignment.by if state.assignment else None,
-            "delegated": None if state.delegated == Spent() else state.delegated,
-        }
-    )
+    at = f"step {state.pending[0].step}" if state.pending else f"turn {state.turns + 1}"
+    changed = {
+        "max_steps": state.limits.max_steps,
+        "max_reframes": state.limits.max_reframes,
+        "pending": tuple(_pending_view(state, pending) for pending in state.pending),
+        "completed_steps": tuple(s for s in range(1, state.step + 1) if s not in open_steps),
+        "resumable": not is_over,
+        "resume_from": None if is_over else at,
+        "question": question and QuestionView(**question.model_dump(include=set(QuestionView.model_fields))),
+        "active_seconds": state.active_ms / 1000,
+        "origin": state.inherited[-1].run_id if state.inherited else None,
+        "parent": state.assignment.by if state.assignment else None,
+        "delegated": None if state.delegated == Spent() else state.delegated,
+    }
+    shared = {name: getattr(state, name) for name in RunView.model_fields if name in RunState.model_fields}
+    return RunView(**{**shared, **changed})
 
 
 def _pending_view(state: RunState, pending: Pending) -> PendingView:

@@ -17,7 +17,7 @@ from gateway.requests import read_body_json
 from gateway.signatures import Challenge, ForgedSignatureError, IgnoredEvent, InvalidEventError, WrongPlatformError
 from gateway.tokens import Scope
 from perdure.client.door import set_sender
-from perdure.client.publish import publish_external_event
+from perdure.client.runs import publish_external_event
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=ScopedRoute)
 JSON_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}

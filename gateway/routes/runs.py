@@ -23,7 +23,7 @@ from gateway.problems import ApiError, ProblemKind, describe_problems
 from gateway.routes.sse import EventStream, open_event_stream, parse_position
 from gateway.tokens import Scope
 from perdure.client.errors import AnswerRejectedError, RejectedError
-from perdure.client.run_list import find_run, last_event_time, list_page
+from perdure.client.run_list import find_run, find_starter, last_event_time, list_page
 from perdure.client.runs import (
     deliver_result,
     digest_of_start,
@@ -34,7 +34,6 @@ from perdure.client.runs import (
     submit_answer,
     wait_for_run_end,
 )
-from perdure.client.starter import find_starter
 from settings import ProjectError
 
 READ_QUERY_TIMEOUT = timedelta(seconds=1.5)  # without a worker a reader waits at most two

@@ -1,6 +1,5 @@
 """The connection to Temporal: its address and safety rules, and the search attributes the server needs."""
 
-import ipaddress
 import os
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -16,6 +15,7 @@ from decisions.text.formatting import truncate
 from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import AesGcmCodec
 from perdure.converter import data_converter, with_encryption, with_offloading
+from settings.access import is_loopback
 
 
 def configured_address() -> str | None:
@@ -36,7 +36,7 @@ async def connect(
     configured_address()
     config = ClientConnectConfig(target_host=address) if address else _load_config()
     target = config.setdefault("target_host", "localhost:7233")
-    if not _is_loopback(target) and not config.get("tls") and not config.get("api_key"):
+    if not is_loopback(target.rsplit(":", 1)[0].strip("[]")) and not config.get("tls") and not config.get("api_key"):
         raise TemporalUnavailableError(
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY to connect to it"
         )
@@ -54,16 +54,6 @@ def _load_config() -> ClientConnectConfig:
     """Load Temporal's configuration, without variables that are empty or not UTF-8: the SDK's core panics on those."""
     readable = {name: value for name, value in os.environ.items() if value and is_utf8(name) and is_utf8(value)}
     return ClientConfig.load_client_connect_config(override_env_vars=readable)
-
-
-def _is_loopback(target: str) -> bool:
-    host = target.rsplit(":", 1)[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def register_search_attributes(client: Client) -> None:

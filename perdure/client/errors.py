@@ -1,5 +1,8 @@
 """Exceptions of operations on runs; each message is one line for the caller."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from temporalio.service import RPCError, RPCStatusCode
 
 from decisions.errors import ReportedError
@@ -42,8 +45,16 @@ class ResultRejectedError(RejectedError):
         self.is_conflict = is_conflict
 
 
+@contextmanager
+def convert_rpc_errors(subject: str) -> Iterator[None]:
+    """Convert the block's errors of Temporal's client, about a subject such as "run x"."""
+    try:
+        yield
+    except RPCError as error:
+        raise convert_rpc_error(error, subject) from None
+
+
 def convert_rpc_error(error: RPCError, subject: str) -> Exception:
-    """Convert an error of Temporal's client about `named`, such as "run x"."""
     if error.status is RPCStatusCode.NOT_FOUND:
         closed = "already completed" in error.message
         return RejectedError(f"{subject} has ended") if closed else RunNotFoundError(f"there is no {subject}")

@@ -24,9 +24,9 @@ from contracts.agent import Definition
 from contracts.run.export import Export, ExportedArtifact, ExportedTranscript
 from contracts.run.transcript import Segment, TranscriptPage
 from decisions.run.transcript import Transcript
-from decisions.telemetry.export import RunFacts, fold_executions, with_shown_results
 from decisions.text.formatting import truncate
 from perdure.client.history import HistoryReader
+from perdure.client.run_facts import RunFacts, collect_facts, with_shown_results
 from perdure.client.run_list import RunInfo, find_run, list_subtree
 from perdure.client.runs import query_run_state, wait_for_run_end
 
@@ -55,7 +55,7 @@ class Exporter:
         executions = await HistoryReader(self.client).read_executions(run)
         if executions[0].execution != run.first_execution:
             missing.append("executions: earlier ones are past the namespace's retention")
-        facts = fold_executions(executions)
+        facts = collect_facts(executions)
         transcript = await self._read_transcript(run, facts, missing, asks=view is not None)
         end = None if run.is_open else asdict(await wait_for_run_end(self.client, run.run_id))
         return Export(

@@ -1,8 +1,10 @@
 """A run's history as plain JSON: every event of every execution, with decoded payloads."""
 
+import asyncio
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
@@ -16,44 +18,72 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.common import RawValue
+from temporalio.service import RPCError
 
 from contracts.models import nesting_depth
 from contracts.run.export import ExportedExecution
 from perdure.client.run_list import RunInfo, first_retained
 
+POLL_ENDED = "branch tokens"  # in the server's message if it ends a long poll
+MAX_POLL_RETRIES = 5  # in a row
 MAX_PAYLOAD_NESTING = 100  # levels of a payload that is exported as JSON; a deeper one is base64
 
 
 @dataclass(frozen=True)
 class HistoryReader:
+    """Reads the history of a run, also as it grows."""
+
     client: Client
+    retry_pause: float = 0.3  # seconds
 
     async def read_executions(self, run: RunInfo) -> list[ExportedExecution]:
         """Return all executions of the run that the server still has. Raises UnknownKeyError."""
-        execution: str | None = await first_retained(self.client, run)
-        executions = []
-        while execution is not None:
-            handle = self.client.get_workflow_handle(run.execution.id, run_id=execution)
-            events, successor = [], None
-            async for event in handle.fetch_history_events():
-                events.append(await self._event_to_json(event))
-                if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
-                    successor = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
-            executions.append(ExportedExecution(execution=execution, events=events))
-            execution = successor
-        return executions
+        executions: dict[str, list[dict[str, Any]]] = {}
+        async for execution, event in self.read_events(run):
+            executions.setdefault(execution, []).append(await self.event_to_json(event))
+        return [ExportedExecution(execution=execution, events=events) for execution, events in executions.items()]
 
-    async def _event_to_json(self, event: HistoryEvent) -> dict[str, Any]:
+    async def read_events(self, run: RunInfo, *, follow: bool = False) -> AsyncGenerator[tuple[str, HistoryEvent]]:
+        """Yield each event with its execution, from the earliest that the server still has."""
+        execution: str | None = await first_retained(self.client, run)
+        while execution is not None:
+            current, execution = execution, None
+            async with aclosing(self._execution_events(run.execution.id, current, follow=follow)) as events:
+                async for event in events:
+                    yield current, event
+                    if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                        execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _execution_events(
+        self, workflow_id: str, execution: str, *, follow: bool
+    ) -> AsyncGenerator[HistoryEvent]:
+        """Yield each event once. If the run changes at a bad moment the server ends the poll; it is retried."""
+        handle = self.client.get_workflow_handle(workflow_id, run_id=execution)
+        seen, failures = 0, 0
+        while True:
+            try:
+                async for event in handle.fetch_history_events(wait_new_event=follow):
+                    if event.event_id > seen:
+                        seen, failures = event.event_id, 0
+                        yield event
+                return
+            except RPCError as error:
+                failures += 1
+                if POLL_ENDED not in error.message or failures > MAX_POLL_RETRIES:
+                    raise
+            await asyncio.sleep(self.retry_pause)
+
+    async def event_to_json(self, event: HistoryEvent) -> dict[str, Any]:
         """Convert an event to an entry of `contracts.run.export.ExportedExecution`."""
         kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
         plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
         if event.user_metadata.HasField("summary"):
             plain["summary"] = await self._payload_to_json(event.user_metadata.summary)
         attributes = event.WhichOneof("attributes")
-        fields: Mapping[str, Any] = await self._to_json(getattr(event, attributes)) if attributes else {}
+        fields: Mapping[str, Any] = await self.to_json(getattr(event, attributes)) if attributes else {}
         return {**fields, **plain}
 
-    async def _to_json(self, value: Any) -> Any:
+    async def to_json(self, value: Any) -> Any:
         """Convert a value of Temporal's API to JSON."""
         plain: Any
         match value:
@@ -75,12 +105,12 @@ class HistoryReader:
 
     async def _field_to_json(self, field: Any, value: Any) -> Any:
         if field.message_type and field.message_type.GetOptions().map_entry:
-            return {str(key): await self._to_json(inner) for key, inner in value.items()}
+            return {str(key): await self.to_json(inner) for key, inner in value.items()}
         values = value if field.is_repeated else [value]
         if field.enum_type:
             plain: list[Any] = [_enum_name(field.enum_type, number) for number in values]
         else:
-            plain = [await self._to_json(element) for element in values]
+            plain = [await self.to_json(element) for element in values]
         return plain if field.is_repeated else plain[0]
 
     async def _payload_to_json(self, payload: Payload) -> Any:

@@ -4,12 +4,7 @@ import asyncio
 import time
 from random import uniform
 
-from temporalio.client import (
-    Client,
-    WorkflowQueryFailedError,
-    WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
-)
+from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -27,11 +22,10 @@ from perdure.client.errors import (
     convert_rpc_error,
     to_unavailable_error,
 )
-from perdure.client.runs import STATE_QUERY_TIMEOUT, sign_answer
+from perdure.client.runs import query_view, sign_answer
 
 SUBMIT_TIMEOUT = 30.0  # seconds of retries for one submit
 RETRY_PAUSE, MAX_SUBMIT_PAUSE = 0.25, 4.0  # seconds between retries, growing: other processes retry too
-_SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
 
 
 class RequestRejectedError(RejectedError):
@@ -123,12 +117,4 @@ async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | N
 async def query_lane(client: Client, conversation_id: str) -> LaneView | None:
     """Return the lane's state, if a worker answers. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
-    try:
-        view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=STATE_QUERY_TIMEOUT)
-    except WorkflowQueryFailedError:
-        return None
-    except RPCError as error:
-        if error.status in _SILENT:
-            return None
-        raise convert_rpc_error(error, f"conversation {conversation_id}") from None
-    return view
+    return await query_view(handle, "lane", LaneView, f"conversation {conversation_id}")

@@ -85,8 +85,6 @@ class DelegationStarted:
 
 @dataclass(frozen=True)
 class DelegationFinished:
-    """All subtasks have ended."""
-
     type: ClassVar = "delegation_finished"
     state: DelegationState
 
@@ -112,15 +110,11 @@ class WaitStarted:
 
 @dataclass(frozen=True)
 class WaitEnded:
-    """The run no longer waits."""
-
     type: ClassVar = "wait_ended"
 
 
 @dataclass(frozen=True)
 class SignalReceived:
-    """A signal reached the run."""
-
     type: ClassVar = "signal_received"
     signal: str
 
@@ -135,8 +129,6 @@ class AnswerReceived:
 
 @dataclass(frozen=True)
 class ContinuedAsNew:
-    """The run continued as new."""
-
     type: ClassVar = "continued_as_new"
 
 
@@ -167,33 +159,16 @@ class ActivityRetrying:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run has ended; `runs.ended` returns how."""
+    """The run has ended; `runs.wait_for_run_end` returns how."""
 
     type: ClassVar = "run_ended"
 
 
-RunEvent = (
-    RunStarted
-    | ModelCallStarted
-    | ModelReplied
-    | ContextFilled
-    | ContextCompacted
-    | NoticeAdded
-    | ToolCallStarted
-    | ToolCallFinished
-    | DelegationStarted
-    | DelegationFinished
-    | ActivityFailed
-    | WaitStarted
-    | WaitEnded
-    | SignalReceived
-    | AnswerReceived
-    | ContinuedAsNew
-    | PartialText
-    | RateLimitWait
-    | ActivityRetrying
-    | RunEnded
-)
+ModelEvent = ModelCallStarted | ModelReplied | ContextFilled | ContextCompacted | NoticeAdded
+CallEvent = ToolCallStarted | ToolCallFinished | DelegationStarted | DelegationFinished | ActivityFailed
+PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived
+LiveEvent = PartialText | RateLimitWait | ActivityRetrying  # not in history
+RunEvent = RunStarted | ModelEvent | CallEvent | PersonEvent | ContinuedAsNew | LiveEvent | RunEnded
 
 
 def event_to_json(event: RunEvent) -> str:

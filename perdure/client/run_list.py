@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
@@ -11,10 +12,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.telemetry import attributes
 from contracts.run.state import RunStatus
+from contracts.sender import SentBy
 from decisions import ids
 from decisions.ids import query_differs, query_equals
+from decisions.sender import sent_by
 from decisions.text.formatting import truncate
-from perdure.client.errors import RejectedError, TemporalUnavailableError, convert_rpc_error
+from perdure.client.errors import RejectedError, TemporalUnavailableError, convert_rpc_errors
 
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
 _FINAL_STATUSES = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
@@ -56,7 +59,7 @@ class RunInfo:
 
     @property
     def parent(self) -> str | None:
-        """The run that delegated it, or the placeholder of a long id (`ids.stand_in`)."""
+        """The run that delegated it, or the placeholder of a long id (`ids.placeholder_id`)."""
         return ids.delegating_run_id(self.execution.parent_id or "")
 
     @property
@@ -111,10 +114,8 @@ async def find_run(client: Client, run_id: str) -> RunInfo:
 async def find_workflow(client: Client, run_id: str) -> RunInfo:
     """Describe a run, or the follow-up `wf:<workflowId>`. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
-    try:
+    with convert_rpc_errors(f"run {run_id}"):
         execution = await handle.describe()
-    except RPCError as error:
-        raise convert_rpc_error(error, f"run {run_id}") from None
     return RunInfo(ids.run_id_of_workflow(execution.id), execution)
 
 
@@ -149,6 +150,26 @@ async def first_retained(client: Client, run: RunInfo) -> str:
     return run.first_execution if has_first else run.execution.run_id
 
 
+async def read_start(client: Client, run: RunInfo) -> tuple[Any, str]:
+    """Return the run's input and the identity of the client that started it. Raises UnknownKeyError.
+
+    Raises RPCError if the start is past retention.
+    """
+    execution = client.get_workflow_handle(run.execution.id, run_id=run.first_execution)
+    first = await anext(execution.fetch_history_events(page_size=1))
+    started = first.workflow_execution_started_event_attributes
+    inputs = await client.data_converter.decode(started.input.payloads[:1])
+    return inputs[0] if inputs else None, started.identity
+
+
+async def find_starter(client: Client, run: RunInfo) -> SentBy | None:
+    """Return the sender that started the run, unless the start is past retention. Raises UnknownKeyError."""
+    try:
+        return sent_by(*await read_start(client, run))
+    except RPCError:
+        return None
+
+
 @dataclass(frozen=True)
 class RunInfoPage:
     """A page of the list, latest first. `next` is the cursor of the next page, if any."""
@@ -172,12 +193,7 @@ async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes |
 
 
 async def iterate_runs(
-    client: Client,
-    *,
-    waiting: bool = False,
-    wedged: bool = False,
-    follow_ups: bool = False,
-    limit: int | None = 50,
+    client: Client, *, waiting: bool = False, wedged: bool = False, follow_ups: bool = False, limit: int | None = 50
 ) -> AsyncIterator[RunInfo]:
     """Yield runs or follow-ups, latest first; `waiting` yields both.
 

@@ -1,4 +1,4 @@
-"""Operations on a run: start, resume, fork, query, answer, cancel, deliver a result, wait for its end.
+"""Operations on a run: start, resume, fork, query, answer, cancel, deliver a result or an event, wait for its end.
 
 Errors of Temporal's client become those of `errors`.
 """
@@ -19,6 +19,7 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.followup import topic
 from activities.run.outcome import RunEnd, read_run_end
 from activities.temporal import await_update
 from contracts.followup import FollowUpState
@@ -26,6 +27,7 @@ from contracts.models import escape_unprintable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
 from contracts.run.signals import CancelRequest, HumanInput
 from contracts.run.state import RunStatus, RunView
+from contracts.topic import Event
 from decisions import ids
 from decisions.followup.state import open_prompts
 from decisions.run.resume import resume_rejection
@@ -41,14 +43,16 @@ from perdure.client.errors import (
     StartTooLargeError,
     TemporalUnavailableError,
     convert_rpc_error,
+    convert_rpc_errors,
     to_unavailable_error,
 )
-from perdure.client.run_list import RunInfo, find_run, find_workflow
+from perdure.client.run_list import RunInfo, find_run, find_workflow, read_start
 
 V = TypeVar("V")
 STATE_QUERY_TIMEOUT = timedelta(seconds=3)  # a run without a worker answers no query
 UPDATE_TIMEOUT = 20.0  # seconds
 START_DIGEST = "StartDigest"  # the memo with the digest of the run's start
+_SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
 MAX_RUN_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
 
@@ -82,10 +86,8 @@ def digest_of_start(event: StartEvent) -> str:
 
 async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
     """Return the digest recorded at the run's start, if Perdure started it. Raises RunNotFoundError."""
-    try:
+    with convert_rpc_errors(f"run {ids.run_id_of_workflow(handle.id)}"):
         digest = await (await handle.describe()).memo_value(START_DIGEST, None)
-    except RPCError as error:
-        raise convert_rpc_error(error, f"run {ids.run_id_of_workflow(handle.id)}") from None
     return digest if isinstance(digest, str) else None
 
 
@@ -111,11 +113,8 @@ async def resume_run(client: Client, task_queue: str, run_id: str) -> WorkflowHa
 
 
 async def _is_resume_of(client: Client, run_id: str, origin: str) -> bool:
-    first = (await find_run(client, run_id)).first_execution
-    execution = client.get_workflow_handle(ids.run_workflow_id(run_id), run_id=first)
-    started = await anext(execution.fetch_history_events(page_size=1))
-    inputs = await client.data_converter.decode(started.workflow_execution_started_event_attributes.input.payloads)
-    return len(inputs) == 1 and isinstance(inputs[0], dict) and inputs[0].get("payload", {}).get("run_id") == origin
+    start, _ = await read_start(client, await find_run(client, run_id))
+    return isinstance(start, dict) and start.get("payload", {}).get("run_id") == origin
 
 
 async def fork_run(
@@ -186,31 +185,31 @@ async def query_run_state(client: Client, run_id: str, patience: timedelta = STA
 
     None if no worker answers, or if the run was rejected at its start and has no state.
     """
-    return await _query_state(client, run_id, RunView, patience)
-
-
-async def _query_state(client: Client, run_id: str, answers: type[V], patience: timedelta) -> V | None:
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
-    try:
-        view: V = await handle.query("state", result_type=answers, rpc_timeout=patience)
-        return view
-    except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
-        return None
-    except RPCError as error:
-        if error.status in (
-            RPCStatusCode.DEADLINE_EXCEEDED,
-            RPCStatusCode.CANCELLED,
-            RPCStatusCode.FAILED_PRECONDITION,
-        ):
-            return None
-        raise convert_rpc_error(error, f"run {run_id}") from None
+    return await query_view(handle, "state", RunView, f"run {run_id}", patience)
 
 
 async def follow_up_state(
     client: Client, follow_up_id: str, patience: timedelta = STATE_QUERY_TIMEOUT
 ) -> FollowUpState | None:
     """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises RunNotFoundError."""
-    return await _query_state(client, follow_up_id, FollowUpState, patience)
+    handle = client.get_workflow_handle(ids.addressed_workflow_id(follow_up_id))
+    return await query_view(handle, "state", FollowUpState, f"run {follow_up_id}", patience)
+
+
+async def query_view(
+    handle: WorkflowHandle[Any, Any], query: str, kind: type[V], subject: str, patience: timedelta = STATE_QUERY_TIMEOUT
+) -> V | None:
+    """Return the answer of a query, if a worker answers. Raises RunNotFoundError."""
+    try:
+        view: V = await handle.query(query, result_type=kind, rpc_timeout=patience)
+    except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
+        return None
+    except RPCError as error:
+        if error.status in _SILENT:
+            return None
+        raise convert_rpc_error(error, subject) from None
+    return view
 
 
 async def submit_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys = NO_KEYS) -> None:
@@ -255,49 +254,37 @@ async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: Answe
     """
     if not keys.public and body.question_id is not None:
         return body
+    is_run = not run_id.startswith(ids.FOLLOW_UP_PREFIX)
+    view = await (query_run_state if is_run else follow_up_state)(client, run_id)
+    if view is None and keys.public:
+        name = f"run {run_id}" if is_run else run_id
+        raise TemporalUnavailableError(f"no worker answers for {name} now, so it cannot be answered: perdure worker")
+    if view is None or (question := _open_question(view, body)) is None:
+        return body
+    named = body.model_copy(update=question)
     try:
-        if run_id.startswith(ids.FOLLOW_UP_PREFIX):
-            return await _sign_for_follow_up(client, run_id, body, keys)
-        return await _sign_for_run(client, run_id, body, keys)
+        signer = view.run_id if isinstance(view, RunView) else run_id
+        return keys.sign_for(signer, view.execution, view.answer_keys, named) if keys.public else named
     except MissingKeyError as missing:
         raise RejectedError(str(missing)) from None
 
 
-async def _sign_for_run(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
-    view = await query_run_state(client, run_id)
-    if view is None and keys.public:
-        raise TemporalUnavailableError(
-            f"no worker answers for run {run_id} now, so it cannot be answered: perdure worker"
-        )
-    if view is None or view.question is None:
-        return body
-    about = {"question_id": body.question_id or view.question.id, "call": body.call or view.question.call}
-    named = body.model_copy(update=about)
-    return keys.sign_for(view.run_id, view.execution, view.answer_keys, named) if keys.public else named
-
-
-async def _sign_for_follow_up(client: Client, follow_up_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
-    view = await follow_up_state(client, follow_up_id)
-    if view is None and keys.public:
-        raise TemporalUnavailableError(
-            f"no worker answers for {follow_up_id} now, so it cannot be answered: perdure worker"
-        )
-    if view is None:
-        return body
+def _open_question(view: RunView | FollowUpState, body: HumanInput) -> dict[str, str | None] | None:
+    """Return the fields that name the open question of an answer, if it is for one."""
+    if isinstance(view, RunView):
+        asked = view.question
+        return {"question_id": body.question_id or asked.id, "call": body.call or asked.call} if asked else None
     tasks = open_prompts(view)
     if not tasks or (body.question_id is None and len(tasks) > 1):
-        return body  # the follow-up rejects it
-    body = body.model_copy(update={"question_id": body.question_id or tasks[0].task_id})
-    return keys.sign_for(follow_up_id, view.execution, view.answer_keys, body) if keys.public else body
+        return None  # the follow-up rejects it
+    return {"question_id": body.question_id or tasks[0].task_id}
 
 
 async def request_cancel(client: Client, run_id: str, body: CancelRequest) -> None:
     """Ask the run to stop. Raises RunNotFoundError, and RejectedError if it has ended."""
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
-    try:
+    with convert_rpc_errors(f"run {run_id}"):
         await handle.signal("cancel", stamp_sender(body).model_dump(mode="json", exclude_none=True))
-    except RPCError as error:
-        raise convert_rpc_error(error, f"run {run_id}") from None
 
 
 async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) -> bool:
@@ -319,9 +306,12 @@ async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) ->
     return True
 
 
+async def publish_external_event(client: Client, task_queue: str, event: Event) -> str:
+    """Publish an event to its topic and return the topic's workflow id. Raises NotAwaitedError, RPCError."""
+    return await topic.signal_event(client, task_queue, stamp_sender(event))
+
+
 async def wait_for_run_end(client: Client, run_id: str) -> RunEnd:
     """Wait for the run's end, across continue-as-new. Raises RunNotFoundError, TemporalUnavailableError."""
-    try:
+    with convert_rpc_errors(f"run {run_id}"):
         return await read_run_end(client.get_workflow_handle(ids.addressed_workflow_id(run_id)))
-    except RPCError as error:
-        raise convert_rpc_error(error, f"run {run_id}") from None

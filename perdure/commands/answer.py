@@ -15,8 +15,14 @@ from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.run_list import find_run
 from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
 from perdure.session import Needs, open_session
-from perdure.terminal.command import async_command, console, format_examples, run_argument, to_usage_error
-from perdure.terminal.free_text import FreeTextCommand
+from perdure.terminal.command import (
+    FreeTextCommand,
+    async_command,
+    console,
+    format_examples,
+    run_argument,
+    to_usage_error,
+)
 from settings import load_settings
 from settings.problems import format_suggestion
 

@@ -36,7 +36,7 @@ from perdure.terminal.chat_view import ChatView
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error, require_utf8
 from perdure.terminal.completion import complete_agents
 from perdure.terminal.follow import DETACHED, exit_code_of, stop_event
-from perdure.terminal.prompt import parse_answer
+from perdure.terminal.prompt import is_person, parse_answer
 from perdure.terminal.report import answer_commands
 from settings import load_settings
 
@@ -155,7 +155,7 @@ class ChatSession:
 
     async def _finish_input(self, showing: asyncio.Task[None], stopped: asyncio.Task[bool]) -> None:
         """Wait until all of a piped input is answered. At a terminal, Ctrl-D exits at once."""
-        if not _is_person():
+        if not is_person():
             done = asyncio.create_task(self._turns.join())
             await asyncio.wait({done, showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if showing.done():
@@ -199,7 +199,7 @@ class ChatSession:
 
     def _print_prompt(self) -> None:
         """Print the prompt, unless more output follows."""
-        if not self._open and _is_person() and self._console.is_terminal:
+        if not self._open and is_person() and self._console.is_terminal:
             self._console.print("[bold]> [/]", end="")
 
     async def _handle_line(self, line: str) -> None:
@@ -337,7 +337,7 @@ class ChatSession:
             self._asks = None
         if isinstance(event, WaitStarted) and event.question is not None:
             self._asks = (run_id, event.question)
-            if not _is_person():
+            if not is_person():
                 ways = " or ".join(answer_commands(run_id, event.question))
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
@@ -350,10 +350,6 @@ class ChatSession:
         run = self._session.client.get_workflow_handle(ids.run_workflow_id(latest))
         journal: Journal = await run.query("journal", result_type=Journal)
         self._console.print(Text(render_journal(journal)))
-
-
-def _is_person() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _read_lines() -> asyncio.Queue[str | None]:

@@ -20,7 +20,7 @@ from contracts.topic import MESSAGE_CREATED, Event
 from decisions.errors import format_validation_error
 from decisions.followup.topic import event_id
 from decisions.text.formatting import truncate
-from perdure.client.publish import publish_external_event
+from perdure.client.runs import publish_external_event
 from perdure.session import Needs, open_session
 from perdure.terminal.command import as_json_option, async_command, console, format_examples
 from settings import ProjectError, load_settings

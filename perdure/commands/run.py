@@ -17,6 +17,7 @@ from perdure.client.run_list import find_run, iterate_runs
 from perdure.client.runs import fork_run, resume_run, run_id_for_start, start_or_get_run
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.command import (
+    FreeTextCommand,
     as_json_option,
     async_command,
     console,
@@ -29,7 +30,6 @@ from perdure.terminal.command import (
 )
 from perdure.terminal.completion import complete_agents
 from perdure.terminal.follow import follow_json, follow_to_end
-from perdure.terminal.free_text import FreeTextCommand
 from perdure.terminal.goal_input import start_with_file
 from settings import load_settings
 

@@ -10,9 +10,16 @@ from contracts.run.state import RunStatus
 from decisions import ids
 from decisions.run.outcome import parse_handoff
 from perdure.client.run_events import RunEnded, event_to_json
-from perdure.client.run_list import RunInfo, find_run, find_workflow, iterate_runs, last_event_time, list_subtree
+from perdure.client.run_list import (
+    RunInfo,
+    find_run,
+    find_starter,
+    find_workflow,
+    iterate_runs,
+    last_event_time,
+    list_subtree,
+)
 from perdure.client.runs import follow_up_state, query_run_state, wait_for_run_end
-from perdure.client.starter import find_starter
 from perdure.client.watch import Watch
 from perdure.commands.export import STDOUT, export_run
 from perdure.commands.mcp.servers import print_servers, print_unseen_servers
@@ -21,6 +28,7 @@ from perdure.terminal.command import as_json_option, async_command, console, for
 from perdure.terminal.report import (
     build_tool_table,
     print_follow_up,
+    print_list,
     print_run,
     print_tree,
     run_row,
@@ -28,7 +36,6 @@ from perdure.terminal.report import (
     tool_row,
 )
 from perdure.terminal.run_view import RunScreen
-from perdure.terminal.table import print_list
 from settings import Settings, load_settings
 
 

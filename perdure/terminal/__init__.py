@@ -1,17 +1,15 @@
 """The terminal: what commands print and ask.
 
 chat_view    turns of a chat
-command      parts that all commands share: console, arguments, options, errors and exit codes
+command      parts that all commands share: console, arguments, free texts, options, errors and exit codes
 completion   shell completion of agents and run ids
 console      the console for all output, safe against control characters
 event_lines  run events as lines
 follow       a run, shown to its end
-free_text    commands with a free text as argument
 goal_input   goals that are too long for a conversation
 live_area    status lines at the bottom of the screen
 progress     figures and contents of the live area
 prompt       questions and typed answers
-report       runs, follow-ups and tools as text and as JSON rows
+report       lists of runs, runs, follow-ups and tools, as text and as JSON rows
 run_view     run events and the live area on a screen
-table        the output of `perdure list`
 """

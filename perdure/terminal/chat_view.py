@@ -12,15 +12,9 @@ from activities.run.outcome import RunEnd
 from contracts.run.signals import HumanInput
 from decisions.run.transcript import join_text_blocks
 from decisions.text.visible_text import render_visible
-from perdure.client.run_events import (
-    ActivityFailed,
-    ActivityRetrying,
-    ModelReplied,
-    PartialText,
-    RateLimitWait,
-    RunEvent,
-    RunStarted,
-)
+from perdure.client import run_events
+from perdure.client.run_events import RunEvent
+from perdure.terminal.event_lines import format_fallbacks
 from perdure.terminal.report import status_colour
 from perdure.terminal.run_view import RunScreen
 
@@ -37,19 +31,19 @@ class ChatView:
 
     def show_event(self, event: RunEvent, time: datetime | None) -> None:
         match event:
-            case RunStarted():
+            case run_events.RunStarted():
                 self._screen.apply_event(event, time)
-            case PartialText(text) if not isinstance(event, RateLimitWait):
+            case run_events.PartialText(text) if not isinstance(event, run_events.RateLimitWait):
                 if self._screen.is_live and self._screen.progress.is_thinking:  # other outputs take whole lines
                     self._write_text(_new_text(self._written, text))
-            case ModelReplied(reply=reply):
+            case run_events.ModelReplied(reply=reply):
                 self._screen.apply_event(event, time)
                 self._said = join_text_blocks(reply.content)
                 is_known = self._said.startswith(self._written.rstrip())
                 self._write_text(self._said[len(self._written) :] if is_known else f"\n{self._said}")
                 self._end_line()
-                self._screen.print_fallbacks(reply)
-            case ActivityRetrying() | ActivityFailed():
+                self._screen.print_lines(format_fallbacks(reply))
+            case run_events.ActivityRetrying() | run_events.ActivityFailed():
                 self._end_line()
                 self._screen.show_event(event, time)
             case _:

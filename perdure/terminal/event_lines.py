@@ -21,29 +21,8 @@ from contracts.tool import ToolOutcome
 from decisions.run.transcript import join_text_blocks
 from decisions.sender import format_sent_by
 from decisions.text.formatting import call_line, truncate
-from perdure.client.run_events import (
-    ActivityFailed,
-    ActivityRetrying,
-    AnswerReceived,
-    ContextCompacted,
-    ContextFilled,
-    ContinuedAsNew,
-    DelegationFinished,
-    DelegationStarted,
-    ModelCallStarted,
-    ModelReplied,
-    NoticeAdded,
-    PartialText,
-    RateLimitWait,
-    RunEnded,
-    RunEvent,
-    RunStarted,
-    SignalReceived,
-    ToolCallFinished,
-    ToolCallStarted,
-    WaitEnded,
-    WaitStarted,
-)
+from perdure.client import run_events
+from perdure.client.run_events import RunEvent
 from perdure.terminal.console import fit_line
 from perdure.terminal.progress import format_cost, format_count, format_seconds, format_tokens, join_facts
 from perdure.terminal.report import status_colour
@@ -80,43 +59,50 @@ EventLines = Iterator[Line | Block]
 
 def format_event(event: RunEvent, width: int | None) -> EventLines:
     match event:
-        case RunStarted(goal) if goal:
+        case run_events.RunStarted(goal) if goal:
             yield Line("[bold]goal[/]  ", truncate(goal, 1000))
-        case ModelReplied():
+        case run_events.ModelReplied():
             yield from _format_reply(event, width)
-        case AnswerReceived(answer):
+        case run_events.AnswerReceived(answer):
             text = ": ".join(filter(None, (answer.decision, answer.text)))
             sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
             yield Line(f"  [yellow]←[/] {escape(truncate(sender, 60))}  ", truncate(text, 300))
-        case ContextFilled(full):
+        case run_events.ContextFilled(full):
             yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
-        case ContextCompacted(summary):
+        case run_events.ContextCompacted(summary):
             yield Line(f"  [yellow]![/] {_format_compaction(summary)}")
-        case NoticeAdded(notice):
+        case run_events.NoticeAdded(notice):
             if line := _format_notice(notice):
                 yield Line(f"  {line}")
-        case SignalReceived(signal):
+        case run_events.SignalReceived(signal):
             yield Line(f"  [dim]signal {escape(truncate(signal, 100))}[/]")
-        case ContinuedAsNew():
+        case run_events.ContinuedAsNew():
             yield Line("  [dim]the history was long: continued as new[/]")
-        case ToolCallFinished():
+        case run_events.ToolCallFinished():
             yield from _format_call(event, width)
-        case DelegationStarted(request):
+        case run_events.DelegationStarted(request):
             yield from _format_subtasks(request)
-        case DelegationFinished(state):
+        case run_events.DelegationFinished(state):
             yield from _format_delegation(state, width)
-        case ActivityFailed(activity, reason):
+        case run_events.ActivityFailed(activity, reason):
             yield Line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
-        case ActivityRetrying(activity, attempt, reason):
+        case run_events.ActivityRetrying(activity, attempt, reason):
             yield Line(
                 f"  [yellow]↻[/] {escape(RETRIED_NAMES.get(activity, activity))}, attempt {attempt}: ",
                 truncate(reason, 300),
             )
-        case WaitStarted(waiting_for=about):
+        case run_events.WaitStarted(waiting_for=about):
             yield Line("  [yellow]…[/] waiting for ", truncate(about, 300))
-        case RateLimitWait(reason):
+        case run_events.RateLimitWait(reason):
             yield Line("  [yellow]‖[/] ", truncate(reason, 300))
-        case RunStarted() | ModelCallStarted() | ToolCallStarted() | PartialText() | WaitEnded() | RunEnded():
+        case (
+            run_events.RunStarted()
+            | run_events.ModelCallStarted()
+            | run_events.ToolCallStarted()
+            | run_events.PartialText()
+            | run_events.WaitEnded()
+            | run_events.RunEnded()
+        ):
             return  # the live area shows it
 
 
@@ -143,7 +129,7 @@ def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventL
         yield Block(end.handoff, style="dim")
 
 
-def _format_reply(thought: ModelReplied, width: int | None) -> EventLines:
+def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventLines:
     reply, text = thought.reply, join_text_blocks(thought.reply.content)
     facts = join_facts(
         f"turn {thought.turn}",
@@ -159,7 +145,7 @@ def _format_reply(thought: ModelReplied, width: int | None) -> EventLines:
         yield Block(text)
 
 
-def _format_call(called: ToolCallFinished, width: int | None) -> EventLines:
+def _format_call(called: run_events.ToolCallFinished, width: int | None) -> EventLines:
     call, outcome = called.call, called.outcome
     again = f" · attempt {call.attempt}" if call.attempt > 1 else ""
     lost = " · after its worker was lost" if outcome.interrupted else ""

@@ -120,7 +120,9 @@ async def _query_state(session: Session, run_id: str, screen: RunScreen) -> None
         with suppress(RunNotFoundError, RPCError):
             if view := await query_run_state(session.client, run_id):
                 run = session.client.get_workflow_handle(ids.run_workflow_id(run_id))
-                screen.apply_state(view, await run.query("journal", result_type=Journal) if view.origin else None)
+                screen.progress.apply_state(
+                    view, await run.query("journal", result_type=Journal) if view.origin else None
+                )
                 return
         await asyncio.sleep(STATE_POLL_SECONDS)
 

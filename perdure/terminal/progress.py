@@ -16,29 +16,8 @@ from decisions.run.journal import parse_framing, run_journal_tool
 from decisions.run.transcript import join_text_blocks
 from decisions.text.formatting import call_line
 from decisions.text.plan import plan_items, ticked_items
-from perdure.client.run_events import (
-    ActivityFailed,
-    ActivityRetrying,
-    AnswerReceived,
-    ContextCompacted,
-    ContextFilled,
-    ContinuedAsNew,
-    DelegationFinished,
-    DelegationStarted,
-    ModelCallStarted,
-    ModelReplied,
-    NoticeAdded,
-    PartialText,
-    RateLimitWait,
-    RunEnded,
-    RunEvent,
-    RunStarted,
-    SignalReceived,
-    ToolCallFinished,
-    ToolCallStarted,
-    WaitEnded,
-    WaitStarted,
-)
+from perdure.client import run_events
+from perdure.client.run_events import RunEvent
 from perdure.terminal.console import fit_line, neutralize_controls
 
 MAX_TEXT_LINES = 6  # lines of the answer in progress
@@ -81,37 +60,43 @@ class Progress:
         """Apply an event; `time` is its time in the history, if it has one."""
         at = self.note_time(time)
         match event:
-            case ModelCallStarted(phase, turn):
+            case run_events.ModelCallStarted(phase, turn):
                 self.doing["model"] = (f"{phase} · turn {turn}", at)
-            case ModelReplied(turn=turn, reply=reply):
+            case run_events.ModelReplied(turn=turn, reply=reply):
                 self._end_model_call(turn, reply)
-            case ContextFilled():
+            case run_events.ContextFilled():
                 self.doing["model"] = ("making room", at)
-            case ContextCompacted(summary):
+            case run_events.ContextCompacted(summary):
                 self._add_usage(summary.usage, summary.cost_usd)
                 self.doing.clear()
-            case ToolCallStarted(call):
+            case run_events.ToolCallStarted(call):
                 self._start_call(call, at)
-            case ToolCallFinished(call):
+            case run_events.ToolCallFinished(call):
                 self.doing.pop(f"step {call.step}", None)
                 self.steps = max(self.steps, call.step)
-            case DelegationStarted(request):
+            case run_events.DelegationStarted(request):
                 self.steps = max(self.steps, request.step)
                 subtasks = format_count(len(request.subtasks), "subtask")
                 self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
-            case ActivityFailed(activity):
+            case run_events.ActivityFailed(activity):
                 self._end_activity(activity)
-            case WaitStarted(waiting_for=about):
+            case run_events.WaitStarted(waiting_for=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
-            case RateLimitWait(reason):
+            case run_events.RateLimitWait(reason):
                 self.doing["held"] = (reason, at)
-            case PartialText(text):
+            case run_events.PartialText(text):
                 self._show_partial_text(text)
-            case WaitEnded():
+            case run_events.WaitEnded():
                 self.doing.pop("waiting", None)
-            case DelegationFinished() | RunStarted() | RunEnded():
+            case run_events.DelegationFinished() | run_events.RunStarted() | run_events.RunEnded():
                 self.doing.clear()
-            case NoticeAdded() | SignalReceived() | AnswerReceived() | ContinuedAsNew() | ActivityRetrying():
+            case (
+                run_events.NoticeAdded()
+                | run_events.SignalReceived()
+                | run_events.AnswerReceived()
+                | run_events.ContinuedAsNew()
+                | run_events.ActivityRetrying()
+            ):
                 pass  # it has only a permanent line
 
     def _end_model_call(self, turn: int, reply: ModelTurn) -> None:

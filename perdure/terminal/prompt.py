@@ -123,5 +123,6 @@ async def read_line(prompt: str = ANSWER_PROMPT) -> str | None:
         loop.remove_reader(keyboard)
 
 
-def can_ask(console: Console) -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and console.is_terminal
+def is_person() -> bool:
+    """Return whether a person types the input."""
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -13,26 +13,18 @@ from rich.padding import Padding
 from rich.text import Text
 
 from activities.run.outcome import RunEnd
-from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
-from contracts.run.state import QuestionView, RunView
-from contracts.run.turn import ModelTurn
+from contracts.run.state import QuestionView
 from decisions.run.transcript import join_text_blocks
 from decisions.text.visible_text import render_visible
-from perdure.client.run_events import (
-    AnswerReceived,
-    ModelCallStarted,
-    ModelReplied,
-    RateLimitWait,
-    RunEvent,
-    WaitStarted,
-)
+from perdure.client import run_events
+from perdure.client.run_events import RunEvent
 from perdure.terminal import event_lines
 from perdure.terminal.console import is_plain_output
 from perdure.terminal.event_lines import Block, EventLines, Line
 from perdure.terminal.live_area import LiveArea
 from perdure.terminal.progress import Progress
-from perdure.terminal.prompt import can_ask, format_input_hint, parse_answer, print_question, read_line
+from perdure.terminal.prompt import format_input_hint, is_person, parse_answer, print_question, read_line
 
 REDRAW_SECONDS = 0.1  # seconds between updates of the live area
 
@@ -59,9 +51,6 @@ class RunScreen:
     @property
     def _width(self) -> int | None:
         return None if self._plain else self.console.width
-
-    def apply_state(self, view: RunView, journal: Journal | None) -> None:
-        self.progress.apply_state(view, journal)
 
     @asynccontextmanager
     async def live_display(self) -> AsyncIterator[None]:
@@ -101,30 +90,27 @@ class RunScreen:
             return
         self.apply_event(event, time)
         match event:
-            case WaitStarted(question=QuestionView() as question):
+            case run_events.WaitStarted(question=QuestionView() as question):
                 print_question(self.console, question)
-            case AnswerReceived(answer):
+            case run_events.AnswerReceived(answer):
                 own, self._own = self._own, None
                 if own is None or (answer.decision, answer.text) != (own.decision, own.text):
-                    self._print_lines(event_lines.format_event(event, self._width))
-            case RateLimitWait() if self._held:
+                    self.print_lines(event_lines.format_event(event, self._width))
+            case run_events.RateLimitWait() if self._held:
                 pass  # only the first in a turn has a permanent line; the live area shows the waiting time
             case _:
-                self._held = isinstance(event, RateLimitWait) or (
-                    self._held and not isinstance(event, ModelCallStarted)
+                self._held = isinstance(event, run_events.RateLimitWait) or (
+                    self._held and not isinstance(event, run_events.ModelCallStarted)
                 )
-                self._print_lines(event_lines.format_event(event, self._width))
+                self.print_lines(event_lines.format_event(event, self._width))
 
     def apply_event(self, event: RunEvent, time: datetime | None) -> None:
         """Apply an event to the progress without printing it."""
         self.progress.apply_event(event, time)
-        if isinstance(event, ModelReplied):
+        if isinstance(event, run_events.ModelReplied):
             self._said = join_text_blocks(event.reply.content)
 
-    def print_fallbacks(self, reply: ModelTurn) -> None:
-        self._print_lines(event_lines.format_fallbacks(reply))
-
-    def _print_lines(self, told: EventLines) -> None:
+    def print_lines(self, told: EventLines) -> None:
         """Print lines: wrapped on a screen, whole in other outputs."""
         for item in told:
             match item:
@@ -142,17 +128,17 @@ class RunScreen:
         return answer
 
     def show_end(self, end: RunEnd) -> None:
-        self._print_lines(event_lines.format_end(end, self.progress.facts, self._said, self._width))
+        self.print_lines(event_lines.format_end(end, self.progress.facts, self._said, self._width))
 
     async def ask_person(self, question: QuestionView) -> HumanInput | None:
         """Ask the person for an answer to the printed question; None without a terminal, or if they leave it open."""
-        if not can_ask(self.console):
+        if not (is_person() and self.console.is_terminal):
             return None
         self._asks, text = True, ""
         self._area.close()
         try:
             while not text.strip():
-                self._print_lines(iter([Line(f"  [dim]{format_input_hint(question)}[/]")]))
+                self.print_lines(iter([Line(f"  [dim]{format_input_hint(question)}[/]")]))
                 line = await read_line()
                 if line is None:
                     self.console.print()

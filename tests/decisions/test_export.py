@@ -6,15 +6,15 @@ from typing import Any
 from contracts.run.export import ExportedExecution
 from contracts.run.question import Question, QuestionKind
 from contracts.tool import ToolOutcome
-from decisions.telemetry.export import RunFacts, fold_executions
 from decisions.text.formatting import waiting_for_person
+from perdure.client.run_facts import RunFacts, collect_facts
 
 AT = "2026-11-22T09:00:{:02}+00:00"
 
 
 def tale(*events: dict[str, Any]) -> RunFacts:
     numbered = [{"id": n, "at": AT.format(n), **event} for n, event in enumerate(events, 1)]
-    return fold_executions([ExportedExecution(execution="x", events=numbered)])
+    return collect_facts([ExportedExecution(execution="x", events=numbered)])
 
 
 def scheduled(kind: str, **request: Any) -> dict[str, Any]:
@@ -44,6 +44,7 @@ def test_turns_add_up_and_a_price_that_is_not_known_makes_the_whole_unknown() ->
     known = tale(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=0.25))
     assert (known.usage.input, known.usage.output, known.cost_usd) == (10, 4, 0.75)
     assert (known.definitions, [turn.turn for turn in known.turns]) == (["d"], [1, 2])
+    assert known.turns[0].stop_reason == "tool_use"  # a default, which history omits
     assert tale(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=None)).cost_usd is None
 
 
@@ -52,6 +53,8 @@ def test_a_turn_that_failed_says_why_and_costs_nothing() -> None:
     failed = {"type": "activity_task_failed", "scheduled_event_id": 1, "failure": failure}
     (turn,) = tale(scheduled("plan", turn=1), failed).turns
     assert turn.failure == "RateLimited: wrapped: 429"
+    encrypted = failure | {"message": "Encoded failure", "encoded_attributes": {"message": "wrapped"}}
+    assert tale(scheduled("plan", turn=1), failed | {"failure": encrypted}).turns == [turn]
     late = {"type": "activity_task_timed_out", "scheduled_event_id": 1}
     over = tale(scheduled("plan", turn=1), late)
     assert (over.turns[0].failure, over.cost_usd) == ("timed out", 0)

@@ -3,7 +3,7 @@
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome, error_outcome
-from decisions.telemetry.metrics import Count, count_event, count_tokens, count_tool_call
+from decisions.telemetry import Count, count_event, count_tokens, count_tool_call
 
 
 def test_every_event_is_counted_by_its_name() -> None:

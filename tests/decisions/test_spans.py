@@ -2,7 +2,7 @@
 
 from contracts.run.turn import ModelTurn, TurnRequest, Usage
 from contracts.tool import Effect, ToolCall, ToolOutcome, error_outcome
-from decisions.telemetry.spans import event_attributes, request_attributes, result_attributes, run_attributes, span_name
+from decisions.telemetry import event_attributes, request_attributes, result_attributes, run_attributes, span_name
 
 CALL = ToolCall(step=3, tool="charge", tool_use_id="toolu_1", arguments={"card": "4711"}, effect=Effect.once)
 USAGE = Usage(input=5, output=2, cache_read=100, cache_write=10)

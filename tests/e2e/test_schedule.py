@@ -9,9 +9,8 @@ import pytest
 
 from contracts.run.state import RunStatus
 from contracts.sender import SCHEDULE
-from perdure.client.run_list import iterate_runs
+from perdure.client.run_list import find_starter, iterate_runs
 from perdure.client.runs import wait_for_run_end
-from perdure.client.starter import find_starter
 
 QUEUE = "by-the-clock"  # nobody works on it
 

@@ -147,7 +147,7 @@ def test_of_an_end_that_did_not_count_no_line_is_left(tmp_path: Path) -> None:
 
     def close(event: dict[str, Any] | None, *told: dict[str, Any]) -> None:
         request = CloseRequest(start=0, length=0, head="", event=event, told=told)
-        trace.write_trace_lines(workspace, told)
+        trace.write_trace(workspace, *told)
         _finish_files(workspace, Journal(), request)
 
     workspace = Workspace(tmp_path)

@@ -8,6 +8,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.client.history import HistoryReader
 from perdure.client.run_events import ContinuedAsNew, RunEvent
 from perdure.client.watch import MAX_READ_AHEAD, EventPosition, Watch
 from perdure.testkit.model_server import Reply, calls
@@ -72,7 +73,9 @@ class GivesUp:
 
 async def test_a_poll_that_the_server_gives_up_is_made_again_and_nothing_is_told_twice() -> None:
     client: Any = GivesUp(4)
-    events = [event.event_id async for event in Watch(client, "r", look_every=0)._history_events("e")]
+    polled = HistoryReader(client, retry_pause=0)._execution_events("w", "e", follow=True)
+    events = [event.event_id async for event in polled]
     assert (events, client.times) == ([1, 2, 3], 0)
+    gone = HistoryReader(cast("Client", GivesUp(50)), retry_pause=0)
     with pytest.raises(RPCError):
-        [event async for event in Watch(cast("Client", GivesUp(50)), "r", look_every=0)._history_events("e")]
+        [event async for event in gone._execution_events("w", "e", follow=True)]

@@ -8,8 +8,8 @@ from temporalio import workflow
 from activities.telemetry.metrics import add_counts
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
+from decisions import telemetry
 from decisions.run.state import add_event, add_trace_lines, clear_trace_lines
-from decisions.telemetry import metrics
 from decisions.text import formatting
 from workflows.agent_run.context import RunContext
 
@@ -23,7 +23,7 @@ def emit_event(run: RunContext, name: str, *, is_traced: bool = True, **figures:
     """
     event = {"event": name, "run_id": run.state.run_id, **figures}
     workflow.logger.info(name, extra={"event": event})
-    add_counts(workflow.metric_meter(), metrics.count_event(name, figures))
+    add_counts(workflow.metric_meter(), telemetry.count_event(name, figures))
     if not is_traced:
         return
     run.state = add_event(run.state, {"at": workflow.now().isoformat(timespec="milliseconds"), **event})
@@ -49,7 +49,7 @@ def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:
 
 
 def count_call(call: Call, outcome: ToolOutcome) -> None:
-    add_counts(workflow.metric_meter(), metrics.count_tool_call(call.tool, outcome))
+    add_counts(workflow.metric_meter(), telemetry.count_tool_call(call.tool, outcome))
 
 
 def call_figures(call: Call) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from decisions.run.recovery import MAX_LOST, FailureKind, is_recovery_used_up
 from decisions.run.reply import take_turn
 from decisions.run.state import mark_interrupted, reject_definition, restore_ending
 from decisions.run.transcript import note_part, reply_part
-from decisions.text import formatting
 from workflows.agent_run import events
 from workflows.agent_run.compaction import free_context
 from workflows.agent_run.context import RunContext
@@ -64,7 +63,7 @@ async def _request_reply(run: RunContext) -> ModelTurn | ContextFull | None:
     activity = Turns.plan if run.state.turns == 0 else Turns.reflect
     for _ in range(MAX_LOST):
         run.cancellation.raise_if_cancelled()  # before the request takes the trace lines
-        summary, policy = formatting.turn_summary(run.state), model_turn_policy(run.state.limits)
+        summary, policy = f"turn {run.state.turns + 1}", model_turn_policy(run.state.limits)
         try:
             return await run.execute(activity, _turn_request(run), summary, policy)
         except ActivityError as error:

@@ -18,9 +18,8 @@ from contracts.conversation import Ended, Queued, SteerRequest, TurnAnswer, Turn
 from contracts.failures import RunFailure
 from contracts.mail.mailbox import TurnEnded
 from contracts.run.signals import CancelRequest, HumanInput
-from decisions import ids
+from decisions import ids, telemetry
 from decisions.conversation import lane
-from decisions.telemetry import metrics
 from decisions.text.formatting import MAX_SUMMARY_CALL, escape_markdown, truncate
 from workflows.conversation.context import LaneContext
 from workflows.execution import watch_end
@@ -97,7 +96,7 @@ def _report_failed_dispatch(live: LaneContext, message: Queued, reason: str) -> 
     figures = {"run_id": message.run_id, "request_id": message.request.request_id, "why": truncate(reason, 300)}
     event = {"event": name, "conversation_id": live.state.conversation_id, **figures}
     workflow.logger.warning(name, extra={"event": event})
-    add_counts(workflow.metric_meter(), metrics.count_event(name, figures))
+    add_counts(workflow.metric_meter(), telemetry.count_event(name, figures))
 
 
 async def deliver_errand(live: LaneContext, errand: lane.LaneErrand) -> None:

@@ -22,11 +22,11 @@ from contracts.run.state import QuestionView, RunStatus
 from decisions import builtin_tools
 from decisions.evaluation import failed_checks, pass_rate
 from decisions.run.outcome import event_text
-from decisions.telemetry.export import fold_executions
 from decisions.text.formatting import truncate
 from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
 from perdure.client.history import HistoryReader
 from perdure.client.run_events import WaitStarted
+from perdure.client.run_facts import collect_facts
 from perdure.client.run_list import find_run
 from perdure.client.runs import query_run_state, request_cancel, start_or_get_run, submit_answer, wait_for_run_end
 from perdure.client.watch import Watch
@@ -196,7 +196,7 @@ class Evaluation:
 
     async def _collect_facts(self, run_id: str, end: RunEnd, asked: list[str], unanswered: str | None) -> Facts:
         view, run = await query_run_state(self.session.client, run_id), await find_run(self.session.client, run_id)
-        calls = fold_executions(await HistoryReader(self.session.client).read_executions(run)).calls.values()
+        calls = collect_facts(await HistoryReader(self.session.client).read_executions(run)).calls.values()
         payload = end.event["payload"] if end.event else {}
         spent = Spent()
         if view is not None:  # a run that was rejected at its start has no usage

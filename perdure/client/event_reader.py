@@ -1,0 +1,169 @@
+"""A run's history, read event by event as plain JSON (`history`): the run's own events, and its open activities."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
+from contracts.delegation import DelegationRequest, DelegationState
+from contracts.run.compaction import ContextFull, Summary
+from contracts.run.signals import HumanInput
+from contracts.run.state import RunStatus
+from contracts.run.turn import ModelTurn
+from contracts.tool import ToolCall, ToolOutcome
+from decisions.tool_requests import REQUEST_TYPE_PREFIX
+from perdure.client import run_events
+from perdure.client.run_events import RunEvent
+
+Event = Mapping[str, Any]
+QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
+TIMED_OUT = "no end in time, or its worker died"
+_TURN_RESULT: TypeAdapter[ModelTurn | ContextFull] = TypeAdapter(ModelTurn | ContextFull)
+
+
+@dataclass
+class OpenActivity:
+    """An activity that is open at this point of the history. `call` is set for a tool call."""
+
+    kind: str
+    at: datetime
+    request: Mapping[str, Any]
+    call: ToolCall | None = None
+    attempts: int = 0
+    worker: str = ""
+
+
+@dataclass
+class EventReader:
+    """Reads the executions of one run. `activities` are those open after the last event, by their event ids."""
+
+    activities: dict[int, OpenActivity] = field(default_factory=dict)
+    _waiting: bool = False
+
+    def read(self, event: Event) -> list[RunEvent]:
+        """Return the run events of the next history event. The question of a wait is not in history."""
+        match event["type"]:
+            case "workflow_execution_started":
+                self.activities = {}
+                is_first = not event.get("continued_execution_run_id")
+                return [run_events.RunStarted(_goal_of(first_value(event.get("input"))))] if is_first else []
+            case "activity_task_scheduled":
+                return self._on_scheduled(event)
+            case "activity_task_started":
+                if activity := self.activities.get(event["scheduled_event_id"]):
+                    activity.attempts, activity.worker = event.get("attempt", 1), event.get("identity", "")
+                return []
+            case "activity_task_completed":
+                return self._on_completed(event)
+            case "activity_task_failed" | "activity_task_timed_out" | "activity_task_canceled":
+                return self._on_failed(event)
+            case "start_child_workflow_execution_initiated":
+                request = DelegationRequest.model_validate(first_value(event["input"]))
+                return [run_events.DelegationStarted(request)]
+            case "child_workflow_execution_completed":
+                return [run_events.DelegationFinished(DelegationState.model_validate(first_value(event["result"])))]
+            case "upsert_workflow_search_attributes":
+                return self._on_search_attributes(event)
+            case "workflow_execution_signaled":
+                answers = self._to_answers(
+                    first_value(event.get("input")), is_answer=event["signal_name"] == "human_input"
+                )
+                return [run_events.SignalReceived(event["signal_name"]), *answers]
+            case "workflow_execution_update_accepted":
+                update = (event.get("accepted_request") or {}).get("input") or {}
+                return self._to_answers(first_value(update.get("args")), is_answer=update.get("name") == "answer")
+            case "workflow_execution_continued_as_new":
+                return [run_events.ContinuedAsNew()]
+            case (
+                "workflow_execution_completed"
+                | "workflow_execution_failed"
+                | "workflow_execution_canceled"
+                | "workflow_execution_terminated"
+                | "workflow_execution_timed_out"
+            ):
+                return [run_events.RunEnded()]
+            case _:
+                return []
+
+    def _on_scheduled(self, event: Event) -> list[RunEvent]:
+        value = first_value(event.get("input"))
+        request, kind = value if isinstance(value, Mapping) else {}, event["activity_type"]["name"]
+        call = None
+        if str(request.get("type", "")).startswith(REQUEST_TYPE_PREFIX):
+            kind, payload = QUEUED_CALL, request["payload"]
+            arguments = payload["tool_payload"]
+            call = ToolCall(step=payload["step"], tool=payload["tool"], tool_use_id="", arguments=arguments)
+        elif kind == "call_tool":
+            call = ToolCall.model_validate(request)
+        self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, call)
+        if call is not None:
+            return [run_events.ToolCallStarted(call)]
+        if kind not in ("plan", "reflect"):
+            return []
+        told = request.get("told", ())
+        notices = [run_events.NoticeAdded(line) for line in told if line["event"] in run_events.PUBLIC_NOTICES]
+        return [*notices, run_events.ModelCallStarted(kind, request["turn"])]
+
+    def _on_completed(self, event: Event) -> list[RunEvent]:
+        activity, result = self.activities.pop(event["scheduled_event_id"]), first_value(event.get("result"))
+        if activity.call is not None:
+            is_raw = activity.kind == QUEUED_CALL
+            outcome = ToolOutcome(result=result) if is_raw else ToolOutcome.model_validate(result)
+            return [run_events.ToolCallFinished(activity.call, outcome)]
+        if activity.kind == "summarize":
+            return [run_events.ContextCompacted(Summary.model_validate(result))]
+        if activity.kind not in ("plan", "reflect"):
+            return []
+        reply = _TURN_RESULT.validate_python(result)
+        if isinstance(reply, ContextFull):
+            return [run_events.ContextFilled(reply)]
+        return [run_events.ModelReplied(activity.kind, activity.request["turn"], reply)]
+
+    def _on_failed(self, event: Event) -> list[RunEvent]:
+        activity = self.activities.pop(event["scheduled_event_id"], None)
+        if activity is None or event["type"] == "activity_task_canceled":
+            return []
+        call = activity.call
+        is_late = event["type"] == "activity_task_timed_out"
+        error = TIMED_OUT if is_late else failure_message(event.get("failure") or {})
+        return [run_events.ActivityFailed(f"{call.tool} · step {call.step}" if call else activity.kind, error)]
+
+    def _on_search_attributes(self, event: Event) -> list[RunEvent]:
+        fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
+        status = fields.get(AGENT_STATUS.name)
+        if status is None:
+            return []
+        was_waiting, self._waiting = self._waiting, status in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool)
+        if self._waiting:
+            return [run_events.WaitStarted(status, str(fields.get(WAITING_FOR.name) or "a result from outside"))]
+        return [run_events.WaitEnded()] if was_waiting else []
+
+    def _to_answers(self, body: Any, *, is_answer: bool) -> list[RunEvent]:
+        if is_answer and self._waiting:
+            with suppress(ValidationError):
+                return [run_events.AnswerReceived(HumanInput.model_validate(body))]
+        return []
+
+
+def first_value(values: Any) -> Any:
+    return values[0] if isinstance(values, list) and values else None
+
+
+def failure_message(failure: Mapping[str, Any]) -> str:
+    """Return a failure's message, decrypted if the run is encrypted."""
+    return str((failure.get("encoded_attributes") or {}).get("message") or failure.get("message") or "")
+
+
+def _goal_of(start: Any) -> str:
+    """Return the goal in a run's input, which may be invalid."""
+    payload = start.get("payload") if isinstance(start, dict) else None
+    if not isinstance(payload, dict):
+        return ""
+    if start.get("type") != "agentic.resume":
+        return str(payload.get("goal", ""))
+    after = f", after step {payload['step']}" if payload.get("step") is not None else ""
+    return f"go on from run {payload.get('run_id')}{after}{': ' + str(payload['say']) if payload.get('say') else ''}"
