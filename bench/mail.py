@@ -17,7 +17,7 @@ from activities.mailbox.folder import MailFolder
 from decisions.ids import mailbox_workflow_id
 from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
-from perdure.commands.mail import run_bridge_worker
+from perdure.commands.mail import bridge_worker
 from perdure.process.mailbox_bridge import Bridge
 from perdure.process.shutdown import exit_now
 from settings import load_settings
@@ -44,7 +44,7 @@ async def measure(files: int) -> None:
         settings, folder = load_settings({}, home), MailFolder(home / "mail", "default")
         folder.open_folder()
         await asyncio.to_thread(_write, folder.root, files)
-        async with run_worker(client, settings), run_bridge_worker(client, settings, folder):
+        async with run_worker(client, settings), bridge_worker(client, settings, folder):
             stop = asyncio.Event()
             bridge = asyncio.create_task(Bridge(client, settings.task_queue, folder).run(stop))
             marks = await _marks(folder.root, files)

@@ -15,8 +15,8 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 from watchfiles import Change
 
-from activities.mailbox.delivery import MAX_BYTES
 from activities.mailbox.folder import MailFolder
+from activities.mailbox.intake import MAX_BYTES
 from activities.mailbox.pages import TaskPages
 from activities.mailbox.picks import InputPicks
 from activities.mailbox.watch import FolderWatcher
@@ -439,4 +439,4 @@ async def test_what_the_disk_does_not_give_is_told_of(bridge: Bridge, monkeypatc
     monkeypatch.setattr(MailFolder, "read_message_file", refuses)
     put(bridge, "a.json")
     await running(bridge, lambda: "is tried again: Input/output error" in bridge.last_error)
-    assert [plan for plan, _ in bridge.unread] == ["p"]
+    assert [each.plan for each in bridge.unread] == ["p"]

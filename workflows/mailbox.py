@@ -6,7 +6,7 @@ each folder, and looks at runs whose end was not reported. A task that was lost 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from contracts.mail.mailbox import (
 from contracts.mail.message import MAX_MAIL_NAME
 from contracts.mail.peers import Dispatch
 from decisions import ids, telemetry
-from decisions.mailbox import capacity, commands, dead_letters, peers, view
+from decisions.mailbox import capacity, commands, peers, view
 from decisions.mailbox import state as mailbox
 from decisions.text.formatting import truncate
 from workflows.cancellation import Cancellation
@@ -52,21 +52,9 @@ from workflows.search_attributes import MAX_CHARACTERS
 
 MAX_REST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
 BRIDGE_REST = timedelta(seconds=30)  # of a folder whose bridge has returned a bad answer
+LOOK = ""  # the name of the task that looks at runs; other tasks have the name of their folder
 
-
-@dataclass(frozen=True)
-class _CarryResult:
-    """The result of a `carry`, or the reason why it failed. A cancelled one has neither."""
-
-    request: BridgeBatch
-    answer: BridgeResults | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class _LookResult:
-    letters: tuple[InboxMessage, ...]
-    answer: TurnLookup | None = None
+Change = Callable[[MailboxState], MailboxState]  # the effect of a task that has ended
 
 
 @workflow.defn
@@ -82,8 +70,7 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
     def __init__(self, *args: Any) -> None:
         super().__init__(_begin_mailbox, args)
         self._cancellation = Cancellation()
-        self._carrying: dict[str, asyncio.Task[_CarryResult]] = {}
-        self._looking: asyncio.Task[_LookResult] | None = None
+        self._running: dict[str, asyncio.Task[Change]] = {}  # by folder, and `LOOK`
         self._rests: dict[str, datetime] = {}
         self._alarm: tuple[datetime, asyncio.Task[None]] | None = None
 
@@ -104,7 +91,7 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
     def _box(self, state: MailboxState) -> None:
         """Set the next state, and report the messages that it makes dead letters."""
         before, self.context = self.context, state
-        for dead in dead_letters.newly_dead(before, state):
+        for dead in mailbox.newly_dead(before, state):
             _report_dead_letter(state.agent, dead)
         workflow.set_current_details(view.format_mailbox_details(state))
 
@@ -122,31 +109,25 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
 
     def _next_move(self) -> Callable[[], None] | None:
         """Return the most urgent move that is due."""
-        if (over := self._finished_folder()) is not None:
-            return partial(self._close_carry, over)
-        if self._looking is not None and self._looking.done():
-            return partial(self._close_look, self._looking)
-        if (folder := self._due_folder()) is not None:
-            return partial(self._start_carry, folder)
-        if self._looking is None and (silent := commands.stale_letters(self._box, workflow.now())):
-            return partial(self._begin_look, silent)
+        over = next((name for name, task in self._running.items() if task.done()), None)
+        if over is not None:
+            return partial(self._close, over)
+        now = workflow.now()
+        for folder in commands.folders_with_work(self._box):
+            is_free = folder not in self._running and self._rests.get(folder, now) <= now
+            if is_free and commands.next_orders(self._box, folder, now):
+                return partial(self._start_carry, folder)
+        if LOOK not in self._running and (silent := commands.stale_letters(self._box, now)):
+            return partial(self._start_look, silent)
         return None
+
+    def _close(self, name: str) -> None:
+        task = self._running.pop(name)
+        if not task.cancelled():
+            self._box = task.result()(self._box)
 
     def _has_rung(self) -> bool:
         return self._alarm is not None and self._alarm[1].done()
-
-    def _finished_folder(self) -> str | None:
-        """Return a folder whose `carry` has ended."""
-        return next((folder for folder, task in self._carrying.items() if task.done()), None)
-
-    def _due_folder(self) -> str | None:
-        """Return a folder where a task is due and no `carry` is running."""
-        now = workflow.now()
-        for folder in commands.folders_with_work(self._box):
-            is_free = folder not in self._carrying and self._rests.get(folder, now) <= now
-            if is_free and commands.next_orders(self._box, folder, now):
-                return folder
-        return None
 
     def _set_alarm(self) -> None:
         """Set a timer for the next change. An early one is harmless, and costs less than a new one for each message."""
@@ -165,9 +146,9 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
     def _start_carry(self, folder: str) -> None:
         self._rests.pop(folder, None)
         self._box, request = commands.issue_batch(self._box, folder, workflow.now())
-        self._carrying[folder] = asyncio.create_task(self._run_carry(request))
+        self._running[folder] = asyncio.create_task(self._run_carry(request))
 
-    async def _run_carry(self, request: BridgeBatch) -> _CarryResult:
+    async def _run_carry(self, request: BridgeBatch) -> Change:
         """Have a bridge carry out a request. Its answer is validated: a bad one must not wedge the mailbox."""
         try:
             answer: Any = await workflow.execute_activity(
@@ -183,41 +164,27 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
                 raise invalid_input(f"{len(request.orders)} orders, and {len(carried.done)} answers")
         except ActivityError as error:
             is_cancelled = is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
-            return _CarryResult(request, reason="" if is_cancelled else str(error.cause))
+            reason = "" if is_cancelled else str(error.cause)
         except ApplicationError as error:
-            return _CarryResult(request, reason=error.message)
-        return _CarryResult(request, carried)
+            reason = error.message
+        else:
+            return lambda state: commands.apply_results(state, request, carried, workflow.now())
+        if reason:
+            self._rests[request.folder] = workflow.now() + BRIDGE_REST
+            self.ignore(f"carry in folder {truncate(request.folder, 40)}", reason)
+        return lambda state: state
 
-    def _close_carry(self, folder: str) -> None:
-        task = self._carrying.pop(folder)
-        if task.cancelled():
-            return
-        came = task.result()
-        if came.answer is not None:
-            self._box = commands.apply_results(self._box, came.request, came.answer, workflow.now())
-        elif came.reason:
-            self._rests[folder] = workflow.now() + BRIDGE_REST
-            self.ignore(f"carry in folder {truncate(folder, 40)}", came.reason)
+    def _start_look(self, letters: tuple[InboxMessage, ...]) -> None:
+        self._running[LOOK] = asyncio.create_task(self._look_at_turns(letters))
 
-    def _begin_look(self, letters: tuple[InboxMessage, ...]) -> None:
-        self._looking = asyncio.create_task(self._look_at_turns(letters))
-
-    async def _look_at_turns(self, letters: tuple[InboxMessage, ...]) -> _LookResult:
+    async def _look_at_turns(self, letters: tuple[InboxMessage, ...]) -> Change:
         request = commands.build_look_request(self._box, letters)
-        try:
-            answer: TurnLookup = await workflow.execute_activity_method(
+        answer: TurnLookup | None = None
+        with suppress(ActivityError):
+            answer = await workflow.execute_activity_method(
                 Mailboxes.look_at_turns, request, summary=f"look at {len(letters)} runs", **LOOKING_AT_TURNS
             )
-        except ActivityError:
-            return _LookResult(letters)
-        return _LookResult(letters, answer)
-
-    def _close_look(self, task: asyncio.Task[_LookResult]) -> None:
-        self._looking = None
-        if task.cancelled():
-            return
-        seen = task.result()
-        self._box = commands.apply_look(self._box, seen.letters, seen.answer, workflow.now())
+        return lambda state: commands.apply_look(state, letters, answer, workflow.now())
 
     async def _come_to_rest(self) -> None:
         """Wait briefly for running activities, and cancel the rest, whose tasks the next execution gives out again.
@@ -227,24 +194,20 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
         if self._cancellation.reason is None:
             try:
                 await workflow.wait_condition(
-                    self._is_at_rest, timeout=MAX_REST_WAIT, timeout_summary="what is under way"
+                    lambda: self._cancellation.reason is not None or not self._running_tasks(),
+                    timeout=MAX_REST_WAIT,
+                    timeout_summary="what is under way",
                 )
             except TimeoutError:
                 workflow.logger.info("tasks that no bridge has carried out are given out again")
         for task in self._running_tasks():
             task.cancel()
         await workflow.wait_condition(lambda: not self._running_tasks())
-        while (folder := self._finished_folder()) is not None:
-            self._close_carry(folder)
-        if self._looking is not None:
-            self._close_look(self._looking)
+        for name in list(self._running):
+            self._close(name)
 
-    def _is_at_rest(self) -> bool:
-        return self._cancellation.reason is not None or not self._running_tasks()
-
-    def _running_tasks(self) -> list[asyncio.Task[Any]]:
-        tasks = [*self._carrying.values(), *([self._looking] if self._looking else [])]
-        return [task for task in tasks if not task.done()]
+    def _running_tasks(self) -> list[asyncio.Task[Change]]:
+        return [task for task in self._running.values() if not task.done()]
 
     @workflow.update(description='For bridges: {"folder", "deliveries"}. Returns a verdict for each')
     def deliver(self, *args: Any) -> dict[str, Any]:
@@ -267,9 +230,8 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
     @workflow.signal(description='Redeliver dead letters: {"message_id"?, "file"?}; without either, all of them')
     @ignore_if_invalid
     def redeliver(self, *args: Any) -> None:
-        self._box = dead_letters.redeliver_dead_letters(
-            self._box, read_optional_argument(Redeliver, args), workflow.now()
-        )
+        request = read_optional_argument(Redeliver, args)
+        self._box = mailbox.redeliver_dead_letters(self._box, request, workflow.now())
 
     @workflow.signal(description="For lanes: the end of a message's run")
     @ignore_if_invalid

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,25 @@ from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.attempts import heartbeating
+from activities.mailbox.client import GONE, count_steps, result_of, result_without_run
 from activities.mailbox.folder import PROCESSED, MailFolder, format_os_error
 from activities.mailbox.intake import Intake, end_as_bad_message
-from activities.mailbox.message import MessageError, parse_message, replace_forbidden
-from activities.mailbox.pages import UNTOLD, TaskPages
-from activities.mailbox.result import GONE, TaskResult, result_of, result_without_run, steps_of
+from activities.mailbox.message import replace_forbidden
+from activities.mailbox.pages import TaskPages
 from activities.mailbox.writer import MailWriter, stem_of
+from activities.run.outcome import SubtaskOutcome
 from activities.storage.safe_dir import must_be_name
 from activities.storage.workspace import Workspace, folder_name
+from contracts.conversation import TurnEnd
+from contracts.delegation import SubtaskStatus
 from contracts.mail.commands import BridgeBatch, BridgeResult, BridgeResults, BridgeTask, BridgeTaskKind
-from contracts.mail.delivery import Ack, InboxMessage, MessageResult, TaskState, Transition
+from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Transition
 from decisions.mailbox.commands import LOST
-from decisions.mailbox.delivery import BAD_MESSAGE, may_try_again
+from decisions.mailbox.delivery import BAD_MESSAGE, LAST_STATE, ending_of, may_try_again
 from decisions.mailbox.state import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
 from decisions.text.formatting import truncate
 
 AT_ONCE = 8
-DONE = MessageResult(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)  # the ending that a `resend` refers to
 
 _log = logging.getLogger(__name__)
 
@@ -41,24 +42,9 @@ class OrderRunner:
         self._client = client
         self._folder = folder
         self._workspaces = workspaces
-        self._writer = MailWriter(folder, folder.agent)
+        self._writer = MailWriter(folder)
         self._pages = TaskPages(client, self._writer)
         self._takes = Intake(client, self._writer, self._pages, workspaces, task_queue)
-        self._acts: Mapping[BridgeTaskKind, Callable[[BridgeTask], Awaitable[BridgeResult]]] = {
-            BridgeTaskKind.take: lambda order: self._takes.take_message(order.letter),
-            BridgeTaskKind.finish: self._finish_message,
-            BridgeTaskKind.resend: self._resend_reply,
-            BridgeTaskKind.dispatch: self._dispatch_subtask,
-            BridgeTaskKind.write_state: partial(self._in_thread, lambda order: self._writer.write_state(order.letter)),
-            BridgeTaskKind.skip: partial(self._in_thread, self._skip_file),
-            BridgeTaskKind.bury: partial(
-                self._in_thread, lambda order: self._writer.bury_file(order.letter, order.why)
-            ),
-            BridgeTaskKind.restore: partial(
-                self._in_thread, lambda it: folder.restore_file(it.letter.plan, it.letter.file)
-            ),
-            BridgeTaskKind.withdraw: partial(self._in_thread, self._withdraw_subtask),
-        }
 
     @activity.defn
     async def carry(self, request: BridgeBatch) -> BridgeResults:
@@ -96,11 +82,10 @@ class OrderRunner:
             must_be_name(order.letter.plan if order.letter.delegation is None else folder_name(order.letter.plan))
             must_be_name(order.letter.file or "none")
         except ValueError:
-            return (
-                end_as_bad_message("it does not name a file") if order.kind is BridgeTaskKind.take else BridgeResult()
-            )
+            is_take = order.kind is BridgeTaskKind.take
+            return end_as_bad_message("it does not name a file") if is_take else BridgeResult()
         try:
-            return await self._acts[order.kind](order)
+            return await self._act(order)
         except OSError as error:
             reason = f"{format_os_error(error)}; it will be retried"
         except (ValueError, RecursionError) as error:  # of another program's file
@@ -110,88 +95,79 @@ class OrderRunner:
         self._folder.undone = problem
         return BridgeResult(later=True)
 
-    async def _in_thread(self, act: Callable[[BridgeTask], None], order: BridgeTask) -> BridgeResult:
-        await asyncio.to_thread(act, order)
+    async def _act(self, order: BridgeTask) -> BridgeResult:
+        letter, writer, folder = order.letter, self._writer, self._folder
+        match order.kind:
+            case BridgeTaskKind.take:
+                return await self._takes.take_message(letter)
+            case BridgeTaskKind.finish:
+                return await self._finish_message(letter)
+            case BridgeTaskKind.dispatch:
+                return await self._dispatch_subtask(letter)
+            case BridgeTaskKind.resend:
+                await self._resend_reply(letter, order)
+            case BridgeTaskKind.write_state:
+                await asyncio.to_thread(writer.write_state, letter)
+            case BridgeTaskKind.skip:
+                await asyncio.to_thread(self._skip_file, letter, order.why)
+            case BridgeTaskKind.bury:
+                await asyncio.to_thread(writer.bury_file, letter, order.why)
+            case BridgeTaskKind.restore:
+                await asyncio.to_thread(folder.restore_file, letter.plan, letter.file)
+            case BridgeTaskKind.withdraw:
+                await asyncio.to_thread(folder.below.remove, *self._subtask_place(letter))
         return BridgeResult()
 
-    # the end of a message
-
-    async def _finish_message(self, order: BridgeTask) -> BridgeResult:
-        letter = order.letter
+    async def _finish_message(self, letter: InboxMessage) -> BridgeResult:
         ending = letter.ending or LOST
+        run_id = None if letter.is_reply else letter.run_id
         result, workspace = result_without_run(ending), None
-        if not letter.is_reply and letter.run_id is not None and ending.fault != BAD_MESSAGE:
-            result = await result_of(self._client, letter.run_id, ending)
-            if not result.is_done and await self._may_try_again(letter, result):
+        if run_id is not None and ending.fault != BAD_MESSAGE:
+            result = await result_of(self._client, run_id, ending)
+            if may_try_again(result.fault, 0, letter.attempt) and not await count_steps(self._client, run_id):
                 return BridgeResult(again=True)
-            workspace = Workspace(self._workspaces / folder_name(letter.run_id))
+            workspace = self._workspace_of(run_id)
             ending = _ending_from(ending, result)
-        if not letter.is_reply and letter.run_id is not None:
-            task = await asyncio.to_thread(self._task_text, letter)
-            await self._pages.end_page(letter.model_copy(update={"ending": ending}), task, result.text)
+        if run_id is not None:
+            await self._pages.write_page(letter.model_copy(update={"ending": ending}), run_id, None, result.text)
         await asyncio.to_thread(self._write_end, letter, ending, result, workspace)
         return BridgeResult(ending=ending)
 
-    def _task_text(self, letter: InboxMessage) -> str:
-        try:
-            return parse_message(self._folder.read_message_file(letter.plan, letter.file), letter.plan)[1]
-        except (FileNotFoundError, MessageError):
-            return UNTOLD
-
-    async def _may_try_again(self, letter: InboxMessage, result: TaskResult) -> bool:
-        if not may_try_again(result.fault, 0, letter.attempt):
-            return False
-        return may_try_again(result.fault, await steps_of(self._client, letter.run_id or ""), letter.attempt)
+    def _workspace_of(self, run_id: str) -> Workspace:
+        return Workspace(self._workspaces / folder_name(run_id))
 
     def _write_end(
-        self, letter: InboxMessage, ending: MessageResult, result: TaskResult, workspace: Workspace | None
+        self, letter: InboxMessage, ending: MessageResult, result: SubtaskOutcome, workspace: Workspace | None
     ) -> None:
-        if not letter.is_reply:
-            stored = (
-                self._writer.find_sent_reply(letter, letter.run_id) if result.fault == GONE and letter.run_id else None
-            )
-            if stored is not None:
-                self._writer.send_reply(letter, stored)
-            else:
-                self._writer.write_reply(letter, result, workspace)
-        state = TaskState.succeeded if ending.ack is Ack.succeeded else TaskState.failed
-        latest = letter.transitions[-1:]
-        added = () if latest and latest[0].state is state else (Transition(state=state, at=datetime.now(UTC)),)
-        self._writer.write_state(letter, *added)
+        is_stored = result.fault == GONE and self._writer.send_stored_reply(letter)
+        if not letter.is_reply and not is_stored:
+            self._writer.write_reply(letter, result, workspace)
+        state = LAST_STATE[ending.ack]
+        is_recorded = any(last.state is state for last in letter.transitions[-1:])
+        self._writer.write_state(letter, *(() if is_recorded else (Transition(state=state, at=datetime.now(UTC)),)))
         self._writer.write_ack(letter, Ack(ending.ack), ending.details)
-        if not letter.is_reply:
-            self._writer.close_message_requests(letter)
+        self._writer.close_message_requests(letter)
         self._writer.put_away_finished(letter, ending)
 
-    async def _resend_reply(self, order: BridgeTask) -> BridgeResult:
-        letter, run_id = order.letter, order.run_id or ""
-        stored = await asyncio.to_thread(self._writer.find_sent_reply, letter, run_id)
-        if stored is not None:
-            await asyncio.to_thread(self._writer.send_reply, letter, stored)
-        else:
-            result = await result_of(self._client, run_id, DONE)
-            workspace = Workspace(self._workspaces / folder_name(run_id))
-            again = letter.model_copy(update={"run_id": run_id})
+    async def _resend_reply(self, letter: InboxMessage, order: BridgeTask) -> None:
+        again = letter.model_copy(update={"run_id": order.run_id or ""})
+        if not await asyncio.to_thread(self._writer.send_stored_reply, again):
+            done = MessageResult(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)
+            result = await result_of(self._client, again.run_id or "", done)
+            workspace = self._workspace_of(again.run_id or "")
             await asyncio.to_thread(self._writer.write_reply, again, result, workspace)
-        await asyncio.to_thread(self._skip_file, order.model_copy(update={"why": order.why or RESULT_SENT_AGAIN}))
-        return BridgeResult()
+        await asyncio.to_thread(self._skip_file, letter, order.why or RESULT_SENT_AGAIN)
 
-    # files
-
-    def _skip_file(self, order: BridgeTask) -> None:
-        letter = order.letter
-        if order.why == SKIPPED_DUPLICATE:
-            self._writer.write_duplicate(letter, order.why)
-        elif order.why:
-            if self._writer.is_pending(letter):
+    def _skip_file(self, letter: InboxMessage, why: str) -> None:
+        if why == SKIPPED_DUPLICATE:
+            self._writer.write_duplicate(letter, why)
+        elif why:
+            with suppress(FileNotFoundError):
                 self._writer.archive_raw(letter, self._folder.read_message_file(letter.plan, letter.file))
-            self._writer.write_ack(letter, Ack.succeeded, order.why)
+            self._writer.write_ack(letter, Ack.succeeded, why)
         self._folder.put_away(letter.plan, letter.file, PROCESSED)
 
-    # peers outside
-
-    async def _dispatch_subtask(self, order: BridgeTask) -> BridgeResult:
-        letter = order.letter
+    async def _dispatch_subtask(self, letter: InboxMessage) -> BridgeResult:
         handle = self._client.get_workflow_handle(letter.delegation or "")
         try:
             text = await handle.query("message", {"subtask_id": letter.subtask_id}, result_type=Any)
@@ -200,31 +176,25 @@ class OrderRunner:
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
+            text = None
+        if not isinstance(text, str) or not text.strip():
             return end_as_bad_message("its reply is not awaited any more")
-        body = text if isinstance(text, str) else ""
-        if not body.strip():
-            return end_as_bad_message("its reply is not awaited any more")
-        await asyncio.to_thread(self._write_dispatch, letter, replace_forbidden(body).encode())
+        await asyncio.to_thread(self._write_dispatch, letter, replace_forbidden(text).encode())
         return BridgeResult()
 
     def _write_dispatch(self, letter: InboxMessage, data: bytes) -> None:
         """Write the full message from the delegation."""
-        plan = folder_name(letter.plan_id)
-        self._writer.archive_raw(letter.model_copy(update={"plan": plan}), data)
-        self._folder.below.write(data, self._folder.outgoing, plan, f"{stem_of(letter)}.md")
+        self._writer.archive_raw(letter.model_copy(update={"plan": folder_name(letter.plan_id)}), data)
+        self._folder.below.write(data, *self._subtask_place(letter))
 
-    def _withdraw_subtask(self, order: BridgeTask) -> None:
-        self._folder.below.remove(
-            self._folder.outgoing, folder_name(order.letter.plan_id), f"{stem_of(order.letter)}.md"
-        )
+    def _subtask_place(self, letter: InboxMessage) -> tuple[str, str, str]:
+        return self._folder.outgoing, folder_name(letter.plan_id), f"{stem_of(letter)}.md"
 
 
-def _ending_from(ending: MessageResult, result: TaskResult) -> MessageResult:
+def _ending_from(ending: MessageResult, result: SubtaskOutcome) -> MessageResult:
     """Return the ending as the run itself reports it."""
     if result.fault == GONE:
         return ending
-    if result.is_done:
-        return MessageResult(
-            ack=Ack.succeeded, details=ending.details if ending.ack is Ack.succeeded else "the run is completed"
-        )
+    if result.status is SubtaskStatus.done:
+        return ending if ending.ack is Ack.succeeded else ending_of(TurnEnd.completed)
     return MessageResult(ack=Ack.failed, details=truncate(result.text, 300), fault=result.fault)

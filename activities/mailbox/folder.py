@@ -17,21 +17,22 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from activities.mailbox.message import MAX_PENDING, envelope_of, is_skipped, message_size_error, new_name, reason_of
-from activities.mailbox.rest import RestTracker
+from activities.mailbox.message import (
+    MAX_PENDING,
+    RestTracker,
+    envelope_of,
+    is_skipped,
+    message_size_error,
+    new_name,
+    reason_of,
+)
 from activities.storage.safe_dir import SafeDir, WrongFileTypeError
 from contracts.mail.message import MAX_MESSAGE_BYTES
 from contracts.models import is_utf8
 
 PENDING, PROCESSED, DEAD = ".pending", ".processed", ".deadletter"
-IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
-    ".mailbox.json",
-    "deliveries.jsonl",
-    "agent_state.json",
-    "inputs",
-    "archive",
-    "tasks",
-)
+IDENTITY, DELIVERIES, STATE = ".mailbox.json", "deliveries.jsonl", "agent_state.json"
+INPUTS, ARCHIVE, TASKS = "inputs", "archive", "tasks"
 MAX_LOOKED = 5000  # names of a plan's folder that one scan reads without a result
 MAX_PLANS = 10_000
 CROWD = f"only {MAX_PLANS:,} plans are read, and there are more"
@@ -57,13 +58,13 @@ class ArrivedFile:
     fault: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class ClaimedFile:
     """A file in `.pending/`, under its own new name."""
 
     plan: str
     file: str
-    fault: str | None = None
+    fault: str | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -142,9 +143,8 @@ class MailFolder:
                 return {"id": stored["id"], "agent": stored["agent"]}
         except (ValueError, KeyError, TypeError):
             pass
-        raise MailFolderError(
-            f"{self.root / IDENTITY} is not a valid mailbox identity: remove it, and a new one is created"
-        )
+        where = self.root / IDENTITY
+        raise MailFolderError(f"{where} is not a valid mailbox identity: remove it, and a new one is created")
 
     def scan(self, limit: int) -> list[ArrivedFile]:
         """Return up to `limit` files that arrived, from the plans in turn. Continues after the previous scan."""
@@ -159,9 +159,7 @@ class MailFolder:
         existing = {*plans, CROWD}
         self.refused = {name: reason for name, reason in self.refused.items() if name.partition("/")[0] in existing}
         earlier = set(self._looks)  # their listings may miss files that arrived after they began
-        waiting = deque(
-            [*(plan for plan in plans if plan > self._last), *(plan for plan in plans if plan <= self._last)]
-        )
+        waiting = deque(sorted(plans, key=lambda plan: plan <= self._last))  # the plans after the last one first
         arrived, ended = list[ArrivedFile](), set[str]()
         self.is_through = True
         while waiting and len(arrived) < limit:
@@ -301,18 +299,16 @@ class MailFolder:
             return
 
     def settle_claims(self, plans: set[str]) -> None:
-        """Sync the claims in these plans to disk.
-
-        If that fails, a claimed file may arrive again after a crash, and the mailbox recognizes it.
-        """
+        """Sync the claims in these plans to disk. After a crash, the mailbox recognizes a file that arrives again."""
         for plan in plans:
             for names in ((PENDING,), ()):
                 with suppress(OSError), self.below.open_folder(self.incoming, plan, *names) as folder:
                     os.fsync(folder)
 
-    def is_put_away(self, plan: str, file: str) -> bool:
+    def is_put_away(self, claimed: ClaimedFile) -> bool:
         """Return whether a file has moved from `.pending/` to its destination."""
-        return any(self.below.status(self.incoming, plan, where, file) is not None for where in (PROCESSED, DEAD))
+        places = ((self.incoming, claimed.plan, where, claimed.file) for where in (PROCESSED, DEAD))
+        return any(self.below.status(*place) is not None for place in places)
 
     def pending_files(self) -> Iterator[ClaimedFile]:
         """Yield all claimed files, also those of other processes."""

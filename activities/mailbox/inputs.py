@@ -7,22 +7,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from activities.mailbox.folder import INPUTS, format_os_error
-from activities.mailbox.message import is_skipped
-from activities.mailbox.rest import RestTracker
+from activities.mailbox.message import RestTracker, is_skipped
 from activities.storage.safe_dir import SafeDir, WrongFileTypeError
 from contracts.mail.message import InputWanted, PickPolicy, TaskHead
-from decisions.mailbox.inputs import (
-    Ambiguous,
-    Candidate,
-    Choice,
-    Chosen,
-    Missing,
-    Several,
-    choose_input,
-    is_pattern,
-    matches_part,
-    split_pattern,
-)
+from decisions.mailbox.inputs import choose_inputs, is_pattern, matches_part, split_pattern
 from decisions.text.formatting import truncate
 
 MAX_LOOKED = 10_000  # names below inputs/ for one input
@@ -51,25 +39,26 @@ def resolve_inputs(below: SafeDir, head: TaskHead, rests: RestTracker | None = N
     """Find the files of a task's inputs. `rests` remembers files from earlier calls. Raises InputsError, OSError."""
     resolved = ResolvedInputs()
     for expected in head.inputs:
-        match _choose_file(below, expected, head.pick_policy, rests or RestTracker()):
-            case Chosen(path):
+        match _matching_files(below, expected, head.pick_policy, rests or RestTracker()):
+            case (path,):
                 resolved.chosen[expected.name] = path
-            case Missing():
+            case () | None as none:
                 resolved.missing += (expected.name,)
-            case None:
-                resolved.is_early, resolved.missing = True, (*resolved.missing, expected.name)
-            case Several(options):
-                resolved.undecided[expected.name] = options
-            case Ambiguous(options):
-                paths = truncate(", ".join(options), 300)
-                raise InputsError(f"inputs: {expected.name}: expected one file, and there are several: {paths}")
+                resolved.is_early = resolved.is_early or none is None
+            case paths if head.pick_policy is PickPolicy.unique:
+                several = truncate(", ".join(paths), 300)
+                raise InputsError(f"inputs: {expected.name}: expected one file, and there are several: {several}")
+            case paths:
+                resolved.undecided[expected.name] = paths
     if resolved.missing and not head.wait_for_inputs and not resolved.is_early:
         raise InputsError(f"inputs: missing, and the task does not wait: {', '.join(resolved.missing)}")
     return resolved
 
 
-def _choose_file(below: SafeDir, expected: InputWanted, policy: PickPolicy | None, rests: RestTracker) -> Choice | None:
-    """Choose the file of an input, unless a matching file may still be being written."""
+def _matching_files(
+    below: SafeDir, expected: InputWanted, policy: PickPolicy | None, rests: RestTracker
+) -> tuple[str, ...] | None:
+    """Return the files of an input as far as the policy chooses, unless one may still be being written."""
     parts = split_pattern(expected.match)
     if isinstance(parts, str):
         raise InputsError(f"inputs: {expected.name}: {parts}")
@@ -78,13 +67,15 @@ def _choose_file(below: SafeDir, expected: InputWanted, policy: PickPolicy | Non
         rest = [rests.is_at_rest(f"{INPUTS}/{path}", status) for path, status in files.items()]
         if not all(rest):
             return None
-        candidates = [Candidate(path, status.st_ctime_ns, status.st_size) for path, status in files.items()]
-        digests = _digest_files(below, candidates, policy)
+        digests = {}
+        is_alike = len(files) > 1 and len({status.st_size for status in files.values()}) == 1
+        if policy is PickPolicy.unique and is_alike:
+            digests = {path: sha256(read_input(below, path)).hexdigest() for path in files}
     except PermissionError as error:
         raise InputsError(f"inputs: {expected.name}: {format_os_error(error)}: let the bridge's user read it") from None
-    if large := next((file for file in candidates if file.size > MAX_INPUT), None):
-        raise InputsError(f"inputs: {expected.name}: {truncate(large.path, 200)} has more than {MAX_INPUT:,} bytes")
-    return choose_input(candidates, policy, digests)
+    if large := next((path for path, status in files.items() if status.st_size > MAX_INPUT), None):
+        raise InputsError(f"inputs: {expected.name}: {truncate(large, 200)} has more than {MAX_INPUT:,} bytes")
+    return choose_inputs({path: status.st_ctime_ns for path, status in files.items()}, policy, digests)
 
 
 def read_input(below: SafeDir, path: str) -> bytes:
@@ -93,12 +84,6 @@ def read_input(below: SafeDir, path: str) -> bytes:
     if len(data) > MAX_INPUT:
         raise InputsError(f"inputs: {truncate(path, 200)} has more than {MAX_INPUT:,} bytes")
     return data
-
-
-def _digest_files(below: SafeDir, candidates: list[Candidate], policy: PickPolicy | None) -> dict[str, str]:
-    if policy is not PickPolicy.unique or len(candidates) < 2 or len({file.size for file in candidates}) > 1:
-        return {}
-    return {file.path: sha256(read_input(below, file.path)).hexdigest() for file in candidates}
 
 
 def _walk_matches(

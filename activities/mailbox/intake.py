@@ -1,36 +1,104 @@
-"""`take`: submit a message to its lane, with its inputs, or hand a reply to the delegation that waits for it."""
+"""Messages on their way in: a claimed file as a delivery to the mailbox, and the order `take`.
+
+`take` submits a message to its lane, with its inputs, or hands a reply to the delegation that waits for it.
+"""
 
 import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import submit_to_lane
+from activities.mailbox.folder import ClaimedFile, MailFolder, format_os_error
 from activities.mailbox.inputs import InputsError, ResolvedInputs, read_input, resolve_inputs
-from activities.mailbox.message import MessageError, parse_message
+from activities.mailbox.message import MAX_ENVELOPE, MessageError, parse_message, read_envelope
 from activities.mailbox.pages import TaskPages
 from activities.mailbox.writer import MailWriter
+from activities.storage.safe_dir import WrongFileTypeError
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace, folder_name
 from activities.temporal import await_update
 from contracts.conversation import Choice, LaneFault, SubmitRequest
 from contracts.mail.commands import BridgeResult
 from contracts.mail.delivery import Ack, InboxMessage, MessageResult, TaskState, Transition
+from contracts.mail.mailbox import Delivery
 from contracts.mail.message import ReplyHead, TaskHead
 from contracts.mail.peers import MailReply, ReplyVerdict
 from contracts.sender import MAILBOX
 from decisions import ids
-from decisions.mailbox.delivery import BAD_MESSAGE
+from decisions.mailbox.delivery import bad_message_ending
 from decisions.text.formatting import truncate
 
 TASK_FILE = f"{ARTIFACTS}/task.md"
 GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one is in a file
 ANSWERED_WITHIN = 30.0  # seconds; a longer silence delays only the message itself
 _MAX_KEY = 64  # bytes of a fairness key
-_FINAL = (LaneFault.invalid_input,)
+MAX_BYTES = 1024 * 1024  # of a batch. A head has at most 800 KB, if each character of its file takes 12 bytes
+
+
+@dataclass(frozen=True)
+class PreparedDelivery:
+    """A delivery, with a note about its envelope. If `is_early`, an input may be incomplete: look again soon."""
+
+    claimed: ClaimedFile
+    delivery: Delivery
+    note: str = ""
+    is_early: bool = False
+
+
+def prepare_delivery(folder: MailFolder, claimed: ClaimedFile) -> PreparedDelivery:
+    """Read a claimed file. Raises FileNotFoundError if it is gone, OSError if it can be read only later."""
+    plan, file = claimed.plan, claimed.file
+    try:
+        data = folder.read_message_file(plan, file) if claimed.fault is None else b""
+    except (WrongFileTypeError, PermissionError) as error:
+        claimed = replace(claimed, fault=truncate(f"it cannot be read: {format_os_error(error)}", 1000))
+    if claimed.fault is not None:
+        return PreparedDelivery(claimed, Delivery(file=file, plan=plan, sha256="", fault=claimed.fault))
+    note, resolved = _envelope_note(folder, claimed), ResolvedInputs()
+    fields: dict[str, Any] = {"file": file, "plan": plan, "sha256": sha256(data).hexdigest()}
+    try:
+        head, _ = parse_message(data, plan)
+        fields["head"] = head
+        if isinstance(head, TaskHead) and head.inputs:
+            resolved = resolve_inputs(folder.below, head, folder.rests)
+    except (MessageError, InputsError) as error:
+        fields["fault"] = truncate(str(error), 1000)
+    delivery = Delivery(**fields, missing=resolved.missing, undecided=tuple(resolved.undecided))
+    return PreparedDelivery(claimed, delivery, note, resolved.is_early)
+
+
+def _envelope_note(folder: MailFolder, claimed: ClaimedFile) -> str:
+    try:
+        data = folder.read_envelope_file(claimed.plan, claimed.file, MAX_ENVELOPE)
+        if data is None:
+            return ""
+        read_envelope(data)
+    except OSError as error:
+        return f"the envelope cannot be read: {format_os_error(error)}"
+    except MessageError as error:
+        return f"the envelope is not valid: {error}"
+    return "with its envelope"
+
+
+def batch_size(messages: Sequence[PreparedDelivery | None]) -> int:
+    """Return how many messages, from the first one, fit into one delivery."""
+    used = 0
+    for number, message in enumerate(messages):
+        delivery = message.delivery.model_dump(mode="json", by_alias=True, exclude_none=True) if message else None
+        size = len(json.dumps(delivery)) if delivery else 0
+        if used and used + size > MAX_BYTES:
+            return number
+        used += size
+    return len(messages)
 
 
 class Intake:
@@ -91,15 +159,14 @@ class Intake:
             mailbox=self._folder.agent,
             sender=MAILBOX,
         )
-        fairness_key = _fairness_key(head.plan_id)
+        plan = head.plan_id.encode(errors="replace")
+        fair = head.plan_id if len(plan) <= _MAX_KEY else ids.digest(plan, 16)
         try:
-            update = submit_to_lane(
-                self._client, self._queue, conversation_id, request, closes=True, fairness_key=fairness_key
-            )
+            update = submit_to_lane(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
             await await_update(update, ANSWERED_WITHIN)
         except WorkflowUpdateFailedError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
-            if kind in _FINAL:
+            if kind == LaneFault.invalid_input:
                 return end_as_bad_message(truncate(getattr(error.cause, "message", str(error.cause)), 300))
             if kind != LaneFault.request_reused:  # that run has begun, with the inputs of that time
                 return BridgeResult()
@@ -135,22 +202,14 @@ class Intake:
         run_id, _, step = head.task_id.rpartition(".")
         verdict = ReplyVerdict.orphan
         if run_id and step.isascii() and step.isdigit() and head.subtask_id:
-            reply = MailReply(
-                mailbox=self._folder.agent,
-                sender=head.sender,
-                subtask_id=head.subtask_id,
-                status=head.status,
-                body=body,
-                artifacts=head.artifacts,
-            )
+            own = head.model_dump(include={"sender", "subtask_id", "status", "artifacts"}, by_alias=False)
+            reply = MailReply(**own, mailbox=self._folder.agent, body=body)
             handle = self._client.get_workflow_handle(ids.delegation_workflow_id(run_id, int(step)))
+            body_sent = reply.model_dump(mode="json")
             try:
-                update = handle.execute_update(
-                    "reply", reply.model_dump(mode="json"), id=f"mail:{letter.key}", result_type=str
-                )
-                verdict = ReplyVerdict(await await_update(update, ANSWERED_WITHIN))
-            except WorkflowUpdateFailedError:
-                verdict = ReplyVerdict.orphan
+                update = handle.execute_update("reply", body_sent, id=f"mail:{letter.key}", result_type=str)
+                with suppress(WorkflowUpdateFailedError):
+                    verdict = ReplyVerdict(await await_update(update, ANSWERED_WITHIN))
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
@@ -158,7 +217,7 @@ class Intake:
 
 
 def end_as_bad_message(reason: str) -> BridgeResult:
-    return BridgeResult(ending=MessageResult(ack=Ack.failed, details=reason, fault=BAD_MESSAGE))
+    return BridgeResult(ending=bad_message_ending(reason))
 
 
 def _format_goal(head: TaskHead, body: str, resolved: ResolvedInputs) -> str:
@@ -176,9 +235,3 @@ def _format_goal(head: TaskHead, body: str, resolved: ResolvedInputs) -> str:
 
 def _input_path(name: str, path: str) -> str:
     return f"{ARTIFACTS}/inputs/{name}/{path}"
-
-
-def _fairness_key(plan_id: str) -> str:
-    if len(plan_id.encode(errors="replace")) <= _MAX_KEY:
-        return plan_id
-    return ids.digest(plan_id.encode(errors="replace"), 16)

@@ -1,4 +1,4 @@
-"""A message's file, read strictly and written in the same form. Every error is one line.
+"""A message's file: its names, when it is complete, and its content, read strictly. Every error is one line.
 
 In front matter every scalar is text: an id such as `42` or `2026-01-01` is neither a number nor a date.
 """
@@ -7,6 +7,7 @@ import codecs
 import os
 import re
 import secrets
+import time
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +24,8 @@ from decisions.text.formatting import truncate
 
 ENVELOPE = ".envelope.json"
 NOT_READY = (".tmp", "~", ".part", ".swp")
+FRESH = 0.2  # seconds after a change in which a file may still be being written
+MAX_KNOWN = 20_000  # files that are remembered between looks
 MAX_STEM = 180  # bytes of the original name in a file's new name
 MAX_PENDING = 230  # bytes of a name in `.pending/`: files that belong to it have longer names
 MAX_FRONT = 32 * 1024  # bytes of front matter
@@ -201,3 +204,27 @@ def new_name(name: str) -> str:
     base = stem.encode()[: MAX_STEM - len(suffix.encode())].decode(errors="ignore")
     mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if base + suffix != name else ""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{base}{mark}{suffix}"
+
+
+class RestTracker:
+    """The memory of files that changed just now, or have a modification time in the future.
+
+    Such a file is at rest once two looks, at least `FRESH` apart, find it unchanged.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, ...], float]] = {}  # its status, and since when
+
+    def is_at_rest(self, place: str, status: os.stat_result) -> bool:
+        if time.time() - status.st_mtime >= FRESH:
+            self._known.pop(place, None)
+            return True
+        looks = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        known = self._known.get(place)
+        if known is not None and known[0] == looks:
+            return time.monotonic() - known[1] >= FRESH
+        self._known.pop(place, None)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.pop(next(iter(self._known)))
+        self._known[place] = (looks, time.monotonic())
+        return False

@@ -4,15 +4,13 @@ import asyncio
 import logging
 from contextlib import suppress
 from itertools import product
-from typing import Any, TypeVar
 
-from pydantic import ValidationError
-from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.mailbox.folder import ARCHIVE, TASKS
+from activities.mailbox.client import query_if_possible
+from activities.mailbox.folder import ARCHIVE, PENDING, TASKS
 from activities.mailbox.message import MAX_FRONT, MessageError, parse_message
-from activities.mailbox.result import LOOK_WITHIN
 from activities.mailbox.writer import PAGE, MailWriter, stem_of
 from activities.storage.safe_dir import WrongFileTypeError
 from activities.storage.workspace import folder_name
@@ -22,14 +20,12 @@ from contracts.mail.mailbox import AckView, MailboxView
 from contracts.mail.message import MAX_MESSAGE_BYTES
 from contracts.run.state import RunView
 from decisions.ids import mailbox_workflow_id, query_equals, run_workflow_id, task_key
-from decisions.mailbox.task_file import render_task_page
+from decisions.mailbox.files import render_task_page
 
 MAX_AT_ONCE = 20  # runs that are queried in one cycle
 MAX_DELEGATIONS = 20  # of a run
 OVER = (b"\nstatus: done\n", b"\nstatus: failed\n")
 UNTOLD = "(The message is not stored any more.)"
-
-V = TypeVar("V")
 
 _log = logging.getLogger(__name__)
 
@@ -41,26 +37,26 @@ class TaskPages:
         self._last = ""  # the key of the last page's message
 
     async def begin_page(self, letter: InboxMessage, task: str) -> None:
-        await self._write_page(letter, render_task_page(letter, task, None, (), ""))
-
-    async def end_page(self, letter: InboxMessage, task: str, result: str) -> None:
-        """Write the last page of a task, with its delegations as far as the server still has them."""
-        delegations = await self._query_delegations(letter.run_id) if letter.run_id else []
-        await self._write_page(letter, render_task_page(letter, task, None, delegations, result))
+        await self._store_page(letter, render_task_page(letter, task, None, (), ""))
 
     async def refresh_pages(self) -> None:
         """Write the pages of some running tasks, in turn. Runs that do not answer are skipped."""
         for message in await self._at_work():
-            letter = _letter_from(message)
-            view = await self._query_state(run_workflow_id(message.run_id or ""), RunView)
-            if view is None:
-                continue
-            delegations = await self._query_delegations(message.run_id or "")
-            task = await asyncio.to_thread(self._task_text, letter)
-            await self._write_page(letter, render_task_page(letter, task, view, delegations, ""))
+            run_id = message.run_id or ""
+            view = await query_if_possible(self._client, run_workflow_id(run_id), "state", RunView)
+            if view is not None:
+                await self.write_page(_letter_from(message), run_id, view)
+
+    async def write_page(self, letter: InboxMessage, run_id: str, view: RunView | None, result: str = "") -> None:
+        """Write the page of a task, with its delegations as far as the server still has them."""
+        delegations = await self._query_delegations(run_id)
+        task = await asyncio.to_thread(self._task_text, letter)
+        await self._store_page(letter, render_task_page(letter, task, view, delegations, result))
 
     async def _at_work(self) -> list[AckView]:
-        view = await self._query_state(mailbox_workflow_id(self._writer.agent), MailboxView, query="acks")
+        view = await query_if_possible(
+            self._client, mailbox_workflow_id(self._writer.folder.agent), "acks", MailboxView
+        )
         running = [one for one in (view.open if view else ()) if one.run_id and one.stage is Stage.running]
         running = sorted((one for one in running if one.state is TaskState.running), key=lambda one: one.key)
         chosen = [one for one in running if one.key > self._last][:MAX_AT_ONCE] or running[:MAX_AT_ONCE]
@@ -68,13 +64,16 @@ class TaskPages:
         return chosen
 
     def _task_text(self, letter: InboxMessage) -> str:
-        """Return the task's text from the archive. A plan's folder has the plan's name or its encoded form."""
-        for plan, suffix in product((letter.plan_id, folder_name(letter.plan_id)), (".md", ".json")):
+        """Return the task's text, of its file or from the archive.
+
+        A plan's folder has the plan's name or its encoded form.
+        """
+        plans, folder = (letter.plan_id, folder_name(letter.plan_id)), self._writer.folder
+        places = [(ARCHIVE, plan, f"{stem_of(letter)}{suffix}") for plan, suffix in product(plans, (".md", ".json"))]
+        own = [(folder.incoming, letter.plan, PENDING, letter.file)] if letter.file else []
+        for place in (*own, *places):
             with suppress(FileNotFoundError, WrongFileTypeError, MessageError, ValueError):
-                data = self._writer.folder.below.read(
-                    ARCHIVE, plan, f"{stem_of(letter)}{suffix}", most=MAX_MESSAGE_BYTES
-                )
-                return parse_message(data, plan)[1]
+                return parse_message(folder.below.read(*place, most=MAX_MESSAGE_BYTES), place[1])[1]
         return UNTOLD
 
     async def _query_delegations(self, run_id: str) -> list[DelegationState]:
@@ -85,18 +84,10 @@ class TaskPages:
             children = [child.id async for child in listed if child.parent_id == parent]
         except RPCError:
             return []
-        states = [await self._query_state(child, DelegationState) for child in sorted(children)]
+        states = [await query_if_possible(self._client, child, "state", DelegationState) for child in sorted(children)]
         return [state for state in states if state is not None]
 
-    async def _query_state(self, workflow_id: str, kind: type[V], query: str = "state") -> V | None:
-        handle = self._client.get_workflow_handle(workflow_id)
-        try:
-            answer: V = await handle.query(query, result_type=kind, rpc_timeout=LOOK_WITHIN)
-        except (RPCError, WorkflowQueryFailedError, ValidationError):
-            return None
-        return answer
-
-    async def _write_page(self, letter: InboxMessage, text: str) -> None:
+    async def _store_page(self, letter: InboxMessage, text: str) -> None:
         try:
             await asyncio.to_thread(self._replace_page, letter, text.encode(errors="replace"))
         except WrongFileTypeError as error:  # a page is optional
@@ -114,10 +105,6 @@ class TaskPages:
 
 def _letter_from(view: AckView) -> InboxMessage:
     """Return the fields that a page shows."""
-    fields: dict[str, Any] = view.model_dump(
-        include={"key", "message_id", "plan_id", "task_id", "subtask_id", "run_id"}
-    )
+    known = view.model_dump(include={"key", "message_id", "plan_id", "task_id", "subtask_id", "run_id", "stage"})
     task = task_key(view.plan_id, view.task_id, view.subtask_id)
-    return InboxMessage(
-        **fields, task=task, folder="", plan=view.plan_id, sender="", stage=view.stage or Stage.ending, heard_at=view.at
-    )
+    return InboxMessage(**known, task=task, folder="", plan=view.plan_id, sender="", heard_at=view.at)

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.mailbox.result import LOOK_WITHIN
+from activities.mailbox.client import QUERY_TIMEOUT
 from activities.mailbox.writer import REQUEST, MailWriter
 from activities.storage.safe_dir import WrongFileTypeError
 from activities.temporal import await_update
@@ -24,21 +24,19 @@ _log = logging.getLogger(__name__)
 
 ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits that long
 LOOK_EVERY = 5  # looks at a file between queries of its run
-
-
-def _without_signature(_: RunView, answer: HumanInput) -> HumanInput:
-    return answer
+# Its lane has not begun the run yet, or the run does not answer.
+_NO_ANSWER = {RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}
 
 
 class InputPicks:
     """The open requests. The question comes from a copy: of the file itself, which people edit, only `pick` is read."""
 
     def __init__(
-        self, client: Client, writer: MailWriter, sign: Callable[[RunView, HumanInput], HumanInput] = _without_signature
+        self, client: Client, writer: MailWriter, sign: Callable[[RunView, HumanInput], HumanInput] | None = None
     ) -> None:
         self._client = client
         self._writer = writer
-        self._sign = sign
+        self._sign = sign or (lambda _, answer: answer)
         self._looks: dict[str, int] = {}
         self._spoiled: dict[str, str] = {}  # by task, the error in its request
 
@@ -62,8 +60,7 @@ class InputPicks:
         stored = await asyncio.to_thread(self._writer.read_request, task)
         is_due = self._looks[task] % LOOK_EVERY == 0
         self._looks[task] += 1
-        request = dict(question)
-        request.update({name: value for name, value in (stored or {}).items() if name in {"pick", "fault"}})
+        request = question | {name: value for name, value in (stored or {}).items() if name in {"pick", "fault"}}
         if stored == {}:
             self._log_problem(task, "it is not a JSON object any more: fix it, or remove it to have it written again")
         else:
@@ -80,13 +77,11 @@ class InputPicks:
     async def _decide_request(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
         try:
-            view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=LOOK_WITHIN)
-        except WorkflowQueryFailedError:
+            view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=QUERY_TIMEOUT)
+        except (WorkflowQueryFailedError, RPCError) as error:
+            if isinstance(error, RPCError) and error.status not in _NO_ANSWER:
+                raise
             return
-        except RPCError as error:
-            if error.status in {RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}:
-                return  # its lane has not begun it yet, or it does not answer
-            raise
         question = view.question
         if question is None or question.kind != QuestionKind.choice:
             if view.turns > 0 or view.status is RunStatus.running:  # otherwise it has not asked yet
@@ -96,39 +91,37 @@ class InputPicks:
             await asyncio.to_thread(self._writer.ask_again, task, request)
             return
         name, picked = _picked_input(request, question)
-        if picked is not None and picked not in question.options:
-            await self._note_error(task, request, f"{name}: expected one of the options, not {truncate(picked, 200)!r}")
-        elif picked is not None:
-            await self._answer_question(task, request, view, picked)
-
-    async def _answer_question(self, task: str, request: dict[str, Any], view: RunView, picked: str) -> None:
-        handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
-        if (question := view.question) is None:
+        if picked is None:
             return
-        name, _ = _picked_input(request, question)
+        reason = await self._answer_question(handle, view, question, picked)
+        if reason is None:
+            self._looks[task] = 0  # look at its next question soon
+            if name == _parse_choices(request)[-1][0]:
+                await self._close_request(task, request)
+        elif reason and request.get("fault") != f"{name}: {reason}":
+            await asyncio.to_thread(self._writer.rewrite_request, task, {**request, "fault": f"{name}: {reason}"})
+
+    async def _answer_question(
+        self, handle: WorkflowHandle[Any, Any], view: RunView, question: QuestionView, picked: str
+    ) -> str | None:
+        """Answer the run. Return why it failed, or empty text if it is to be tried again."""
+        if picked not in question.options:
+            return f"expected one of the options, not {truncate(picked, 200)!r}"
         answer = HumanInput(question_id=question.id, text=picked, by="the request's file", sender=MAILBOX)
         update = handle.execute_update("answer", self._sign(view, answer).model_dump(mode="json", exclude_none=True))
         try:
             await await_update(update, ANSWERED_WITHIN)
         except TimeoutError:
-            return  # the file is looked at again
+            return ""
         except WorkflowUpdateFailedError as error:
-            reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
-            await self._note_error(task, request, f"{name}: {truncate(reason, 200)}")
-            return
-        self._looks[task] = 0  # look at its next question soon
-        if name == _parse_choices(request)[-1][0]:
-            await self._close_request(task, request)
+            return truncate(error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause), 200)
+        return None
 
     async def _close_request(self, task: str, request: dict[str, Any]) -> None:
         """Report that the question is answered, and remove the request."""
-        handle = self._client.get_workflow_handle(mailbox_workflow_id(self._writer.agent))
+        handle = self._client.get_workflow_handle(mailbox_workflow_id(self._writer.folder.agent))
         await handle.signal("input_picked", {"key": str(request.get("key", ""))})
         await asyncio.to_thread(self._writer.remove_request, task)
-
-    async def _note_error(self, task: str, request: dict[str, Any], error: str) -> None:
-        if request.get("fault") != error:
-            await asyncio.to_thread(self._writer.rewrite_request, task, {**request, "fault": error})
 
 
 def _parse_picks(request: dict[str, Any]) -> dict[str, str]:
@@ -152,10 +145,5 @@ def _picked_input(request: dict[str, Any], question: QuestionView) -> tuple[str,
     """Return the input that the run asks for, matched by options and then by name, and its pick."""
     picks = _parse_picks(request)
     fitting = [name for name, options in _parse_choices(request) if options == question.options]
-    matches = (
-        [name for name in fitting if name in question.text]
-        or fitting
-        or [name for name, _ in _parse_choices(request)][:1]
-    )
-    name = matches[0] if matches else ""
-    return name, picks.get(name)
+    matches = [name for name in fitting if name in question.text] or fitting or [_parse_choices(request)[0][0]]
+    return matches[0], picks.get(matches[0])

@@ -28,7 +28,7 @@ class FolderWatcher:
     """
 
     def __init__(self, folder: MailFolder) -> None:
-        self._folder = folder
+        self._incoming, self._inputs = folder.root / folder.incoming, folder.root / INPUTS
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._watched: dict[Path, int] = {}
@@ -57,14 +57,10 @@ class FolderWatcher:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def _watched_roots(self) -> tuple[Path, Path]:
-        return self._folder.root / self._folder.incoming, self._folder.root / INPUTS
-
     def _folders_to_watch(self) -> dict[Path, int]:
         """Return the folders to watch, by inode: the plans, and all below `inputs/`. Links are not followed."""
-        incoming, inputs = self._watched_roots()
         folders: dict[Path, int] = {}
-        waiting = [(incoming, 1), (inputs, MAX_DEPTH)]
+        waiting = [(self._incoming, 1), (self._inputs, MAX_DEPTH)]
         while waiting and len(folders) <= MAX_FOLDERS:
             path, depth = waiting.pop()
             with suppress(OSError):
@@ -111,7 +107,7 @@ class FolderWatcher:
         )
 
     def _is_relevant(self, change: Change, path: str) -> bool:
-        incoming, inputs = map(str, self._watched_roots())
+        incoming, inputs = str(self._incoming), str(self._inputs)
         name = os.path.basename(path)  # noqa: PTH119 - for each of thousands of changes
         if path in (incoming, inputs):
             return True

@@ -6,18 +6,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
-from activities.mailbox.folder import ARCHIVE, DEAD, PENDING, PROCESSED, TASKS, MailFolder
+from activities.mailbox.folder import ARCHIVE, DEAD, PROCESSED, TASKS, MailFolder
 from activities.mailbox.message import MessageError, format_message, parse_message
-from activities.mailbox.result import TaskResult
-from activities.run.outcome import read_named_files
+from activities.run.outcome import SubtaskOutcome, read_named_files
 from activities.storage.safe_dir import WrongFileTypeError
 from activities.storage.workspace import Workspace, folder_name
+from contracts.delegation import SubtaskStatus
 from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Transition
-from contracts.mail.message import MAX_MESSAGE_BYTES, ReplyHead, ReplyStatus
-from decisions.mailbox.ack import add_duplicate, update_ack, update_task_state
-from decisions.mailbox.task_file import is_of_another
+from contracts.mail.message import MAX_MESSAGE_BYTES, ReplyHead, ReplyStatus, TaskHead
+from decisions.mailbox.files import add_duplicate, is_of_another, update_ack, update_task_state
 
 MAX_BODY = 200 * 1024  # bytes of an outcome in its reply; a longer one is in a separate file
 MAX_READ = 1024 * 1024  # bytes of an ack or state file that are read
@@ -31,7 +31,6 @@ class MailWriter:
     """Writes the files of a mailbox. All writes are idempotent. Methods raise OSError."""
 
     folder: MailFolder
-    agent: str
 
     def write_ack(self, letter: InboxMessage, status: Ack, details: str = "") -> None:
         self._change_ack(letter, lambda before: update_ack(before, letter, status, _utc_now(), details))
@@ -45,33 +44,30 @@ class MailWriter:
             return
         stem = f"ack_{folder_name(letter.message_id)}"
         names = (f"{stem}.json", f"{stem}.{letter.sha256[:12]}.json")
-        self._change_file(letter.plan, names, lambda ack: ack.get("sha256") == letter.sha256, change)
+        self._change_file(letter.plan, names, {"sha256": letter.sha256}, change)
 
     def write_state(self, letter: InboxMessage, *added: Transition) -> None:
         if letter.is_reply or not letter.task_id or letter.delegation is not None:
             return
-        stem = f"task_state_{stem_of(letter)}"
-        ids = (letter.task_id, letter.subtask_id)
-        self._change_file(
-            letter.plan,
-            (f"{stem}.json", f"{stem}.{letter.task[:8]}.json"),
-            lambda state: (state.get("task_id"), state.get("subtask_id")) == ids,
-            lambda before: update_task_state(before, letter, *added),
-        )
+        stem, own = f"task_state_{stem_of(letter)}", {"task_id": letter.task_id, "subtask_id": letter.subtask_id}
+        names = (f"{stem}.json", f"{stem}.{letter.task[:8]}.json")
+        self._change_file(letter.plan, names, own, lambda before: update_task_state(before, letter, *added))
 
     def _change_file(
         self,
         plan: str,
         names: tuple[str, str],
-        is_own: Callable[[dict[str, Any]], bool],
+        own: dict[str, str | None],
         change: Callable[[dict[str, Any] | None], dict[str, Any]],
     ) -> None:
+        """Change the first file that is missing or has the `own` fields, or else the last one."""
         below, outgoing = self.folder.below, self.folder.outgoing
         with below.lock_folder(outgoing, plan):
             for name in names:
                 before = self._read_object(outgoing, plan, name)
-                if before is None or is_own(before) or name == names[-1]:
-                    after = change(before if before and is_own(before) else None)
+                is_own = before is not None and _has_fields(before, own)
+                if before is None or is_own or name == names[-1]:
+                    after = change(before if is_own else None)
                     if after != before:
                         below.write(_to_json_bytes(after), outgoing, plan, name)
                     return
@@ -103,71 +99,55 @@ class MailWriter:
             else:
                 return
 
-    def write_reply(self, letter: InboxMessage, result: TaskResult, workspace: Workspace | None) -> None:
+    def write_reply(self, letter: InboxMessage, result: SubtaskOutcome, workspace: Workspace | None) -> None:
         """Write the reply: the result of a task, and the files that its run produced."""
         stem, body, files = stem_of(letter), result.text, list[str]()
-        if len(body.encode(errors="replace")) > MAX_BODY:
-            files.append(f"{stem}-files/outcome.md")
-            self.folder.below.write(
-                body.encode(errors="replace"), self.folder.outgoing, letter.plan, *_path_parts(files[0])
-            )
-            body = f"{body[: MAX_BODY // 8]}\n\n… The full text is in {files[0]}."
-        if workspace is not None:
-            files += self._copy_artifacts(letter.plan, f"{stem}-files", result.artifacts, workspace)
+        whole = body.encode(errors="replace")
+        outcome = [("outcome.md", whole)] if len(whole) > MAX_BODY else []
+        if outcome:
+            body = f"{body[: MAX_BODY // 8]}\n\n… The full text is in {stem}-files/outcome.md."
+        made = read_named_files(workspace, result.artifacts) if workspace is not None else ()
+        for path, data in chain(outcome, made):
+            files.append(f"{stem}-files/{path}")
+            parts = [part for part in files[-1].split("/") if part not in {"", "."}]
+            self.folder.below.write(data, self.folder.outgoing, letter.plan, *parts)
         head = ReplyHead(
+            **letter.model_dump(include={"plan_id", "task_id", "subtask_id", "run_id"}),
             type="reply",
             message_id=f"{letter.key}-reply",
-            plan_id=letter.plan_id,
-            task_id=letter.task_id,
-            subtask_id=letter.subtask_id,
-            sender=self.agent,
+            sender=self.folder.agent,
             to=letter.sender,
             in_reply_to=letter.message_id or None,
-            status=ReplyStatus.done if result.is_done else ReplyStatus.failed,
-            run_id=letter.run_id,
+            status=ReplyStatus.done if result.status is SubtaskStatus.done else ReplyStatus.failed,
             artifacts=tuple(files),
         )
-        data = format_message(head, body if body.endswith("\n") else f"{body}\n").encode(errors="replace")
-        self._archive_file(letter.plan, f"{stem}-reply", ".md", data)
-        self.send_reply(letter, data)
+        reply = format_message(head, body if body.endswith("\n") else f"{body}\n").encode(errors="replace")
+        self._archive_file(letter.plan, f"{stem}-reply", ".md", reply)
+        self._send_reply(letter, reply)
 
-    def _copy_artifacts(self, plan: str, into: str, names: tuple[str, ...], workspace: Workspace) -> list[str]:
-        """Copy the named regular files of a workspace. Return their paths."""
-        copied: list[str] = []
-        for path, data in read_named_files(workspace, names):
-            target = f"{into}/{path}"
-            self.folder.below.write(data, self.folder.outgoing, plan, *_path_parts(target))
-            copied.append(target)
-        return copied
-
-    def send_reply(self, letter: InboxMessage, data: bytes) -> None:
+    def _send_reply(self, letter: InboxMessage, data: bytes) -> None:
         """Write a reply into the outgoing folder, once."""
-        below, outgoing = self.folder.below, self.folder.outgoing
-        stem = stem_of(letter)
+        below, outgoing, stem = self.folder.below, self.folder.outgoing, stem_of(letter)
         with below.lock_folder(outgoing, letter.plan):
-            for name in (f"{stem}-reply.md", f"{stem}-reply.{letter.task[:8]}.md"):
-                try:
-                    before = below.read(outgoing, letter.plan, name, most=MAX_MESSAGE_BYTES)
-                except FileNotFoundError:
-                    before = None
+            first, last = f"{stem}-reply.md", f"{stem}-reply.{letter.task[:8]}.md"
+            for name in (first, last):
+                before = self._read_bytes(outgoing, letter.plan, name)
                 if before == data:
                     return
-                is_last = name != f"{stem}-reply.md"
-                if before is None or is_last or _is_about(before, letter):
+                if before is None or name == last or _is_about(before, letter):
                     below.write(data, outgoing, letter.plan, name)
                     return
 
-    def find_sent_reply(self, letter: InboxMessage, run_id: str) -> bytes | None:
-        """Return the archived reply of this run, if any."""
-        below, stem = self.folder.below, stem_of(letter)
-        for name in below.names(ARCHIVE, letter.plan):
-            if name.startswith(f"{stem}-reply.") and name.endswith(".md"):
-                data = below.read(ARCHIVE, letter.plan, name, most=MAX_MESSAGE_BYTES)
-                with suppress(MessageError):
-                    head, _ = parse_message(data, letter.plan)
-                    if isinstance(head, ReplyHead) and head.run_id == run_id and head.sender == self.agent:
-                        return data
-        return None
+    def send_stored_reply(self, letter: InboxMessage) -> bool:
+        """Send the archived reply of the letter's run again, if there is one."""
+        for name in self.folder.below.names(ARCHIVE, letter.plan):
+            if name.startswith(f"{stem_of(letter)}-reply.") and name.endswith(".md"):
+                data = self.folder.below.read(ARCHIVE, letter.plan, name, most=MAX_MESSAGE_BYTES)
+                head = _read_head(data, letter.plan)
+                if isinstance(head, ReplyHead) and (head.run_id, head.sender) == (letter.run_id, self.folder.agent):
+                    self._send_reply(letter, data)
+                    return True
+        return False
 
     def put_away_finished(self, letter: InboxMessage, ending: MessageResult) -> None:
         """Move the message's file to `.processed/` or `.deadletter/`."""
@@ -179,21 +159,16 @@ class MailWriter:
     def bury_file(self, letter: InboxMessage, reason: str) -> None:
         self.folder.put_away(letter.plan, letter.file, DEAD, _format_reason(reason, None))
 
-    def is_pending(self, letter: InboxMessage) -> bool:
-        return self.folder.below.status(self.folder.incoming, letter.plan, PENDING, letter.file) is not None
-
     def write_request(self, letter: InboxMessage, run_id: str, undecided: dict[str, tuple[str, ...]]) -> None:
         """Write a request for a person, who fills in `pick`. An existing request stays unchanged."""
         question = {
-            "task_id": letter.task_id,
-            "subtask_id": letter.subtask_id,
-            "plan_id": letter.plan_id,
+            **_ids_of(letter),
             "run_id": run_id,
             "key": letter.key,
             "asks": "Several files fit. Write the one to use for each input into `pick`.",
             "choices": [{"name": name, "options": list(options)} for name, options in undecided.items()],
             "pick": dict.fromkeys(undecided),
-            "at": _format_time(_utc_now()),
+            "at": _timestamp(),
         }
         with self.lock_task_folder(letter) as task:
             before = self._read_object(TASKS, task, REQUEST)
@@ -214,8 +189,7 @@ class MailWriter:
 
     def _is_of_another(self, task: str, letter: InboxMessage) -> bool:
         question = self.read_question(task)
-        own = {"plan_id": letter.plan_id, "task_id": letter.task_id, "subtask_id": letter.subtask_id}
-        if question and any(question.get(name) != value for name, value in own.items()):
+        if question and not _has_fields(question, _ids_of(letter)):
             return True
         with suppress(WrongFileTypeError):  # nor can it have a page
             return is_of_another(self.read_page(task), letter)
@@ -223,9 +197,12 @@ class MailWriter:
 
     def read_page(self, task: str) -> bytes:
         """Return the task's page, or empty bytes."""
+        return self._read_bytes(TASKS, task, PAGE) or b""
+
+    def _read_bytes(self, *names: str) -> bytes | None:
         with suppress(FileNotFoundError):
-            return self.folder.below.read(TASKS, task, PAGE, most=MAX_MESSAGE_BYTES)
-        return b""
+            return self.folder.below.read(*names, most=MAX_MESSAGE_BYTES)
+        return None
 
     def list_open_requests(self) -> list[str]:
         """Return the folders of the tasks that wait for a person."""
@@ -237,10 +214,7 @@ class MailWriter:
 
     def read_request(self, task: str) -> dict[str, Any] | None:
         """Return the request as it is on disk, if it exists; empty if it is incomplete or not valid."""
-        status = self.folder.below.status(TASKS, task, REQUEST)
-        if status is None:
-            return None
-        return self._read_object(TASKS, task, REQUEST) if status.st_size <= MAX_READ else {}
+        return self._read_object(TASKS, task, REQUEST)
 
     def rewrite_request(self, task: str, request: dict[str, Any]) -> None:
         self.folder.below.write(_to_json_bytes(request), TASKS, task, REQUEST)
@@ -273,20 +247,27 @@ def _task_folders(letter: InboxMessage) -> tuple[str, str]:
     return stem, f"{stem}.{letter.task[:8]}"
 
 
+def _ids_of(letter: InboxMessage) -> dict[str, str | None]:
+    return {"task_id": letter.task_id, "subtask_id": letter.subtask_id, "plan_id": letter.plan_id}
+
+
+def _has_fields(stored: dict[str, Any], own: dict[str, str | None]) -> bool:
+    return all(stored.get(name) == value for name, value in own.items())
+
+
+def _read_head(data: bytes, plan: str) -> TaskHead | ReplyHead | None:
+    with suppress(MessageError):
+        return parse_message(data, plan)[0]
+    return None
+
+
 def _is_about(data: bytes, letter: InboxMessage) -> bool:
-    try:
-        head, _ = parse_message(data, letter.plan)
-    except MessageError:
-        return False
-    return (head.task_id, head.subtask_id) == (letter.task_id, letter.subtask_id)
-
-
-def _path_parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in {"", "."}]
+    head = _read_head(data, letter.plan)
+    return head is not None and (head.task_id, head.subtask_id) == (letter.task_id, letter.subtask_id)
 
 
 def _format_reason(reason: str, error: str | None) -> bytes:
-    return _to_json_bytes({"why": reason, **({"fault": error} if error else {}), "at": _format_time(_utc_now())})
+    return _to_json_bytes({"why": reason, **({"fault": error} if error else {}), "at": _timestamp()})
 
 
 def _to_json_bytes(value: dict[str, Any]) -> bytes:
@@ -297,5 +278,5 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _format_time(at: datetime) -> str:
-    return at.isoformat(timespec="milliseconds")
+def _timestamp() -> str:
+    return _utc_now().isoformat(timespec="milliseconds")

@@ -1,7 +1,7 @@
 """The limits of a mailbox's state, all of which is carried over continue-as-new."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
@@ -31,10 +31,10 @@ def find_letter(state: MailboxState, key: str) -> InboxMessage | None:
     return next((letter for letter in state.letters if letter.key == key), None)
 
 
-def replace_letter(state: MailboxState, letter: InboxMessage) -> MailboxState:
-    """Replace the letter of the same key."""
-    letters = tuple(letter if other.key == letter.key else other for other in state.letters)
-    return state.model_copy(update={"letters": letters})
+def replace_letter(state: MailboxState, letter: InboxMessage, **changes: Any) -> MailboxState:
+    """Replace the letter of the same key by this one, with some fields changed."""
+    new = letter.model_copy(update=changes)
+    return state.model_copy(update={"letters": tuple(new if one.key == new.key else one for one in state.letters)})
 
 
 def remove_letters(state: MailboxState, *removed: InboxMessage) -> MailboxState:

@@ -3,7 +3,7 @@
 The orders for a letter follow from its stage, so a lost order is simply issued again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import chain, islice, zip_longest
 from typing import TypeVar
@@ -13,7 +13,7 @@ from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, Tas
 from contracts.mail.mailbox import MailboxState, TurnLookup, TurnLookupRequest
 from decisions.ids import mail_conversation_id, task_key
 from decisions.mailbox.capacity import find_letter, remove_letters, replace_letter
-from decisions.mailbox.delivery import add_transition, ending_of, has_passed
+from decisions.mailbox.delivery import add_transition, ending_of, is_taken
 from decisions.mailbox.peers import close_answered
 from decisions.mailbox.state import finish_letter, retry_letter, to_end
 
@@ -26,6 +26,8 @@ TOGETHER = timedelta(seconds=30)  # runs that are due this soon are looked up wi
 MAX_LOOKED_AT = 100
 
 LOST = MessageResult(ack=Ack.failed, details="its end is not known", fault="Lost")
+
+_OF_LETTERS = {BridgeTaskKind.take, BridgeTaskKind.finish, BridgeTaskKind.dispatch, BridgeTaskKind.write_state}
 
 T = TypeVar("T")
 P = TypeVar("P", InboxMessage, BridgeTask)
@@ -43,14 +45,14 @@ def folders_with_work(state: MailboxState) -> Iterator[str]:
 def next_orders(state: MailboxState, folder: str, now: datetime) -> tuple[BridgeTask, ...]:
     """Return the next orders for this folder, one of each sort in turn. Plans take turns, and so do their tasks."""
     letters = [letter for letter in state.letters if letter.folder == folder and _is_time(letter, now)]
-    sorts = (
-        list(_ready_orders(state, folder, now)),
-        _orders_of_kind(BridgeTaskKind.take, _letters_to_take(state, letters)),
-        _orders_of_kind(BridgeTaskKind.finish, (letter for letter in letters if letter.stage is Stage.ending)),
-        _orders_of_kind(BridgeTaskKind.dispatch, (letter for letter in letters if letter.stage is Stage.outgoing)),
-        _orders_of_kind(BridgeTaskKind.write_state, (letter for letter in letters if letter.untold)),
-    )
-    return tuple(islice(_in_turn(sorts), MAX_BATCH))
+    due = {
+        BridgeTaskKind.take: _letters_to_take(state, letters),
+        BridgeTaskKind.finish: (letter for letter in letters if letter.stage is Stage.ending),
+        BridgeTaskKind.dispatch: (letter for letter in letters if letter.stage is Stage.outgoing),
+        BridgeTaskKind.write_state: (letter for letter in letters if letter.untold),
+    }
+    orders = [[BridgeTask(kind=kind, letter=letter) for letter in group] for kind, group in due.items()]
+    return tuple(islice(_in_turn([list(_ready_orders(state, folder, now)), *orders]), MAX_BATCH))
 
 
 def _is_time(item: InboxMessage | BridgeTask, now: datetime) -> bool:
@@ -69,27 +71,17 @@ def _ready_orders(state: MailboxState, folder: str, now: datetime) -> Iterator[B
                 held.append(file)
 
 
-def _orders_of_kind(kind: BridgeTaskKind, letters: Iterable[InboxMessage]) -> list[BridgeTask]:
-    return [BridgeTask(kind=kind, letter=letter) for letter in letters]
-
-
 def _letters_to_take(state: MailboxState, letters: Sequence[InboxMessage]) -> Iterator[InboxMessage]:
     """Yield the letters to take. Replies are exempt from the limit on running tasks, which may wait for them."""
-    at_work = [_plan_key(letter) for letter in state.letters if _is_at_work(letter)]
+    at_work = [_plan_key(letter) for letter in state.letters if is_taken(letter) and not letter.is_reply]
     waiting = [letter for letter in letters if letter.stage is Stage.admitted]
     for letter in _in_fair_order(waiting, state.served):
-        is_more = not letter.is_reply and not _is_at_work(letter)
+        is_more = not letter.is_reply and not is_taken(letter)
         if is_more and len(at_work) >= MAX_RUNNING and _plan_key(letter) in at_work:
             continue
         if is_more:
             at_work.append(_plan_key(letter))
         yield letter
-
-
-def _is_at_work(letter: InboxMessage) -> bool:
-    """Return whether the task runs, or a bridge is taking it, or was lost while it did."""
-    taken = letter.stage is Stage.admitted and has_passed(letter, TaskState.consumed)
-    return not letter.is_reply and (taken or letter.stage is Stage.running)
 
 
 def _in_fair_order(waiting: Sequence[InboxMessage], served: Sequence[str]) -> Iterator[InboxMessage]:
@@ -154,19 +146,31 @@ def apply_results(state: MailboxState, request: BridgeBatch, answer: BridgeResul
 
 def _apply_result(state: MailboxState, order: BridgeTask, done: BridgeResult, now: datetime) -> MailboxState:
     """Apply the result of one order. If its letter is gone, or in another attempt, the result changes nothing."""
-    apply = _CHANGED.get(order.kind)
-    if apply is None:
-        later = (_delay(order, now),) if done.later else ()
-        if order not in state.orders:
-            return state
-        at = state.orders.index(order)
+    if order in state.orders:
+        at, later = state.orders.index(order), (_delay(order, now),) if done.later else ()
         return state.model_copy(update={"orders": (*state.orders[:at], *later, *state.orders[at + 1 :])})
     letter = find_letter(state, order.letter.key)
-    if letter is None or letter.attempt != order.letter.attempt:
+    if letter is None or letter.attempt != order.letter.attempt or order.kind not in _OF_LETTERS:
         return state
     if done.later:
         return replace_letter(state, _delay(letter, now)) if letter.stage is order.letter.stage else state
-    return apply(state, letter, order, done, now)
+    match order.kind:
+        case BridgeTaskKind.take if letter.stage is Stage.admitted:  # otherwise its run has ended in the meantime
+            state = _apply_take(state, letter, done, now)
+        case BridgeTaskKind.finish if letter.stage is Stage.ending and done.again:
+            state = retry_letter(state, letter, now)
+        case BridgeTaskKind.finish if letter.stage is Stage.ending:
+            state = finish_letter(state, letter, done.ending or letter.ending or LOST, now)
+        case BridgeTaskKind.dispatch if done.ending is not None:
+            state = remove_letters(state, letter)
+        case BridgeTaskKind.dispatch:
+            state = replace_letter(state, letter, stage=Stage.sent, heard_at=now, not_before=None)
+        case BridgeTaskKind.write_state:  # if the letter changed since the order, it is written again
+            untold = letter.untold and letter.transitions != order.letter.transitions
+            state = replace_letter(state, letter, untold=untold, not_before=None, tries=0)
+        case _:
+            pass
+    return state
 
 
 def _delay(item: P, now: datetime) -> P:
@@ -174,63 +178,16 @@ def _delay(item: P, now: datetime) -> P:
     return item.model_copy(update={"not_before": now + min(LATER * factor, LATEST), "tries": item.tries + 1})
 
 
-def _apply_take(
-    state: MailboxState, letter: InboxMessage, _: BridgeTask, done: BridgeResult, now: datetime
-) -> MailboxState:
-    if letter.stage is not Stage.admitted:  # its run has ended in the meantime
-        return state
+def _apply_take(state: MailboxState, letter: InboxMessage, done: BridgeResult, now: datetime) -> MailboxState:
     if done.ending is not None:
         state = to_end(state, letter, done.ending, now)
         return close_answered(state, letter) if letter.is_reply and done.ending.ack is Ack.succeeded else state
     if done.run_id is None:
         return replace_letter(state, _delay(letter, now))
-    changes = {
-        "stage": Stage.running,
-        "run_id": done.run_id,
-        "heard_at": min(done.at or now, now),
-        "not_before": None,
-        "untold": done.at is None,
-        "looks": 0,
-        "tries": 0,
-    }
     begun = add_transition(letter, TaskState.blocked if done.is_blocked else TaskState.running, done.at or now)
-    return replace_letter(state, begun.model_copy(update=changes))
-
-
-def _apply_finish(
-    state: MailboxState, letter: InboxMessage, _: BridgeTask, done: BridgeResult, now: datetime
-) -> MailboxState:
-    if letter.stage is not Stage.ending:
-        return state
-    if done.again:
-        return retry_letter(state, letter, now)
-    return finish_letter(state, letter, done.ending or letter.ending or LOST, now)
-
-
-def _apply_dispatch(
-    state: MailboxState, letter: InboxMessage, _: BridgeTask, done: BridgeResult, now: datetime
-) -> MailboxState:
-    if done.ending is not None:
-        return remove_letters(state, letter)
-    return replace_letter(state, letter.model_copy(update={"stage": Stage.sent, "heard_at": now, "not_before": None}))
-
-
-def _apply_state_write(
-    state: MailboxState, letter: InboxMessage, order: BridgeTask, _: BridgeResult, __: datetime
-) -> MailboxState:
-    """Record that the task state is written. If the letter changed since the order, it is written again."""
-    untold = letter.untold and letter.transitions != order.letter.transitions
-    return replace_letter(state, letter.model_copy(update={"untold": untold, "not_before": None, "tries": 0}))
-
-
-_CHANGED: Mapping[
-    BridgeTaskKind, Callable[[MailboxState, InboxMessage, BridgeTask, BridgeResult, datetime], MailboxState]
-] = {
-    BridgeTaskKind.take: _apply_take,
-    BridgeTaskKind.finish: _apply_finish,
-    BridgeTaskKind.dispatch: _apply_dispatch,
-    BridgeTaskKind.write_state: _apply_state_write,
-}
+    begun = begun.model_copy(update={"run_id": done.run_id, "heard_at": min(done.at or now, now)})
+    untold = done.at is None
+    return replace_letter(state, begun, stage=Stage.running, not_before=None, untold=untold, looks=0, tries=0)
 
 
 # silent runs
@@ -268,7 +225,7 @@ def apply_look(
         if end is not None:
             state = to_end(state, letter, ending_of(end), now)
         else:
-            state = replace_letter(state, letter.model_copy(update={"heard_at": now, "looks": letter.looks + 1}))
+            state = replace_letter(state, letter, heard_at=now, looks=letter.looks + 1)
     return state
 
 

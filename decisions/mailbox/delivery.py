@@ -1,7 +1,7 @@
 """An open message: its keys, and its transitions from state to state (C8)."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from pydantic_core import to_json
@@ -20,7 +20,6 @@ MARK = 8  # characters of a file's digest, compared only within one message
 GIVEN_UP = "GivenUp"  # the error type of a letter that a person gave up
 BAD_MESSAGE = "BadMessage"  # the error type of a letter that ends before it begins
 MAX_ATTEMPTS = 3
-PAUSE = timedelta(seconds=10)  # before the second attempt; twice that before the third
 _PASSING = (RunFailure.rate_limited, RunFailure.model_unavailable)
 _FAILED_ENDS: Mapping[TurnEnd, str] = {
     TurnEnd.escalated: "the run escalated",
@@ -40,10 +39,6 @@ def may_try_again(error: str | None, steps: int, attempt: int) -> bool:
     return error in _PASSING and steps == 0 and attempt < MAX_ATTEMPTS
 
 
-def pause_after(attempt: int) -> timedelta:
-    return PAUSE * attempt
-
-
 def ending_of(end: TurnEnd) -> MessageResult:
     if end is TurnEnd.completed:
         return MessageResult(ack=Ack.succeeded, details="the run is completed")
@@ -56,19 +51,12 @@ def bad_message_ending(error: str) -> MessageResult:
 
 def new_letter(folder: str, delivery: Delivery, head: MessageHead, now: datetime) -> InboxMessage:
     letter = InboxMessage(
+        **delivery.model_dump(include={"plan", "file", "sha256", "undecided"}),
+        **head.model_dump(include=_NAMES | {"sender"}, exclude={"run_id"}, by_alias=False),
         key=message_key(head.message_id, delivery.sha256),
         task=task_key(head.plan_id, head.task_id, head.subtask_id),
         folder=folder,
-        plan=delivery.plan,
-        file=delivery.file,
-        sha256=delivery.sha256,
-        message_id=head.message_id,
-        plan_id=head.plan_id,
-        task_id=head.task_id,
-        subtask_id=head.subtask_id,
-        sender=head.sender,
         is_reply=not isinstance(head, TaskHead),
-        undecided=delivery.undecided,
         stage=Stage.admitted,
         heard_at=now,
     )
@@ -81,20 +69,9 @@ def with_size(letter: InboxMessage) -> InboxMessage:
 
 def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", key: str = "") -> InboxMessage:
     """Return a letter for a file whose contents are not known."""
-    folder, plan, file = place
-    return InboxMessage(
-        key=key,
-        task="",
-        folder=folder,
-        plan=plan,
-        file=file,
-        message_id=message_id,
-        plan_id=plan,
-        task_id="",
-        sender="",
-        stage=Stage.ending,
-        heard_at=now,
-    )
+    known = dict(zip(("folder", "plan", "file"), place, strict=True))
+    ids = {"key": key, "message_id": message_id, "plan_id": known["plan"], "task": "", "task_id": "", "sender": ""}
+    return InboxMessage(**known, **ids, stage=Stage.ending, heard_at=now)
 
 
 def ack_of(letter: InboxMessage, **fields: Any) -> AckView:
@@ -119,11 +96,6 @@ def run_of(agent: str, task: str, key: str, attempt: int) -> str:
     return turn_run_id(mail_conversation_id(agent, task), mail_request_id(key, attempt))
 
 
-def block_letter(letter: InboxMessage, now: datetime) -> InboxMessage:
-    changes = {"stage": Stage.blocked, "untold": True}
-    return add_transition(letter, TaskState.blocked, now).model_copy(update=changes)
-
-
 def add_transition(letter: InboxMessage, state: TaskState, at: datetime) -> InboxMessage:
     """Add a transition, unless the letter is already in that state. A letter is consumed once over all attempts."""
     passed = letter.transitions if state is TaskState.consumed else letter.transitions[-1:]
@@ -136,6 +108,6 @@ def has_passed(letter: InboxMessage, state: TaskState) -> bool:
     return any(transition.state is state for transition in letter.transitions)
 
 
-def is_asking_for_input(letter: InboxMessage) -> bool:
-    """Return whether the letter's run waits for a person to choose an input file."""
-    return letter.stage is Stage.running and any(last.state is TaskState.blocked for last in letter.transitions[-1:])
+def is_taken(letter: InboxMessage) -> bool:
+    """Return whether the letter's run has begun, or a bridge is taking it, or was lost while it did."""
+    return letter.stage is Stage.running or (letter.stage is Stage.admitted and has_passed(letter, TaskState.consumed))

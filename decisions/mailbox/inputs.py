@@ -1,8 +1,7 @@
 """The choice of a task's input file among the candidates (C7)."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from contracts.mail.message import PickPolicy
@@ -11,61 +10,17 @@ MAX_OPTIONS = 100  # offered to a person
 MAX_NAME = 255  # bytes, of a file or folder
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A file below `inputs/`, by its path there.
+def choose_inputs(arrived: Mapping[str, int], policy: PickPolicy | None, digests: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the paths between which the policy does not choose: one if it does, none if no file matches yet.
 
-    `arrived` is its change time in nanoseconds, which a program cannot set, unlike the modification time.
+    `arrived` has the change time of each file, which a program cannot set, unlike the modification time.
+    For `unique`, `digests` has the digest of each: equal contents count as one file.
     """
-
-    path: str
-    arrived: int = 0
-    size: int = 0
-
-
-@dataclass(frozen=True)
-class Chosen:
-    path: str
-
-
-@dataclass(frozen=True)
-class Missing:
-    """No file matches yet."""
-
-
-@dataclass(frozen=True)
-class Several:
-    """Several files match: a person has to choose."""
-
-    options: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Ambiguous:
-    """Several files match, and the task does not allow that."""
-
-    options: tuple[str, ...]
-
-
-Choice = Chosen | Missing | Several | Ambiguous
-
-
-def choose_input(candidates: Sequence[Candidate], policy: PickPolicy | None, digests: Mapping[str, str]) -> Choice:
-    """Apply the policy. For `unique`, `digests` has the digest of each candidate: equal contents count as one file."""
-    ordered = sorted(candidates, key=lambda file: file.path)
-    if len(ordered) < 2:
-        return Chosen(ordered[0].path) if ordered else Missing()
-    options = tuple(file.path for file in ordered[:MAX_OPTIONS])
-    match policy:
-        case PickPolicy.first:
-            return Chosen(ordered[0].path)
-        case PickPolicy.latest:
-            return Chosen(max(ordered, key=lambda file: (file.arrived, file.path)).path)
-        case PickPolicy.unique:
-            is_one = len({digests.get(file.path, file.path) for file in ordered}) == 1
-            return Chosen(ordered[0].path) if is_one else Ambiguous(options)
-        case None:
-            return Several(options)
+    paths = sorted(arrived)
+    if policy is PickPolicy.latest and paths:
+        return (max(paths, key=lambda path: (arrived[path], path)),)
+    is_one = policy is PickPolicy.first or len({digests.get(path, path) for path in paths}) == 1
+    return tuple(paths[: 1 if is_one else MAX_OPTIONS])
 
 
 def split_pattern(match: str) -> tuple[str, ...] | str:

@@ -1,6 +1,5 @@
 """Subtasks for outside peers: written to the peer's folder, withdrawn, answered (D6)."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic_core import to_json
@@ -41,16 +40,12 @@ def add_dispatch(state: MailboxState, dispatch: Dispatch, now: datetime) -> Mail
 
 def _outgoing_letter(state: MailboxState, dispatch: Dispatch, now: datetime) -> InboxMessage:
     letter = InboxMessage(
+        **dispatch.model_dump(),
         key=message_key(dispatch.delegation, dispatch.subtask_id),
         task=task_key(dispatch.plan_id, dispatch.task_id, dispatch.subtask_id),
         folder=state.folder or "",
         plan=dispatch.plan_id,
         message_id=f"{dispatch.task_id}-{dispatch.subtask_id}",
-        plan_id=dispatch.plan_id,
-        task_id=dispatch.task_id,
-        subtask_id=dispatch.subtask_id,
-        sender=dispatch.sender,
-        delegation=dispatch.delegation,
         stage=Stage.outgoing,
         heard_at=now,
     )
@@ -68,16 +63,12 @@ def withdraw_dispatch(state: MailboxState, dispatch: Dispatch, now: datetime) ->
         return after
     order = BridgeTask(kind=BridgeTaskKind.withdraw, letter=letter)
     after = after.model_copy(update={"orders": (*after.orders, order)})
-    while oldest := _excess_withdrawal([one for one in after.orders if one.kind is BridgeTaskKind.withdraw]):
+    withdrawals = [one for one in after.orders if one.kind is BridgeTaskKind.withdraw]
+    while sum(one.letter.size for one in withdrawals) > WITHDRAWN_BYTES and len(withdrawals) > 1:
+        oldest = withdrawals.pop(0)
         after = add_mailbox_notice(after, f"withdraw: not done: {truncate(oldest.letter.message_id, 200)}")
         after = after.model_copy(update={"orders": tuple(one for one in after.orders if one is not oldest)})
     return after
-
-
-def _excess_withdrawal(withdrawals: Sequence[BridgeTask]) -> BridgeTask | None:
-    """Return the oldest withdrawal if there are too many."""
-    is_over = sum(order.letter.size for order in withdrawals) > WITHDRAWN_BYTES and len(withdrawals) > 1
-    return withdrawals[0] if is_over else None
 
 
 def close_answered(state: MailboxState, reply: InboxMessage) -> MailboxState:

@@ -1,19 +1,21 @@
-"""A mailbox: the messages it accepts, their outcomes, and its memory (C2, C5, C7, C8, D2).
+"""A mailbox: the messages it accepts, their outcomes, its memory and its dead letters (C2, C4, C5, C7, C8, D2).
 
 Every admitted message ends once. An open message is a letter, whose stage determines the next step
 (`decisions.mailbox.commands`). A step for any other file is an order.
 """
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 from contracts.mail.commands import BridgeTask, BridgeTaskKind
 from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, TaskState
 from contracts.mail.mailbox import (
+    DeadLetter,
     Delivered,
     Delivery,
     GiveUp,
     MailboxState,
+    Redeliver,
     SeenMessage,
     TaskMemory,
     TurnEnded,
@@ -22,6 +24,8 @@ from contracts.mail.mailbox import (
 from decisions.ids import mail_request_id
 from decisions.mailbox.capacity import (
     BY,
+    DEAD_BYTES,
+    MAX_DEAD,
     MAX_RECENT,
     MAX_SEEN,
     MAX_TASKS,
@@ -36,7 +40,6 @@ from decisions.mailbox.capacity import (
     remove_letters,
     replace_letter,
 )
-from decisions.mailbox.dead_letters import add_dead_letter
 from decisions.mailbox.delivery import (
     GIVEN_UP,
     LAST_STATE,
@@ -44,15 +47,12 @@ from decisions.mailbox.delivery import (
     ack_of,
     add_transition,
     bad_message_ending,
-    block_letter,
     ending_of,
     file_mark,
     file_place,
-    has_passed,
-    is_asking_for_input,
+    is_taken,
     is_task,
     new_letter,
-    pause_after,
     run_of,
     stub_of,
     with_size,
@@ -62,6 +62,8 @@ from decisions.text.formatting import truncate
 SKIPPED_DUPLICATE = "SKIPPED_DUPLICATE"
 SKIPPED_TASK_IN_PROGRESS = "SKIPPED_TASK_IN_PROGRESS"
 RESULT_SENT_AGAIN = "RESULT_SENT_AGAIN"
+
+PAUSE = timedelta(seconds=10)  # before the second attempt; twice that before the third
 
 
 def attach_folder(state: MailboxState, folder: str) -> MailboxState:
@@ -77,64 +79,56 @@ def judge_deliveries(
     state = attach_folder(state, folder)
     verdicts: list[Verdict] = []
     for delivery in deliveries:
-        state, verdict = _judge_delivery(state, folder, delivery, now)
-        verdicts.append(verdict)
+        judged, verdict = _judge_delivery(state, folder, delivery, now)
+        verdicts.append(verdict if judged else Verdict.full)
+        state = judged or state
     return state, Delivered(verdicts=tuple(verdicts), open=len(state.letters))
 
 
-def _judge_delivery(
-    state: MailboxState, folder: str, delivery: Delivery, now: datetime
-) -> tuple[MailboxState, Verdict]:
+# The functions that judge a delivery return the next state, or None if the mailbox is full.
+Judgement = tuple[MailboxState | None, Verdict]
+
+
+def _judge_delivery(state: MailboxState, folder: str, delivery: Delivery, now: datetime) -> Judgement:
     if delivery.head is None:
-        return _no_message(state, folder, delivery, now)
+        stub = stub_of((folder, delivery.plan, delivery.file), now)
+        return _bury_file(state, stub, delivery.fault or "it is not a message", now), Verdict.dead
     letter = new_letter(folder, delivery, delivery.head, now)
-    if (known := _find_seen(state, letter.key)) is not None:
-        if not known.again:
-            return _judge_seen(state, letter, known, delivery, now)
-        letter = letter.model_copy(update={"attempt": known.attempt + 1})
-    return _judge_new(state, letter, delivery, now)
+    known = state.seen.get(letter.key[:BY])
+    if in_hand := find_letter(state, letter.key):  # it is known even if the memory has dropped it
+        known = SeenMessage(file=file_mark(in_hand), attempt=in_hand.attempt)
+    if known is None:
+        return _judge_new(state, letter, delivery, now)
+    if known.again:
+        return _judge_new(state, letter.model_copy(update={"attempt": known.attempt + 1}), delivery, now)
+    return _judge_seen(state, letter, known, delivery, now)
 
 
-def _find_seen(state: MailboxState, key: str) -> SeenMessage | None:
-    """Return the memory of a message. An open message is known even if the memory has dropped it."""
-    in_hand = find_letter(state, key)
-    return SeenMessage(file=file_mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key[:BY])
-
-
-def _no_message(state: MailboxState, folder: str, delivery: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
-    reason = delivery.fault or "it is not a message"
-    stub = stub_of((folder, delivery.plan, delivery.file), now)
-    order = BridgeTask(kind=BridgeTaskKind.bury, letter=stub, why=reason)
-    buried = add_order(state, order)
-    if buried is None:
-        return state, Verdict.full
-    if any(file_place(dead) == file_place(stub) for dead in state.dead):
-        return buried, Verdict.dead
-    return add_dead_letter(buried, stub, reason, now), Verdict.dead
+def _bury_file(state: MailboxState, stub: InboxMessage, reason: str, now: datetime) -> MailboxState | None:
+    buried = add_order(state, BridgeTask(kind=BridgeTaskKind.bury, letter=stub, why=reason))
+    if buried is None or any(file_place(dead) == file_place(stub) for dead in state.dead):
+        return buried
+    return add_dead_letter(buried, stub, reason, now)
 
 
 def _judge_seen(
     state: MailboxState, letter: InboxMessage, known: SeenMessage, delivery: Delivery, now: datetime
-) -> tuple[MailboxState, Verdict]:
+) -> Judgement:
     """Judge a message that was seen before, in this file, which may still be open, or in another."""
     if any(file_place(order.letter) == file_place(letter) for order in state.orders):
         return state, Verdict.known
     if known.file != file_mark(letter):
         order = BridgeTask(kind=BridgeTaskKind.skip, letter=letter, why=SKIPPED_DUPLICATE)
-        return _or_full(state, _skip_file(state, order), Verdict.duplicate)
-    in_hand = find_letter(state, letter.key)
-    if in_hand is not None:
+        return _skip_file(state, order), Verdict.duplicate
+    if in_hand := find_letter(state, letter.key):
         return _delivered_again(state, in_hand, delivery, now)
-    dead = next((dead for dead in state.dead if dead.key == letter.key), None)
-    kind, reason = (
-        (BridgeTaskKind.bury, dead.why) if dead else (BridgeTaskKind.skip, "")
-    )  # its end is written; the file is back
-    return _or_full(state, add_order(state, BridgeTask(kind=kind, letter=letter, why=reason)), Verdict.duplicate)
+    order = BridgeTask(kind=BridgeTaskKind.skip, letter=letter)  # its end is written; the file is back
+    if dead := next((dead for dead in state.dead if dead.key == letter.key), None):
+        order = BridgeTask(kind=BridgeTaskKind.bury, letter=letter, why=dead.why)
+    return add_order(state, order), Verdict.duplicate
 
 
-def _delivered_again(
-    state: MailboxState, letter: InboxMessage, delivery: Delivery, now: datetime
-) -> tuple[MailboxState, Verdict]:
+def _delivered_again(state: MailboxState, letter: InboxMessage, delivery: Delivery, now: datetime) -> Judgement:
     """Update a letter's inputs as the bridge finds them now, until the letter is taken."""
     if letter.stage not in (Stage.blocked, Stage.admitted):
         return state, Verdict.known
@@ -147,30 +141,28 @@ def _delivered_again(
         return to_end(state, letter, bad_message_ending(delivery.fault), now), Verdict.dead
     if delivery.missing:
         return state, Verdict.blocked
-    changes = {"stage": Stage.admitted, "untold": False, "not_before": None, "tries": 0}
-    unblocked = letter.model_copy(update=changes)
-    return replace_letter(state, unblocked), Verdict.admitted
+    unblocked = replace_letter(state, letter, stage=Stage.admitted, untold=False, not_before=None, tries=0)
+    return unblocked, Verdict.admitted
 
 
-def _judge_new(
-    state: MailboxState, letter: InboxMessage, delivery: Delivery, now: datetime
-) -> tuple[MailboxState, Verdict]:
+def _judge_new(state: MailboxState, letter: InboxMessage, delivery: Delivery, now: datetime) -> Judgement:
     if not letter.is_reply:
         if any(is_task(other) and other.task == letter.task for other in state.letters):
             order = BridgeTask(kind=BridgeTaskKind.skip, letter=letter, why=SKIPPED_TASK_IN_PROGRESS)
-            return _or_full(state, _remember_letter(_skip_file(state, order), letter), Verdict.task_in_progress)
+            return _remember_letter(_skip_file(state, order), letter), Verdict.task_in_progress
         if (done := state.tasks.get(letter.task[:BY])) is not None:
             run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
             order = BridgeTask(kind=BridgeTaskKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
-            return _or_full(state, _remember_letter(_skip_file(state, order), letter), Verdict.task_done)
+            return _remember_letter(_skip_file(state, order), letter), Verdict.task_done
     is_blocked = bool(delivery.missing) and delivery.fault is None and not letter.is_reply
     if not has_room(state, letter) or (is_blocked and not may_be_blocked(state, letter)):
-        return state, Verdict.full
+        return None, Verdict.full
     state = _accept_letter(state, letter)
     if delivery.fault is not None:
         return to_end(state, letter, bad_message_ending(delivery.fault), now), Verdict.dead
     if is_blocked:
-        return replace_letter(state, block_letter(letter, now)), Verdict.blocked
+        blocked = add_transition(letter, TaskState.blocked, now)
+        return replace_letter(state, blocked, stage=Stage.blocked, untold=True), Verdict.blocked
     return state, Verdict.admitted
 
 
@@ -187,10 +179,6 @@ def _remember_letter(state: MailboxState | None, letter: InboxMessage) -> Mailbo
     return state.model_copy(update={"seen": add_newest(state.seen, letter.key[:BY], seen, MAX_SEEN)})
 
 
-def _or_full(state: MailboxState, changed: MailboxState | None, verdict: Verdict) -> tuple[MailboxState, Verdict]:
-    return (state, Verdict.full) if changed is None else (changed, verdict)
-
-
 def _skip_file(state: MailboxState, order: BridgeTask) -> MailboxState | None:
     ordered = add_order(state, order)
     return ordered and ordered.model_copy(update={"skipped": state.skipped + 1})
@@ -199,37 +187,28 @@ def _skip_file(state: MailboxState, order: BridgeTask) -> MailboxState | None:
 def to_end(state: MailboxState, letter: InboxMessage, ending: MessageResult, now: datetime) -> MailboxState:
     """Record how the letter ended. A bridge has yet to write it to the folder."""
     brief = ending.model_copy(update={"details": truncate(ending.details, WHY)})
-    changes = {"stage": Stage.ending, "ending": brief, "untold": False, "not_before": None, "tries": 0}
-    return replace_letter(state, add_transition(letter, LAST_STATE[brief.ack], now).model_copy(update=changes))
+    ended = add_transition(letter, LAST_STATE[brief.ack], now)
+    return replace_letter(state, ended, stage=Stage.ending, ending=brief, untold=False, not_before=None, tries=0)
 
 
 def end_letter_turn(state: MailboxState, turn: TurnEnded, now: datetime) -> MailboxState:
     """End the letter of a turn. Repeated and late signals change nothing. One may precede the bridge's report."""
-    letter = next((one for one in _taken_letters(state) if _request_id(one) == turn.request_id), None)
-    if letter is None:
-        return state
-    begun = letter.model_copy(update={"run_id": turn.run_id})
-    if letter.stage is Stage.admitted:
-        begun = add_transition(begun, TaskState.running, now)
-    return to_end(state, begun, ending_of(turn.end), now)
-
-
-def _taken_letters(state: MailboxState) -> Iterator[InboxMessage]:
     for letter in state.letters:
-        if letter.stage is Stage.running or (letter.stage is Stage.admitted and has_passed(letter, TaskState.consumed)):
-            yield letter
-
-
-def _request_id(letter: InboxMessage) -> str:
-    return mail_request_id(letter.key, letter.attempt)
+        if is_taken(letter) and mail_request_id(letter.key, letter.attempt) == turn.request_id:
+            begun = letter.model_copy(update={"run_id": turn.run_id})
+            if letter.stage is Stage.admitted:
+                begun = add_transition(begun, TaskState.running, now)
+            return to_end(state, begun, ending_of(turn.end), now)
+    return state
 
 
 def record_pick(state: MailboxState, key: str, now: datetime) -> MailboxState:
     letter = find_letter(state, key)
-    if letter is None or letter.stage is not Stage.running or not is_asking_for_input(letter):
+    last = letter.transitions[-1:] if letter is not None and letter.stage is Stage.running else ()
+    if letter is None or [one.state for one in last] != [TaskState.blocked]:
         return add_mailbox_notice(state, f"input_picked: no message {truncate(key, 40)} waits for it")
-    changes = {"untold": True, "heard_at": now, "undecided": (), "looks": 0}
-    return replace_letter(state, add_transition(letter, TaskState.running, now).model_copy(update=changes))
+    resumed = add_transition(letter, TaskState.running, now)
+    return replace_letter(state, resumed, untold=True, heard_at=now, undecided=(), looks=0)
 
 
 def finish_letter(state: MailboxState, letter: InboxMessage, ending: MessageResult, now: datetime) -> MailboxState:
@@ -253,23 +232,15 @@ def _remember_task(state: MailboxState, letter: InboxMessage) -> MailboxState:
 def retry_letter(state: MailboxState, letter: InboxMessage, now: datetime) -> MailboxState:
     """Admit the letter again after a pause. Its run made no step."""
     transitions = tuple(one for one in letter.transitions if one.state is not TaskState.failed)
-    changes = {
-        "stage": Stage.admitted,
-        "attempt": letter.attempt + 1,
-        "run_id": None,
-        "ending": None,
-        "not_before": now + pause_after(letter.attempt),
-        "transitions": transitions,
-        "looks": 0,
-        "tries": 0,
-    }
-    again = letter.model_copy(update=changes)
-    return replace_letter(_remember_letter(state, again) or state, again)
+    again = letter.model_copy(update={"attempt": letter.attempt + 1, "transitions": transitions, "run_id": None})
+    changes = {"stage": Stage.admitted, "ending": None, "not_before": now + PAUSE * letter.attempt}
+    return replace_letter(_remember_letter(state, again) or state, again, **changes, looks=0, tries=0)
 
 
 def give_up_letters(state: MailboxState, request: GiveUp, now: datetime) -> MailboxState:
     """End letters that were not taken yet, even if the file is gone. `cancel` ends a run."""
-    chosen = [one for one in state.letters if one.message_id == request.message_id and _may_be_given_up(one)]
+    untaken = [one for one in state.letters if one.stage in (Stage.blocked, Stage.admitted) and not is_taken(one)]
+    chosen = [one for one in untaken if one.message_id == request.message_id]
     if not chosen:
         return add_mailbox_notice(state, f"give_up: no message {truncate(request.message_id, 80)} waits for anything")
     reason = f"given up by {request.by}" if request.by else "given up"
@@ -278,6 +249,35 @@ def give_up_letters(state: MailboxState, request: GiveUp, now: datetime) -> Mail
     return state
 
 
-def _may_be_given_up(letter: InboxMessage) -> bool:
-    is_untaken = letter.stage is Stage.admitted and not has_passed(letter, TaskState.consumed)
-    return letter.stage is Stage.blocked or is_untaken
+def add_dead_letter(state: MailboxState, letter: InboxMessage, reason: str, now: datetime) -> MailboxState:
+    known = letter.model_dump(include=set(DeadLetter.model_fields))
+    dead = DeadLetter(**known, why=truncate(reason, WHY), at=now)
+    latest = latest_that_fit((*state.dead, dead), MAX_DEAD, DEAD_BYTES)
+    return state.model_copy(update={"dead": latest, "failed": state.failed + 1})
+
+
+def newly_dead(before: MailboxState, after: MailboxState) -> tuple[DeadLetter, ...]:
+    """Return the dead letters since `before`, each of which raises an alert."""
+    count = after.failed - before.failed
+    return after.dead[-count:] if count else ()
+
+
+def redeliver_dead_letters(state: MailboxState, request: Redeliver, now: datetime) -> MailboxState:
+    """Restore the matching files as new ones, and accept their messages once more."""
+    chosen = [
+        dead
+        for dead in state.dead
+        if request.message_id in (None, dead.message_id) and request.file in (None, dead.file)
+    ]
+    if not chosen:
+        name = request.message_id or request.file or "at all"
+        return add_mailbox_notice(state, f"redeliver: no dead letter {truncate(name, 80)}")
+    orders, seen = list(state.orders), state.seen
+    for dead in chosen:
+        stub = stub_of(file_place(dead), now, dead.message_id, dead.key)
+        orders.append(BridgeTask(kind=BridgeTaskKind.restore, letter=with_size(stub)))
+        if dead.key:
+            again = SeenMessage(file=file_mark(stub), attempt=dead.attempt, again=True)
+            seen = add_newest(seen, dead.key[:BY], again, MAX_SEEN)
+    remaining = tuple(dead for dead in state.dead if dead not in chosen)
+    return state.model_copy(update={"orders": tuple(orders), "seen": seen, "dead": remaining})

@@ -19,19 +19,13 @@ def summarize_orders(orders: Sequence[BridgeTask]) -> str:
 
 
 def mailbox_view(state: MailboxState) -> MailboxView:
+    to_do = (Stage.admitted, Stage.ending, Stage.outgoing)
     return MailboxView(
-        agent=state.agent,
-        open=tuple(map(_view_letter, state.letters)),
+        **state.model_dump(include={"agent", "accepted", "skipped", "failed", "notices"}),
         recent=state.recent,
-        accepted=state.accepted,
-        skipped=state.skipped,
-        failed=state.failed,
-        orders=len(state.orders) + sum(letter.stage in _TO_DO or letter.untold for letter in state.letters),
-        notices=state.notices,
+        open=tuple(map(_view_letter, state.letters)),
+        orders=len(state.orders) + sum(letter.stage in to_do or letter.untold for letter in state.letters),
     )
-
-
-_TO_DO = (Stage.admitted, Stage.ending, Stage.outgoing)
 
 
 def _view_letter(letter: InboxMessage) -> AckView:
@@ -55,9 +49,8 @@ def format_mailbox_details(state: MailboxState) -> str:
     blocks = [f"**{' · '.join(counts)}** · {totals}"]
     if state.dead:
         reason = escape_markdown(truncate(state.dead[-1].why, 120))
-        blocks.append(
-            f"**Dead letters** {len(state.dead):,}, the last one `{_escape_code(state.dead[-1].file)}`: {reason}"
-        )
+        last = _escape_code(state.dead[-1].file)
+        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{last}`: {reason}")
     if state.notices:
         blocks.append(f"**Ignored** {escape_markdown(state.notices[-1])}")
     lines = [

@@ -5,8 +5,6 @@ import json
 import logging
 import re
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +15,9 @@ from rich.markup import escape
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.mailbox.client import signal_mailbox
+from activities.mailbox.client import OpenWork, query_open_work, signal_mailbox
 from activities.mailbox.commands import OrderRunner
 from activities.mailbox.folder import DEAD, MailFolder
-from activities.mailbox.in_hand import query_open_work
 from activities.security.private import create_private, make_private
 from activities.security.redaction import RedactionInterceptor
 from contracts.mail.mailbox import Redeliver
@@ -123,7 +120,7 @@ async def _run_bridge(session: Session, folder: MailFolder, policy: PollPolicy, 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
     bridge = Bridge(session.client, session.settings.task_queue, folder, policy, keys=session.settings.answer_keys)
     _print_line(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
-    async with run_bridge_worker(session.client, session.settings, folder):
+    async with bridge_worker(session.client, session.settings, folder):
         running = asyncio.create_task(bridge.run(stop))
         telling = asyncio.create_task(_report_mode(bridge, as_json=as_json))
         done = asyncio.create_task(_wait_until_quiet(session.client, bridge) if once else stop.wait())
@@ -138,25 +135,27 @@ async def _run_bridge(session: Session, folder: MailFolder, policy: PollPolicy, 
     if once and (bridge.unread or folder.refused):
         code = 1  # these files stay in place, and were reported
     open_work = await query_open_work(session.client, folder.agent)
-    _print_line(
-        open_work.summarize_open() if open_work else "left", as_json=as_json, **(asdict(open_work) if open_work else {})
-    )
+    summary, numbers = (_summarize_open(open_work), asdict(open_work)) if open_work else ("left", {})
+    _print_line(summary, as_json=as_json, **numbers)
     return code
 
 
-@asynccontextmanager
-async def run_bridge_worker(client: Client, settings: Settings, folder: MailFolder) -> AsyncIterator[None]:
-    """Run a worker for the tasks of this folder while the block runs."""
-    carrier = OrderRunner(client, folder, settings.workspaces, settings.task_queue)
-    async with Worker(
+def _summarize_open(work: OpenWork) -> str:
+    waits = [(work.inputs, "inputs"), (work.people, "a person"), (work.peers, "a peer")]
+    parts = [f"{count} {'waits' if count == 1 else 'wait'} for {what}" for count, what in waits if count]
+    return f"bridge stopped; open messages: {work.open}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def bridge_worker(client: Client, settings: Settings, folder: MailFolder) -> Worker:
+    """Return a worker for the tasks of this folder."""
+    return Worker(
         client,
         task_queue=ids.mail_queue(folder.id),
-        activities=[carrier.carry],
+        activities=[OrderRunner(client, folder, settings.workspaces, settings.task_queue).carry],
         interceptors=[RedactionInterceptor(settings.secrets)],
         max_concurrent_activities=MAX_BRIDGE_ACTIVITIES,
         graceful_shutdown_timeout=BRIDGE_GRACE,
-    ):
-        yield
+    )
 
 
 async def _report_mode(bridge: Bridge, *, as_json: bool) -> None:

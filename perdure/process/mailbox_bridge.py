@@ -10,23 +10,24 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
 from activities.mailbox.client import deliver_files, open_mailbox_run_id
-from activities.mailbox.delivery import PreparedDelivery, batch_size, prepare_delivery
 from activities.mailbox.folder import DELIVERIES, STATE, ClaimedFile, MailFolder, MailFolderError, format_os_error
+from activities.mailbox.intake import PreparedDelivery, batch_size, prepare_delivery
 from activities.mailbox.pages import TaskPages
 from activities.mailbox.picks import InputPicks
 from activities.mailbox.watch import FolderWatcher
 from activities.mailbox.writer import MailWriter
-from contracts.mail.mailbox import MAX_DELIVERIES, Delivered, DeliverRequest, Delivery, Verdict
+from contracts.mail.mailbox import MAX_DELIVERIES, DeliverRequest, Delivery, Verdict
 from contracts.run.signals import HumanInput
 from contracts.run.state import RunView
 from decisions.mailbox.poll_mode import PollMode, PollPolicy, PollState, after_cycle, wake
@@ -46,7 +47,6 @@ UNDELIVERED_SCAN_INTERVAL, UNDELIVERED_DELAY = (
 )  # seconds; claims that another bridge did not deliver are delivered
 MAILBOX_CHECK_INTERVAL = 60.0  # seconds between checks that the mailbox is the same
 
-FilePlace = tuple[str, str]  # a file in `.pending/`: its plan and its name
 RETRYABLE_ERRORS = (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError, WorkflowUpdateFailedError, OSError)
 
 _log = logging.getLogger(__name__)
@@ -64,12 +64,12 @@ class Bridge:
     open: int = 0  # open messages, as the mailbox last reported
     asking: int = 0  # open messages that wait for a person's pick
     trouble: str = ""  # the error that blocks all work
-    unread: dict[FilePlace, str] = field(default_factory=dict)  # read errors by file, retried later
+    unread: dict[ClaimedFile, str] = field(default_factory=dict)  # read errors by file, retried later
     cycled: asyncio.Event = field(default_factory=asyncio.Event)  # set after each cycle
     _backlog: deque[ClaimedFile] = field(default_factory=deque)
-    _known: set[FilePlace] = field(default_factory=set)  # files in `.pending/` that this bridge handles
-    _parked: dict[FilePlace, Delivery] = field(default_factory=dict)  # without their inputs
-    _undelivered: dict[FilePlace, float] = field(default_factory=dict)
+    _known: set[ClaimedFile] = field(default_factory=set)  # files in `.pending/` that this bridge handles
+    _parked: dict[ClaimedFile, Delivery] = field(default_factory=dict)  # without their inputs
+    _undelivered: dict[ClaimedFile, float] = field(default_factory=dict)
     _looked_at: float | None = None
     _is_attached: bool = False  # the mailbox knows this bridge
     _mailbox: str = ""  # its execution
@@ -78,6 +78,12 @@ class Bridge:
     _reported: str = ""  # the last logged error
     _batch_limit: int = MAX_DELIVERIES
     _inputs_due: float | None = field(default_factory=lambda: time.monotonic() + INPUT_DELAY)
+
+    def __post_init__(self) -> None:
+        writer = MailWriter(self.folder)
+        self._watcher = FolderWatcher(self.folder)
+        self._picks = InputPicks(self.client, writer, self._sign_answer)
+        self._pages = TaskPages(self.client, writer)
 
     @property
     def is_quiet(self) -> bool:
@@ -105,18 +111,13 @@ class Bridge:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until stopped; disk and server errors are retried."""
-        own = MailWriter(self.folder, self.folder.agent)
-        watcher, picks, pages = (
-            FolderWatcher(self.folder),
-            InputPicks(self.client, own, self._sign_answer),
-            TaskPages(self.client, own),
-        )
+        watcher = self._watcher
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 await watcher.start()  # before the scan: a file that arrives meanwhile wakes the next cycle
                 watcher.woken.clear()
-                has_worked = await self._run_cycle(watcher, picks, pages)
+                has_worked = await self._run_cycle()
                 is_due = not self.is_quiet or self.folder.has_unclaimed
                 must_look = is_due or self.asking > 0 or not watcher.is_watching
                 self.pace = after_cycle(
@@ -124,14 +125,14 @@ class Bridge:
                 )
                 await self._publish_state()
                 if not has_worked or self.trouble:
-                    await self._wait_for_cycle(watcher, stopped)
+                    await self._wait_for_cycle(stopped)
         finally:
             stopped.cancel()
             await watcher.close()
 
-    async def _wait_for_cycle(self, watcher: FolderWatcher, stopped: asyncio.Task[bool]) -> None:
+    async def _wait_for_cycle(self, stopped: asyncio.Task[bool]) -> None:
         """Wait until a file arrives or the next cycle is due."""
-        came = asyncio.create_task(watcher.woken.wait())
+        came = asyncio.create_task(self._watcher.woken.wait())
         pause = min(MAX_RETRY_PAUSE, 0.25 * 2 ** min(self._failures, 8)) if self.trouble else CYCLE_SECONDS
         waits_for = {stopped} if self.trouble else {stopped, came}
         is_soon = not self.trouble and (self._is_due_soon or not self.folder.is_through)
@@ -162,17 +163,17 @@ class Bridge:
             mailbox = await open_mailbox_run_id(self.client, self.folder.agent)
             self._is_attached = mailbox is not None and self._mailbox in ("", mailbox)
 
-    async def _run_cycle(self, watcher: FolderWatcher, picks: InputPicks, pages: TaskPages) -> bool:
+    async def _run_cycle(self) -> bool:
         """Run a cycle. Return whether it completed some work."""
         self.cycle += 1
         has_worked, failure = False, None
         try:
-            has_worked = await self._look_and_deliver(watcher)
+            has_worked = await self._look_and_deliver()
         except RETRYABLE_ERRORS as error:
             failure = error
         if not isinstance(failure, MailFolderError):  # the folder may have another owner now
             try:
-                await self._update_people(picks, pages, has_worked=has_worked)
+                await self._update_people(has_worked=has_worked)
             except RETRYABLE_ERRORS as error:
                 failure = failure or error
         if failure is not None:
@@ -181,23 +182,23 @@ class Bridge:
         self._reported = self.trouble
         return has_worked
 
-    async def _look_and_deliver(self, watcher: FolderWatcher) -> bool:
-        if watcher.has_inputs:  # they may be incomplete
-            watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUT_DELAY
+    async def _look_and_deliver(self) -> bool:
+        if self._watcher.has_inputs:  # they may be incomplete
+            self._watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUT_DELAY
         if self._inputs_due is not None and self._inputs_due <= time.monotonic():
             self._inputs_due = None
             self._requeue_parked()
         await self._check_mailbox()
-        if await self._find_undelivered() and not watcher.is_watching:
+        if await self._find_undelivered() and not self._watcher.is_watching:
             self._requeue_parked()  # no watcher reports inputs
         return await self._deliver_next()
 
-    async def _update_people(self, picks: InputPicks, pages: TaskPages, *, has_worked: bool) -> None:
+    async def _update_people(self, *, has_worked: bool) -> None:
         """Process people's picks and refresh their pages, even if the delivery failed."""
         if self.cycle % 10 == 0 or not has_worked:
-            self.asking = await picks.check_requests()
+            self.asking = await self._picks.check_requests()
         if self.open and self.cycle % PAGE_REFRESH_CYCLES == 0:
-            await pages.refresh_pages()
+            await self._pages.refresh_pages()
 
     def _format_failure(self, error: Exception) -> str:
         match error:
@@ -221,27 +222,22 @@ class Bridge:
     async def _deliver_next(self) -> bool:
         if not self._backlog:
             self._backlog.extend(await asyncio.to_thread(self._claim_files))
-        batch = [self._backlog[number] for number in range(min(len(self._backlog), self._batch_limit))]
+        batch = list(islice(self._backlog, self._batch_limit))
         if not batch and self._is_attached:
             self.trouble, self._failures = "", 0
             return False
         messages = await asyncio.to_thread(self._read_messages, batch)
-        tried = batch[: count_in_batch(messages)]
+        tried = batch[: batch_size(messages)]
         readable = [message for message in messages[: len(tried)] if message is not None]
         if any(message.is_early for message in readable):
             self._inputs_due = time.monotonic() + INPUT_DELAY
-        new = [message for message in readable if self._parked.get(_place_of(message.delivery)) != message.delivery]
-        has_delivery = new or not self._is_attached
-        answer = await self._send_deliveries(tuple(message.delivery for message in new)) if has_delivery else None
-        verdicts = self._record_verdicts(new, answer) if answer is not None else {}
-        later: list[ClaimedFile] = []
-        for claimed in tried:
+        new = [message for message in readable if self._parked.get(message.claimed) != message.delivery]
+        verdicts = await self._send_deliveries(new) if new or not self._is_attached else {}
+        for _ in tried:
             self._backlog.popleft()
-            if verdicts.get((claimed.plan, claimed.file)) is Verdict.full:
-                later.append(claimed)
-        self._backlog.extendleft(reversed(later))
-        if answer is not None:
-            await asyncio.to_thread(self._log_deliveries, new, answer)
+        self._backlog.extendleft(claimed for claimed in reversed(tried) if verdicts.get(claimed) is Verdict.full)
+        if new:
+            await asyncio.to_thread(self._log_deliveries, new, verdicts)
         is_full = Verdict.full in verdicts.values()
         self._batch_limit = SMALL_BATCH if is_full else min(2 * self._batch_limit, MAX_DELIVERIES)
         if not is_full:
@@ -262,7 +258,7 @@ class Bridge:
                 continue
             if claim is not None:
                 claims.append(claim)
-                self._known.add((claim.plan, claim.file))
+                self._known.add(claim)
         self.folder.settle_claims({claim.plan for claim in claims})
         if errors and not claims:
             raise errors[0]
@@ -274,78 +270,64 @@ class Bridge:
         """Read claimed files. Those that are gone become None, as do unreadable ones, which are retried later."""
         messages: list[PreparedDelivery | None] = []
         for claimed in batch:
-            place = (claimed.plan, claimed.file)
-            self._known.add(place)
-            self.unread.pop(place, None)
+            self._known.add(claimed)
+            self.unread.pop(claimed, None)
             try:
                 messages.append(prepare_delivery(self.folder, claimed))
             except FileNotFoundError:
-                messages.append(self._end_removed(place))
+                messages.append(self._end_removed(claimed))
             except OSError as error:
-                self.unread[place] = f"{'/'.join(place)} is tried again: {format_os_error(error)}"
-                _log.warning("%s: %s", self.folder.root, self.unread[place])
-                self._known.discard(place)
+                self.unread[claimed] = f"{claimed.plan}/{claimed.file} is tried again: {format_os_error(error)}"
+                _log.warning("%s: %s", self.folder.root, self.unread[claimed])
+                self._known.discard(claimed)
                 messages.append(None)
         return messages
 
-    def _end_removed(self, place: FilePlace) -> PreparedDelivery | None:
+    def _end_removed(self, claimed: ClaimedFile) -> PreparedDelivery | None:
         """Return a failed delivery for a parked file that was removed: its message must end."""
-        parked = self._parked.get(place)
-        if parked is None or self.folder.is_put_away(*place):
-            self._parked.pop(place, None)
+        parked = self._parked.get(claimed)
+        if parked is None or self.folder.is_put_away(claimed):
+            self._parked.pop(claimed, None)
             return None
-        return PreparedDelivery(parked.model_copy(update={"missing": (), "fault": FILE_GONE}))
+        return PreparedDelivery(claimed, parked.model_copy(update={"missing": (), "fault": FILE_GONE}))
 
-    def _record_verdicts(self, new: list[PreparedDelivery], answer: Delivered) -> dict[FilePlace, Verdict]:
-        """Record the mailbox's verdicts, and park messages that wait for inputs."""
-        if self._mailbox not in ("", answer.mailbox):
-            self._reset_mailbox()
+    async def _send_deliveries(self, new: list[PreparedDelivery]) -> dict[ClaimedFile, Verdict]:
+        """Deliver files, or only attach. Return the mailbox's verdicts; messages that wait for inputs are parked."""
+        request = DeliverRequest(folder=self.folder.id, deliveries=tuple(message.delivery for message in new))
+        async with asyncio.timeout(DELIVERY_TIMEOUT):
+            answer = await deliver_files(self.client, self.task_queue, self.folder.agent, request)
+        if self._mailbox not in ("", answer.mailbox):  # a new mailbox: all files in `.pending/` are delivered again
+            self._known.clear()
+            self._parked.clear()
+            self._undelivered.clear()
+            self._looked_at = None
         self._is_attached, self._mailbox, self._seen_at = True, answer.mailbox, time.monotonic()
         self.open = answer.open
-        verdicts: dict[FilePlace, Verdict] = {}
-        for message, verdict in zip(new, answer.verdicts, strict=True):
-            place = _place_of(message.delivery)
-            self._known.add(place)
-            verdicts[place] = verdict
-            self._parked.pop(place, None)
-            if verdict is Verdict.blocked:
-                self._parked[place] = message.delivery
+        verdicts = {message.claimed: verdict for message, verdict in zip(new, answer.verdicts, strict=True)}
+        self._known |= verdicts.keys()
+        for message in new:
+            self._parked.pop(message.claimed, None)
+            if verdicts[message.claimed] is Verdict.blocked:
+                self._parked[message.claimed] = message.delivery
         return verdicts
 
-    def _reset_mailbox(self) -> None:
-        """Reset the state for a new mailbox: all files in `.pending/` are delivered again."""
-        self._known.clear()
-        self._parked.clear()
-        self._undelivered.clear()
-        self._looked_at = None
-
-    async def _send_deliveries(self, deliveries: tuple[Delivery, ...]) -> Delivered:
-        request = DeliverRequest(folder=self.folder.id, deliveries=deliveries)
-        async with asyncio.timeout(DELIVERY_TIMEOUT):
-            return await deliver_files(self.client, self.task_queue, self.folder.agent, request)
-
-    def _log_deliveries(self, new: list[PreparedDelivery], answer: Delivered) -> None:
-        at = _utc_now().isoformat(timespec="milliseconds")
-        lines = []
-        for message, verdict in zip(new, answer.verdicts, strict=True):
-            if verdict is Verdict.full:
+    def _log_deliveries(self, new: list[PreparedDelivery], verdicts: Mapping[ClaimedFile, Verdict]) -> None:
+        at, lines = _utc_now().isoformat(timespec="milliseconds"), []
+        for message in new:
+            if verdicts[message.claimed] is Verdict.full:
                 continue
-            delivery = message.delivery
-            line: dict[str, Any] = {"at": at, "plan": delivery.plan, "file": delivery.file, "sha256": delivery.sha256}
-            if (head := delivery.head) is not None:
-                line |= {"message_id": head.message_id, "task_id": head.task_id}
-                line |= {"idempotency_key": head.idempotency_key} if head.idempotency_key else {}
-            fault = {"fault": delivery.fault} if delivery.fault else {}
-            missing = {"missing": list(delivery.missing)} if delivery.missing else {}
-            line |= {"verdict": verdict, **fault, **missing, **({"note": message.note} if message.note else {})}
+            delivery, head = message.delivery, message.delivery.head
+            known = head.model_dump(include={"message_id", "task_id", "idempotency_key"}) if head else {}
+            known |= {"verdict": verdicts[message.claimed], "fault": delivery.fault, "missing": delivery.missing}
+            known = {name: value for name, value in {**known, "note": message.note}.items() if value}
+            line = {"at": at, "plan": delivery.plan, "file": delivery.file, "sha256": delivery.sha256, **known}
             lines.append(json.dumps(line, ensure_ascii=False))
         if lines:
             self.folder.below.append("".join(f"{line}\n" for line in lines).encode(errors="replace"), DELIVERIES)
 
     def _requeue_parked(self) -> None:
         """Add parked messages to the backlog: their inputs may have arrived."""
-        waiting = {(claimed.plan, claimed.file) for claimed in self._backlog}
-        self._backlog.extend(ClaimedFile(plan, file) for plan, file in sorted(self._parked.keys() - waiting))
+        self._backlog.extend(sorted(self._parked.keys() - set(self._backlog)))
 
     async def _find_undelivered(self) -> bool:
         """Add files in `.pending/` that this bridge has not delivered: first all, later those no other bridge delivers.
@@ -357,17 +339,16 @@ class Bridge:
             return False
         await asyncio.to_thread(self.folder.check_identity)
         files = await asyncio.to_thread(lambda: list(self.folder.pending_files()))
-        pending = {(claimed.plan, claimed.file): claimed for claimed in files}
-        waiting = {(claimed.plan, claimed.file) for claimed in self._backlog}
-        self._known &= pending.keys()
-        self.unread = {place: error for place, error in self.unread.items() if place in pending}
-        gone = sorted(self._parked.keys() - pending.keys() - waiting)
-        since = {place: self._undelivered.get(place, now) for place in pending if place not in self._known | waiting}
-        due = [place for place, seen in since.items() if first or now - seen >= UNDELIVERED_DELAY]
+        pending, waiting = set(files), set(self._backlog)
+        self._known &= pending
+        self.unread = {claimed: error for claimed, error in self.unread.items() if claimed in pending}
+        gone = sorted(self._parked.keys() - pending - waiting)
+        handled = self._known | waiting
+        since = {claimed: self._undelivered.get(claimed, now) for claimed in files if claimed not in handled}
+        due = [claimed for claimed, seen in since.items() if first or now - seen >= UNDELIVERED_DELAY]
         self._looked_at = now
-        self._undelivered = {place: seen for place, seen in since.items() if place not in due}
-        self._backlog.extend(pending[place] for place in due)
-        self._backlog.extend(ClaimedFile(plan, file) for plan, file in gone)
+        self._undelivered = {claimed: seen for claimed, seen in since.items() if claimed not in due}
+        self._backlog.extend((*due, *gone))
         return True
 
     async def _publish_state(self) -> None:
@@ -383,17 +364,6 @@ class Bridge:
     def _state_event(self, name: str, **more: Any) -> dict[str, Any]:
         known = {"agent": self.folder.agent, "mode": self.pace.mode, "cycle": self.cycle, "open": self.open}
         return {"event": name, **known, "folder": self.folder.id, "pid": os.getpid(), **more}
-
-
-def count_in_batch(messages: Sequence[PreparedDelivery | None]) -> int:
-    """Return how many of the messages fit into one delivery."""
-    readable = [(number, message.delivery) for number, message in enumerate(messages) if message is not None]
-    limit = batch_size([delivery for _, delivery in readable])
-    return readable[limit][0] if limit < len(readable) else len(messages)
-
-
-def _place_of(delivery: Delivery) -> FilePlace:
-    return delivery.plan, delivery.file
 
 
 def _utc_now() -> datetime:

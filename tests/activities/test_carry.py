@@ -12,11 +12,11 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
+from activities.mailbox.client import NOT_KEPT
 from activities.mailbox.commands import OrderRunner
 from activities.mailbox.folder import MailFolder
 from activities.mailbox.message import parse_message
 from activities.mailbox.pages import TaskPages
-from activities.mailbox.result import NOT_KEPT
 from activities.mailbox.watch import FolderWatcher
 from activities.mailbox.writer import REQUEST, MailWriter
 from contracts.conversation import TurnEnd
@@ -151,7 +151,7 @@ async def test_a_subtask_for_a_peer_outside_is_written_as_its_delegation_tells_i
 
 async def test_a_page_that_cannot_be_written_holds_up_no_task(folder: MailFolder, tmp_path: Path) -> None:
     (folder.root / "tasks" / "t1").symlink_to(tmp_path)
-    pages = TaskPages(FakeDelegation(""), MailWriter(folder, "writer"))  # type: ignore[arg-type]
+    pages = TaskPages(FakeDelegation(""), MailWriter(folder))  # type: ignore[arg-type]
     await pages.begin_page(letter(), "the task")
     assert not (tmp_path / "task.md").exists()
 
@@ -197,7 +197,7 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
 )
 async def test_what_a_task_asks_stays_until_its_own_end(folder: MailFolder, other: InboxMessage) -> None:
     asks = of_plan("spring")
-    told = MailWriter(folder, "writer")
+    told = MailWriter(folder)
     told.write_request(asks, "run-1", {"data": ("a", "b")})
     request, ending = folder.root / "tasks/t1" / REQUEST, MessageResult(ack=Ack.failed, details="so")
     await carried(folder, order("finish", other.model_copy(update={"ending": ending})))
@@ -207,7 +207,7 @@ async def test_what_a_task_asks_stays_until_its_own_end(folder: MailFolder, othe
 
 
 async def test_tasks_of_two_plans_that_are_called_alike_ask_beside_each_other(folder: MailFolder) -> None:
-    told, plans = MailWriter(folder, "writer"), {"run-1": of_plan("spring"), "run-2": of_plan("autumn")}
+    told, plans = MailWriter(folder), {"run-1": of_plan("spring"), "run-2": of_plan("autumn")}
     for _ in range(2):  # what is asked again stays where it is
         for run_id, which in plans.items():
             told.write_request(which, run_id, {"data": ("a", "b")})
@@ -222,7 +222,7 @@ async def test_tasks_of_two_plans_that_are_called_alike_ask_beside_each_other(fo
 
 
 async def test_tasks_of_two_plans_that_are_called_alike_have_a_page_each(folder: MailFolder) -> None:
-    pages = TaskPages(FakeDelegation(""), MailWriter(folder, "writer"))  # type: ignore[arg-type]
+    pages = TaskPages(FakeDelegation(""), MailWriter(folder))  # type: ignore[arg-type]
     spring, autumn = of_plan("spring"), of_plan("autumn")
     for _ in range(2):
         await pages.begin_page(spring, "of spring")
@@ -233,7 +233,7 @@ async def test_tasks_of_two_plans_that_are_called_alike_have_a_page_each(folder:
 
 
 async def test_what_somebody_has_made_of_a_page_makes_no_other_folder(folder: MailFolder) -> None:
-    pages = TaskPages(FakeDelegation(""), MailWriter(folder, "writer"))  # type: ignore[arg-type]
+    pages = TaskPages(FakeDelegation(""), MailWriter(folder))  # type: ignore[arg-type]
     (folder.root / "tasks/t1").mkdir()
     (folder.root / "tasks/t1/task.md").write_text("my notes")
     await pages.begin_page(of_plan("spring"), "of spring")

@@ -22,7 +22,7 @@ from activities.mailbox.folder import (
     MailFolderError,
     format_os_error,
 )
-from activities.mailbox.rest import FRESH
+from activities.mailbox.message import FRESH
 from activities.storage.safe_dir import SafeDir, WrongFileTypeError
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from activities.mailbox import inputs as mail_inputs
 from activities.mailbox.inputs import InputsError, resolve_inputs
-from activities.mailbox.rest import FRESH, RestTracker
+from activities.mailbox.message import FRESH, RestTracker
 from activities.storage.safe_dir import SafeDir
 from contracts.mail.message import InputWanted, PickPolicy, TaskHead
 from decisions.mailbox.inputs import split_pattern

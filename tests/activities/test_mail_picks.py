@@ -52,7 +52,7 @@ def told(tmp_path: Path) -> MailWriter:
         key="k", task="d", folder="f", plan="p", message_id="m", plan_id="p", task_id="t", sender="you",
         stage=Stage.admitted, heard_at=NOW,
     )  # fmt: skip
-    told = MailWriter(folder, "writer")
+    told = MailWriter(folder)
     told.write_request(letter, "run-1", {"data": ("a", "b")})
     return told
 

@@ -19,7 +19,7 @@ from activities.model.anthropic import MessagesModel
 from activities.security.secrets import NO_SECRETS
 from perdure.client.connection import connect
 from perdure.client.errors import TemporalUnavailableError
-from perdure.commands.mail import run_bridge_worker
+from perdure.commands.mail import bridge_worker
 from perdure.process.mailbox_bridge import Bridge
 from perdure.process.project import build_project
 from perdure.process.shutdown import exit_now
@@ -76,7 +76,7 @@ async def _bridging(project: Project, task_queue: str, folder: Path, agent: str)
     there = MailFolder(folder, agent)
     there.open_folder()
     settings = replace(project.settings, task_queue=task_queue)
-    async with run_bridge_worker(client, settings, there):
+    async with bridge_worker(client, settings, there):
         await Bridge(client, task_queue, there).run(asyncio.Event())
 
 

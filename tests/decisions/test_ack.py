@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from contracts.mail.delivery import Ack, InboxMessage, Stage, TaskState, Transition
-from decisions.mailbox.ack import add_duplicate, update_ack, update_task_state
+from decisions.mailbox.files import add_duplicate, update_ack, update_task_state
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

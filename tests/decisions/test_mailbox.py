@@ -16,7 +16,7 @@ from contracts.mail.mailbox import Delivery, GiveUp, MailboxState, Redeliver, Tu
 from contracts.mail.message import ReplyHead, TaskHead
 from contracts.mail.peers import Dispatch
 from decisions import ids
-from decisions.mailbox import capacity, commands, dead_letters, peers
+from decisions.mailbox import capacity, commands, peers
 from decisions.mailbox import state as mailbox
 from decisions.mailbox import view as mailbox_told
 from decisions.mailbox.delivery import ending_of, may_try_again, new_letter, run_of
@@ -212,7 +212,7 @@ def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
     (finish,) = commands.next_orders(state, "f", NOW)
     assert finish.letter.ending == MessageResult(ack=Ack.failed, details="two files fit", fault="BadMessage")
     after = bridge(state)
-    assert [each.key for each in dead_letters.newly_dead(state, after)] == [state.letters[0].key]
+    assert [each.key for each in mailbox.newly_dead(state, after)] == [state.letters[0].key]
 
 
 def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
@@ -344,7 +344,7 @@ def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> Non
 def test_what_is_to_be_done_with_one_file_keeps_its_order() -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(EMPTY, bad)[0], bury=BridgeResult(later=True))
-    state = dead_letters.redeliver_dead_letters(state, Redeliver(), NOW)
+    state = mailbox.redeliver_dead_letters(state, Redeliver(), NOW)
     assert orders(state) == []
     assert orders(state, later(5)) == [("bury", "x"), ("restore", "x")]
 
@@ -360,10 +360,10 @@ def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
     state = finished(running(), TurnEnd.failed)
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(state, bad)[0])
-    assert dead_letters.redeliver_dead_letters(state, Redeliver(message_id="nobody"), NOW).notices
-    one = dead_letters.redeliver_dead_letters(state, Redeliver(message_id="a"), NOW)
+    assert mailbox.redeliver_dead_letters(state, Redeliver(message_id="nobody"), NOW).notices
+    one = mailbox.redeliver_dead_letters(state, Redeliver(message_id="a"), NOW)
     assert (orders(one), [each.file for each in one.dead]) == ([("restore", "a.md")], ["x"])
-    state = dead_letters.redeliver_dead_letters(one, Redeliver(), NOW)
+    state = mailbox.redeliver_dead_letters(one, Redeliver(), NOW)
     assert (orders(state), state.dead) == ([("restore", "a.md"), ("restore", "x")], ())
     state, verdicts = delivered(bridge(state), message("a", file="back.md"))
     assert (verdicts, state.letters[0].attempt) == (["admitted"], 2)
@@ -720,7 +720,7 @@ class Box(RuleBasedStateMachine):
 
     @rule()
     def redeliver(self) -> None:
-        self.became(dead_letters.redeliver_dead_letters(self.state, Redeliver(), self.now))
+        self.became(mailbox.redeliver_dead_letters(self.state, Redeliver(), self.now))
 
     @rule()
     def rotates(self) -> None:

@@ -7,7 +7,7 @@ from contracts.delegation import DelegationState, DelegationStatus, SubtaskState
 from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage
 from contracts.run.state import RunStatus, RunView
 from contracts.run.turn import Usage
-from decisions.mailbox.task_file import is_of_another, render_task_page, status_of
+from decisions.mailbox.files import is_of_another, render_task_page, status_of
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -207,7 +207,7 @@ async def test_what_a_bridge_puts_off_holds_up_nothing_else(world: Any, monkeypa
 async def test_a_run_that_did_nothing_is_tried_again_and_one_that_failed_is_told_of(
     world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("decisions.mailbox.delivery.PAUSE", commands.LATER / 100)
+    monkeypatch.setattr("decisions.mailbox.state.PAUSE", commands.LATER / 100)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.ends = TurnEnd.failed
