@@ -70,14 +70,6 @@ class Subscription(CamelModel):
     """Milliseconds since 1970; a time in the past ends the subscription. None: no limit."""
 
 
-class Sent(FrozenModel):
-    """A sent event, in histories older than `marks`."""
-
-    subscriber: str
-    task_id: str
-    event: str
-
-
 class TopicInput(FrozenModel):
     """The input of `EventTopic`."""
 
@@ -98,7 +90,6 @@ class TopicState(FrozenModel):
     ends_at: int = Field(ge=0, le=MAX_TIME)
     events: tuple[Event, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
-    sent: tuple[Sent, ...] = omit_default(())
     marks: tuple[str, ...] = ()
     known: tuple[str, ...] = omit_default(())
     late: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from activities.run.outcome import RunEnd
 from contracts.run.compaction import ContextFull, Summary
@@ -32,7 +33,6 @@ from perdure.client.run_events import (
 from perdure.terminal import event_lines
 from perdure.terminal.chat_view import ChatView
 from perdure.terminal.console import SafeConsole
-from perdure.terminal.event_lines import Line
 from perdure.terminal.prompt import format_input_hint, parse_answer, print_question
 from perdure.terminal.report import to_one_line
 from perdure.terminal.run_view import RunScreen
@@ -97,8 +97,8 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
 )
 def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: RunEvent) -> None:
     (line,) = event_lines.format_event(happening, None)
-    assert isinstance(line, Line)
-    assert "\n" not in line.markup + line.text
+    assert isinstance(line, Text)
+    assert "\n" not in line.plain
 
 
 def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:

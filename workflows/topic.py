@@ -85,7 +85,7 @@ class EventTopic(ValidatedWorkflow[TopicState]):
 def _begin_topic(args: Sequence[Any]) -> TopicState:
     """Return a new topic, or that of an earlier execution. Raises ApplicationError `InvalidInput`."""
     if start_type(args) == "topic.continue":
-        return topic.migrate_marks(read_argument(TopicState, args))
+        return read_argument(TopicState, args)
     return topic.open_topic(read_argument(TopicInput, args).key, now_ms())
 
 

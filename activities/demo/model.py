@@ -4,7 +4,6 @@ Its reply depends on the request only, so a retried call gets the same one. It n
 """
 
 import asyncio
-import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,14 +12,16 @@ from dataclasses import dataclass
 import httpx2
 
 from activities.demo.page import open_page
-from activities.demo.review import count_nouns, join_words, weak_points, write_review
+from activities.demo.review import NUMBERS, count_nouns, join_words, number_word, weak_points, write_review
 from activities.demo.sse import (
+    DemoReply,
     Json,
     ToolUse,
     blocks_of,
+    build_message,
+    digest_of,
     encode_stream,
     error_body,
-    estimate_tokens,
     request_error,
     tool_uses,
 )
@@ -33,9 +34,9 @@ _NO_ADDRESS = (
     "a real model: set ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL for a server that speaks the Messages API, and "
     "start the run again."
 )
-_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _PARAGRAPHS = re.compile(
-    rf"\b(\d{{1,2}}|single|a(?=\s+para)|{'|'.join(_NUMBERS)})[\s-]+(?:[a-z]+\s+)?para(?:graph)?s?\b", re.IGNORECASE
+    rf"\b(\d{{1,2}}|single|a(?=\s+para)|{'|'.join(NUMBERS[1:11])})[\s-]+(?:[a-z]+\s+)?para(?:graph)?s?\b",
+    re.IGNORECASE,
 )
 _PEER = re.compile(r"\bask ([\w-]+) to (\S.*)", re.IGNORECASE)
 _ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}“”‘’]+", re.IGNORECASE)
@@ -53,9 +54,10 @@ class RehearsalTransport(httpx2.AsyncBaseTransport):
             return _to_response(404, error_body("not_found_error", f"there is no {request.method} {request.url.path}"))
         try:
             body = json.loads(await request.aread())
+            error = request_error(body)
         except (ValueError, RecursionError):
-            return _to_response(400, error_body("invalid_request_error", "the body is not JSON"))
-        if error := request_error(body):
+            error = "the body is not JSON"
+        if error:
             return _to_response(400, error_body("invalid_request_error", error))
         message = answer_request(body)
         if not body.get("stream"):
@@ -64,29 +66,21 @@ class RehearsalTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
 
 
-class _PacedStream(httpx2.AsyncByteStream):
-    def __init__(self, message: Json, pause: float) -> None:
-        self._message = message
-        self._pause = pause
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        piece = max(16, len(json.dumps(self._message["content"])) // _PIECES)
-        for event in encode_stream(self._message, piece):
-            yield event
-            if event.startswith(b"event: content_block_delta"):
-                await asyncio.sleep(self._pause)
-
-
 def _to_response(status: int, body: Json) -> httpx2.Response:
     return httpx2.Response(status, headers={"content-type": "application/json"}, content=json.dumps(body))
 
 
-@dataclass(frozen=True)
-class DemoMove:
-    """A reply: a text, and tool calls as names and inputs."""
+@dataclass
+class _PacedStream(httpx2.AsyncByteStream):
+    message: Json
+    pause: float
 
-    text: str
-    calls: tuple[tuple[str, Json], ...] = ()
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        piece = max(16, len(json.dumps(self.message["content"])) // _PIECES)
+        for event in encode_stream(self.message, piece):
+            yield event
+            if event.startswith(b"event: content_block_delta"):
+                await asyncio.sleep(self.pause)
 
 
 @dataclass(frozen=True)
@@ -111,21 +105,16 @@ class DemoTask:
         return "critique" if re.search(r"critique|critici[sz]|review", self.goal, re.IGNORECASE) else "report"
 
     @property
-    def path(self) -> str:
-        return f"artifacts/{self.kind}.md"
-
-    @property
     def paragraphs(self) -> int | None:
         """The number of paragraphs that the goal asks for."""
         if not (match := _PARAGRAPHS.search(self.goal)):
             return None
         word = match[1].lower()
-        return max(1, int(word)) if word.isdigit() else _NUMBERS.index(word) + 1 if word in _NUMBERS else 1
+        return max(1, int(word)) if word.isdigit() else NUMBERS.index(word) if word in NUMBERS else 1
 
     def product(self, number: int | None) -> str:
         """Return the product with its number of paragraphs in words: "two paragraph critique"."""
-        word = "" if number is None else f"{_NUMBERS[number - 1] if number <= len(_NUMBERS) else number} paragraph "
-        return word + self.kind
+        return f"{number_word(number)} paragraph {self.kind}" if number else self.kind
 
 
 def _trim_address(address: str) -> str:
@@ -136,30 +125,9 @@ def _trim_address(address: str) -> str:
 
 
 def answer_request(body: Json) -> Json:
-    """Return the reply to a request that `refusal` accepts."""
-    move = _apply_choice(_next_move(_read_task(body)), body)
-    digest = hashlib.sha256(json.dumps(body["messages"], sort_keys=True).encode()).hexdigest()
-    calls = [
-        {"type": "tool_use", "id": f"toolu_{digest[:20]}_{number}", "name": name, "input": arguments}
-        for number, (name, arguments) in enumerate(move.calls)
-    ]
-    content = [{"type": "text", "text": move.text}, *calls]
-    usage = {
-        "input_tokens": estimate_tokens([body.get("system"), body.get("tools"), body["messages"]]),
-        "output_tokens": estimate_tokens(content),
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-    }
-    return {
-        "id": f"msg_{digest[:24]}",
-        "type": "message",
-        "role": "assistant",
-        "model": MODEL,
-        "content": content,
-        "stop_reason": "tool_use" if calls else "end_turn",
-        "stop_sequence": None,
-        "usage": usage,
-    }
+    """Return the reply to a request that `request_error` accepts."""
+    reply = _apply_choice(_next_reply(_read_task(body)), body)
+    return build_message(reply, body, MODEL, f"toolu_{digest_of(body['messages'])}")
 
 
 def _read_task(body: Json) -> DemoTask:
@@ -183,65 +151,61 @@ def _ends_run(message: Json, following: Json) -> bool:
     return not uses or any(use.name in ("finish", "escalate") and not use.is_error for use in uses)
 
 
-def _next_move(task: DemoTask) -> DemoMove:
+def _next_reply(task: DemoTask) -> DemoReply:
     if not task.tools:
-        return DemoMove(_summarize_task(task))
+        done = ", ".join(f"{use.name} {'failed' if use.is_error else 'done'}" for use in task.uses)
+        so_far = f"So far: {done}." if done else "Nothing has been called so far."
+        sees = f"This is the rehearsal model; without tools it can only say what it sees. Goal: {task.goal}"
+        return DemoReply(f"{sees}\n{so_far}")
     if task.uses_of("finish") or task.uses_of("escalate"):
-        return DemoMove("Finding: the run could not be ended in the way it was meant to; it stops here.")
+        return DemoReply("Finding: the run could not be ended in the way it was meant to; it stops here.")
     if "delegate" in task.tools and (peer := _PEER.search(task.goal)):
         return _delegate_work(task, peer[1], peer[2].strip())
-    if not task.addresses:
-        return _ask_for_address(task)
+    return _work_on_pages(task) if task.addresses else _ask_for_address(task)
+
+
+def _ask_for_address(task: DemoTask) -> DemoReply:
+    if "ask_human" not in task.tools or task.uses_of("ask_human"):
+        return _end_run(task, "finish", _NO_ADDRESS)
+    question = {"question": "Which page should I fetch? Give an http(s) address."}
+    return DemoReply("Frame: the goal names no page, and a page is what I can work on.", (("ask_human", question),))
+
+
+def _work_on_pages(task: DemoTask) -> DemoReply:
     fetched = {str(use.arguments.get("url")): use for use in task.uses_of("fetch")}
     if missing := [address for address in task.addresses if address not in fetched]:
         return _fetch_pages(task, missing)
-    written = task.uses_of("write_file")
-    return (
-        _finish_run(task, written[-1])
-        if written
-        else _write_product(task, [fetched[address] for address in task.addresses])
-    )
+    if written := task.uses_of("write_file"):
+        return _finish_run(task, written[-1])
+    return _write_product(task, [fetched[address] for address in task.addresses])
 
 
-def _summarize_task(task: DemoTask) -> str:
-    done = [f"{use.name} {'failed' if use.is_error else 'done'}" for use in task.uses]
-    so_far = f"So far: {', '.join(done)}." if done else "Nothing has been called so far."
-    return f"This is the rehearsal model; without tools it can only say what it sees. Goal: {task.goal}\n{so_far}"
-
-
-def _delegate_work(task: DemoTask, peer: str, work: str) -> DemoMove:
+def _delegate_work(task: DemoTask, peer: str, work: str) -> DemoReply:
     if not (uses := task.uses_of("delegate")):
         text = f"Frame: this is work for {peer}.\n\nPlan:\n1. Ask {peer}.\n2. Hand on what comes back."
-        return DemoMove(text, (("delegate", {"subtasks": [{"id": "part", "agent": peer, "instructions": work}]}),))
+        return DemoReply(text, (("delegate", {"subtasks": [{"id": "part", "agent": peer, "instructions": work}]}),))
     if uses[-1].is_error:
         return _end_run(task, "escalate", f"{peer} did not do it: {_first_line(uses[-1])}")
     subtasks = json.loads(uses[-1].result or "{}").get("subtasks", [])
     return _end_run(task, "finish", "\n\n".join(str(subtask.get("outcome", "")) for subtask in subtasks))
 
 
-def _ask_for_address(task: DemoTask) -> DemoMove:
-    if "ask_human" in task.tools and not task.uses_of("ask_human"):
-        question = {"question": "Which page should I fetch? Give an http(s) address."}
-        return DemoMove("Frame: the goal names no page, and a page is what I can work on.", (("ask_human", question),))
-    return _end_run(task, "finish", _NO_ADDRESS)
-
-
-def _fetch_pages(task: DemoTask, missing: list[str]) -> DemoMove:
+def _fetch_pages(task: DemoTask, missing: list[str]) -> DemoReply:
     pages = join_words(missing)
     if "fetch" not in task.tools:
         return _end_run(task, "escalate", f"There is no tool `fetch` to get {pages} with.")
     calls = tuple(("fetch", {"url": address}) for address in missing)
     if task.uses_of("fetch"):
-        return DemoMove(f"Next: {count_nouns(len(missing), 'page')} still to be fetched.", calls)
+        return DemoReply(f"Next: {count_nouns(len(missing), 'page')} still to be fetched.", calls)
     text = (
-        f"Frame: a {task.product(task.paragraphs)} on {pages} is asked for. It is done when {task.path} "
+        f"Frame: a {task.product(task.paragraphs)} on {pages} is asked for. It is done when artifacts/{task.kind}.md "
         f"holds it, made from what the {'page' if len(missing) == 1 else 'pages'} really said.\n\n"
-        f"Plan:\n1. Fetch {pages}.\n2. Measure what came back and write {task.path}.\n3. Finish."
+        f"Plan:\n1. Fetch {pages}.\n2. Measure what came back and write artifacts/{task.kind}.md.\n3. Finish."
     )
-    return DemoMove(text, calls)
+    return DemoReply(text, calls)
 
 
-def _write_product(task: DemoTask, fetched: list[ToolUse]) -> DemoMove:
+def _write_product(task: DemoTask, fetched: list[ToolUse]) -> DemoReply:
     lost = [f"{use.arguments['url']} could not be fetched ({_first_line(use)})" for use in fetched if use.is_error]
     if len(lost) == len(fetched):
         return _end_run(task, "escalate", f"There is nothing to judge: {'; '.join(lost)}.")
@@ -254,10 +218,10 @@ def _write_product(task: DemoTask, fetched: list[ToolUse]) -> DemoMove:
     words = count_nouns(sum(page.words for page in pages), "word")
     findings = [f"{join_words([page.name for page in pages])} came: {words}.{worst}", *(f"{text}." for text in lost)]
     text = "\n".join(f"Finding: {finding}" for finding in findings)
-    return DemoMove(text, (("write_file", {"path": task.path, "content": content}),))
+    return DemoReply(text, (("write_file", {"path": f"artifacts/{task.kind}.md", "content": content}),))
 
 
-def _finish_run(task: DemoTask, write: ToolUse) -> DemoMove:
+def _finish_run(task: DemoTask, write: ToolUse) -> DemoReply:
     path = str(write.arguments.get("path"))
     if write.is_error:
         reason = f"The {task.kind} is ready, but {path} could not be written: {_first_line(write)}"
@@ -266,14 +230,14 @@ def _finish_run(task: DemoTask, write: ToolUse) -> DemoMove:
     number = str(write.arguments.get("content")).count("\n\n") - 1
     outcome = f"{task.product(task.paragraphs and number).capitalize()} generated in {path}"
     if "finish" not in task.tools:
-        return DemoMove(outcome)
-    return DemoMove(f"Finding: {path} is written.", (("finish", {"outcome": outcome, "artifacts": [path]}),))
+        return DemoReply(outcome)
+    return DemoReply(f"Finding: {path} is written.", (("finish", {"outcome": outcome, "artifacts": [path]}),))
 
 
-def _end_run(task: DemoTask, tool: str, text: str) -> DemoMove:
+def _end_run(task: DemoTask, tool: str, text: str) -> DemoReply:
     """Call `finish` or `escalate` if it is available. A reply without a call ends the run too."""
     key, reply = ("outcome", text) if tool == "finish" else ("reason", f"Finding: {text}")
-    return DemoMove(reply, ((tool, {key: text}),) if tool in task.tools else ())
+    return DemoReply(reply, ((tool, {key: text}),) if tool in task.tools else ())
 
 
 def _first_line(use: ToolUse) -> str:
@@ -281,22 +245,17 @@ def _first_line(use: ToolUse) -> str:
     return lines[0][:200].rstrip(".") if lines else "no reason given"
 
 
-def _apply_choice(move: DemoMove, body: Json) -> DemoMove:
-    """Change the calls as `tool_choice` requires."""
-    choice, calls = body.get("tool_choice") or {}, move.calls
-    schemas = {tool["name"]: tool.get("input_schema") for tool in body.get("tools") or []}
-    match choice.get("type"):
-        case "none":
-            calls = ()
-        case "tool":
-            name = str(choice.get("name"))
-            calls = tuple(call for call in calls if call[0] == name) or (
-                (name, _placeholder_arguments(schemas.get(name))),
-            )
-        case "any" if not calls and schemas:
-            name = "finish" if "finish" in schemas else next(iter(schemas))
-            calls = ((name, _placeholder_arguments(schemas[name])),)
-    return DemoMove(move.text, calls[:1] if choice.get("disable_parallel_tool_use") else calls)
+def _apply_choice(reply: DemoReply, body: Json) -> DemoReply:
+    """Change the calls as `tool_choice` requires. Perdure sends the types `none` and `tool`."""
+    match body.get("tool_choice"):
+        case {"type": "none"}:
+            return DemoReply(reply.text)
+        case {"type": "tool", "name": str(forced)}:
+            schema = next(tool.get("input_schema") for tool in body["tools"] if tool["name"] == forced)
+            calls = tuple(call for call in reply.calls if call[0] == forced)
+            return DemoReply(reply.text, calls or ((forced, _placeholder_arguments(schema)),))
+        case _:
+            return reply
 
 
 def _placeholder_arguments(schema: object) -> Json:

@@ -18,7 +18,7 @@ _NEXT_STEP = re.compile(
     r"|find out|get in touch|write to|learn more|read (?!more)|come)\b",
     re.IGNORECASE,
 )
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _SIZES = ((150, "short"), (450, "of medium length"), (1500, "a full-length article"), (10**9, "a long read"))
 _BANDS = (
     (80, "it is very easy to read"),
@@ -46,11 +46,11 @@ Topic = list[Remark]
 
 def review_page(page: DemoPage) -> list[Topic]:
     """Return the remarks on a page in four topics: structure, reading, links and images, missing parts."""
-    if not page.words:
-        empty = Remark(f"{page.name} holds no text to be read", "say in words what the page is for", 9)
-        return [[empty, *_review_title(page)], list(_review_links(page)), list(_review_completeness(page))]
-    links = [*_review_links(page), *_review_images(page)]
-    return [_review_structure(page), list(_review_reading(page)), links, list(_review_completeness(page))]
+    links, missing = list(_review_links(page)), list(_review_completeness(page))
+    if page.words:
+        return [_review_structure(page), list(_review_reading(page)), links, missing]
+    empty = Remark(f"{page.name} holds no text to be read", "say in words what the page is for", 9)
+    return [[empty], links, missing]
 
 
 def weak_points(pages: Sequence[DemoPage]) -> list[Remark]:
@@ -61,16 +61,16 @@ def weak_points(pages: Sequence[DemoPage]) -> list[Remark]:
 
 def _report_page(page: DemoPage) -> list[Topic]:
     """Return the content of a page: the first sentence under each heading, and its figures."""
-    links = [*_review_links(page), *_review_images(page)]
+    size, links = _review_structure(page)[:1], list(_review_links(page))
     if not page.sentences:
-        return [_review_structure(page)[:1], links]
+        return [size, links]
     quotes = [
         Remark(f"Under {quote_text(section.title)} it says: {quote_text(split_sentences(opening)[0], 40)}")
         for section in page.headings
         for opening in [text for text in section.paragraphs if not _AUTHOR.match(text)][:1]
     ]
     lead = [] if quotes else [Remark(f"It opens: {quote_text(page.sentences[0], 40)}")]
-    return [[*_review_structure(page)[:1], *lead], quotes[:4], quotes[4:], list(_review_reading(page)), links]
+    return [[*size, *lead], quotes[:4], quotes[4:], list(_review_reading(page)), links]
 
 
 def _review_structure(page: DemoPage) -> Topic:
@@ -107,41 +107,33 @@ def _review_reading(page: DemoPage) -> Iterator[Remark]:
 
 
 def _review_links(page: DemoPage) -> Iterator[Remark]:
-    if not page.links:
-        yield Remark("It links to nothing", "link to a next page and to a source", 4)
-        return
+    """Yield the remarks on links and images."""
     site, total = urlsplit(page.url).netloc, len(page.links)
     outside = sum(urlsplit(target).netloc not in (site, "") for _, target in page.links)
-    where = f": {_number_word(total - outside)} within the site, {_number_word(outside)} to other sites"
-    yield Remark(f"It has {count_nouns(total, 'link')}{where if outside else ', and none leads to another site'}")
+    where = f": {number_word(total - outside)} within the site, {number_word(outside)} to other sites"
+    if total:
+        yield Remark(f"It has {count_nouns(total, 'link')}{where if outside else ', and none leads to another site'}")
+    else:
+        yield Remark("It links to nothing", "link to a next page and to a source", 4)
     vague = Counter(text for text, _ in page.links if text.lower().strip(" .!»>→") in _VAGUE)
     if vague:
         times = {1: "", 2: " (twice)"}
-        names = [quote_text(text) + times.get(uses, f" ({_number_word(uses)} times)") for text, uses in vague.items()]
+        names = [quote_text(text) + times.get(uses, f" ({number_word(uses)} times)") for text, uses in vague.items()]
         verb = "does" if len(names) == 1 else "do"
         yield Remark(f"{join_words(names)} {verb} not say where the link goes", "name the destination in each link", 7)
     elif total > 2 and (label := max((text for text, _ in page.links), key=len)):
         yield Remark(f"None of them hides behind a “click here”; {quote_text(label, 8)} shows how it is done")
-
-
-def _review_images(page: DemoPage) -> Iterator[Remark]:
-    total, mute = len(page.images), sum(not alt for alt in page.images)
+    images, mute = len(page.images), sum(not alt for alt in page.images)
     if mute:
-        some = (
-            f"None of its {_number_word(total)} images has" if mute == total else f"Not all of its {total} images have"
-        )
-        which = "Its one image has no" if total == 1 else f"{some} a"
+        all_of_them = "Its one image has no" if images == 1 else f"None of its {number_word(images)} images has a"
+        which = all_of_them if mute == images else f"Not all of its {images} images have a"
         yield Remark(f"{which} text alternative", "describe each image in words", 6)
 
 
-def _review_title(page: DemoPage) -> Iterator[Remark]:
+def _review_completeness(page: DemoPage) -> Iterator[Remark]:
     if not page.has_title:
         text = f"Its title is {quote_text(page.title)}, which names nothing" if page.title else "It has no title"
         yield Remark(text, "give the page a title that could stand in a list of search results", 7)
-
-
-def _review_completeness(page: DemoPage) -> Iterator[Remark]:
-    yield from _review_title(page)
     author, date = _AUTHOR.search(page.source), _DATE.search(page.source)
     if author and date:
         yield Remark("It says who wrote it, and when")
@@ -160,11 +152,11 @@ def _review_completeness(page: DemoPage) -> Iterator[Remark]:
 
 def count_nouns(number: int, noun: str) -> str:
     """Return a number with its noun: one link, nine links, 28 links."""
-    return f"{_number_word(number)} {noun}{'' if number == 1 else 's'}"
+    return f"{number_word(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def _number_word(number: int) -> str:
-    return _NUMBERS[number] if number < len(_NUMBERS) else f"{number:,}"
+def number_word(number: int) -> str:
+    return NUMBERS[number] if number < len(NUMBERS) else f"{number:,}"
 
 
 def join_words(parts: Sequence[str]) -> str:
@@ -197,7 +189,7 @@ def _sum_up(pages: Sequence[DemoPage], checked: int) -> list[str]:
     weak = weak_points(pages)
     if not weak:
         return ["Nothing that was checked asks for a change: a sign of care, though not yet of good writing."]
-    number = f"{_number_word(len(weak))} {'asks' if len(weak) == 1 else 'ask'}"
+    number = f"{number_word(len(weak))} {'asks' if len(weak) == 1 else 'ask'}"
     verdict = [f"Of {count_nouns(checked, 'point')} looked at, {number} for a change; first of all, {weak[0].advice}."]
     if len(pages) > 1:
         ranked = sorted(pages, key=lambda page: sum(remark.weight for remark in weak_points([page])))

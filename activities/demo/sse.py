@@ -1,25 +1,67 @@
-"""The server side of the Messages API: validation of requests, and replies as streamed events."""
+"""The server side of the Messages API: validation of requests, replies, and their streamed events."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import Any
 
 from decisions.api_tool import api_rejection
 
 Json = dict[str, Any]
 
-_STATUS_OF_TYPE = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "overloaded_error": 529,
+TYPE_OF_STATUS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    529: "overloaded_error",
 }
-TYPE_OF_STATUS = {status: name for name, status in _STATUS_OF_TYPE.items()}
+
+
+@dataclass(frozen=True)
+class DemoReply:
+    """A model's text and tool calls. A call's input is a dict, or a string that is streamed unchanged.
+
+    Without a `stop_reason` it is `tool_use` if a tool is called, else `end_turn`.
+    """
+
+    text: str = ""
+    calls: tuple[tuple[str, Json | str], ...] = ()
+    stop_reason: str | None = None
+
+
+def build_message(reply: DemoReply, body: Json, model: str, tool_use: str) -> Json:
+    """Return the message that answers the request. `tool_use` is the start of the ids of its calls."""
+    content: list[Json] = [{"type": "text", "text": reply.text}] if reply.text else []
+    content += [
+        {"type": "tool_use", "id": f"{tool_use}_{number}", "name": name, "input": arguments}
+        for number, (name, arguments) in enumerate(reply.calls)
+    ]
+    return {
+        "id": f"msg_{digest_of(body['messages'])}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": reply.stop_reason or ("tool_use" if reply.calls else "end_turn"),
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": estimate_tokens(body),
+            "output_tokens": estimate_tokens(content),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        },
+    }
+
+
+def digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def error_body(type_: str, message: str) -> Json:
@@ -38,14 +80,7 @@ def encode_stream(message: Json, piece: int = 24) -> Iterator[bytes]:
     A `tool_use` whose `input` is a string streams that string as it is, for tests of broken arguments.
     """
     usage = message["usage"]
-    opening = {
-        "type": "message",
-        **message,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {**usage, "output_tokens": 1},
-    }
+    opening = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
     yield encode_event({"type": "message_start", "message": opening})
     for index, block in enumerate(message["content"]):
         start, deltas = _block_events(block, piece)
@@ -167,7 +202,7 @@ def _pairing_error(messages: list[Json]) -> str | None:
                 return "messages: `tool_use` ids must be unique"
             seen.update(open_ids)
             continue
-        results = _leading_results(content)
+        results = [block["tool_use_id"] for block in takewhile(lambda block: block["type"] == "tool_result", content)]
         if missing := [name for name in open_ids if name not in results]:
             return "`tool_use` ids were found without `tool_result` blocks immediately after: " + ", ".join(missing)
         if extra := [name for name in results if name not in open_ids]:
@@ -178,27 +213,11 @@ def _pairing_error(messages: list[Json]) -> str | None:
     return "`tool_use` ids were found without `tool_result` blocks: " + ", ".join(open_ids) if open_ids else None
 
 
-def _join_turns(messages: list[Json]) -> list[tuple[str, list[Json]]]:
+def _join_turns(messages: list[Json]) -> Iterator[tuple[str, list[Json]]]:
     """Join adjacent messages of the same role, as the API does, without system messages."""
-    turns: list[tuple[str, list[Json]]] = []
-    for message in messages:
-        if message["role"] == "system":
-            continue
-        content = blocks_of(message)
-        if turns and turns[-1][0] == message["role"]:
-            turns[-1][1].extend(content)
-        else:
-            turns.append((message["role"], list(content)))
-    return turns
-
-
-def _leading_results(content: list[Json]) -> list[str]:
-    results: list[str] = []
-    for block in content:
-        if block["type"] != "tool_result":
-            break
-        results.append(block["tool_use_id"])
-    return results
+    spoken = (message for message in messages if message["role"] != "system")
+    for role, turn in groupby(spoken, key=itemgetter("role")):
+        yield role, [block for message in turn for block in blocks_of(message)]
 
 
 def blocks_of(message: Json) -> list[Json]:

@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from activities.mcp.config import HttpServer, McpServer, StdioServer, program_of
 from activities.mcp.http import http_client
 from activities.mcp.listing import list_offerable_tools
-from activities.mcp.result import raise_unfit_answers
-from activities.mcp.stdio import MAX_MESSAGE_LINE, StdioProcess, running_server
+from activities.mcp.stdio import MAX_MESSAGE_LINE, running_server
+from activities.tools.json_schema import SchemaValidator
 from contracts.mcp import Pin, PinnedProgram
 from decisions.errors import format_validation_error
 from decisions.mcp import render_visible_line
@@ -77,6 +77,7 @@ class Connection:
         self._link: _Link | None = None
         self._tools: dict[str, Pin] = {}
         self._refused: dict[str, str] = {}
+        self._outputs: dict[str, SchemaValidator] = {}
         self._is_stale = False  # the list of tools
         self._listing = asyncio.Lock()
         self._last_line = ""
@@ -126,13 +127,17 @@ class Connection:
         """The tools that cannot be offered, with reasons; empty before the first listing."""
         return self._refused
 
+    def declared_output(self, tool: str) -> SchemaValidator | None:
+        """Return the validator of the tool's structured output, if it declares one that is valid."""
+        return self._outputs.get(tool)
+
     async def call(
         self, tool: str, arguments: dict[str, Any], timeout: float, accepted: Collection[str | None]
     ) -> CallToolResult:
         """Call a tool whose definition has one of these digests.
 
-        Raises McpUnreachableError, McpConnectionLostError and TimedOut; MCPError if the server rejects the call;
-        UnfitAnswerError or another RuntimeError if the answer is not valid.
+        Raises McpUnreachableError, McpConnectionLostError and McpTimeoutError; MCPError if the server rejects the call;
+        RuntimeError if the answer is not valid.
         """
         link, client = await self._open_link()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
@@ -177,8 +182,6 @@ class Connection:
         link = self._link
         try:
             return link, await asyncio.shield(link.ready)
-        except _NotOpenedError as error:
-            raise McpUnreachableError(str(error)) from None
         except asyncio.CancelledError:
             if not link.ready.cancelled():
                 raise
@@ -213,7 +216,8 @@ class Connection:
                     transport = await self._open_transport(stack, link.end.set)
                     client = Client(transport, read_timeout_seconds=limit, message_handler=self._on_message, cache=None)
                     await stack.enter_async_context(client)
-                    raise_unfit_answers(client.session)
+                    # The SDK's check of answers by the server's schema takes as long as the server wants.
+                    client.session.validate_tool_result = _accept_any_result  # type: ignore[method-assign]
                     await self._refresh_tools(client)
                 link.ready.set_result(client)
                 await link.end.wait()
@@ -235,7 +239,7 @@ class Connection:
             _log.info("mcp server %s: the connection ended: %s", self.server.name, self._redact(reason))
             return
         self._reason = self._format_failure(f"cannot be reached: {reason}")
-        link.ready.set_exception(_NotOpenedError(self._reason))
+        link.ready.set_exception(McpUnreachableError(self._reason))
         link.ready.exception()  # marks it as retrieved if no caller is left
 
     async def _open_transport(self, stack: AsyncExitStack, on_end: Callable[[], None]) -> Transport:
@@ -247,8 +251,7 @@ class Connection:
             program = await asyncio.to_thread(program_of, server)
             if self._program not in (None, program):
                 raise ValueError(_changed_program(server.name, program, self._program))
-            located = replace(server, command=program.path)
-            return _Entered(await stack.enter_async_context(running_server(located, on_end, self._record_line)))
+            return running_server(replace(server, command=program.path), on_end, self._record_line)
         http = await stack.enter_async_context(http_client(server, server.start_timeout, self._record_line))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_LINE)
 
@@ -268,10 +271,14 @@ class Connection:
         async with self._listing:
             self._is_stale = False  # first, so that a change during the listing sets it again
             try:
-                self._tools, self._refused = await list_offerable_tools(client, self.server.name)
+                self._tools, self._refused, self._outputs = await list_offerable_tools(client, self.server.name)
             except BaseException:
                 self._is_stale = True
                 raise
+
+
+async def _accept_any_result(name: str, result: CallToolResult) -> None:
+    """Accept the result; `activities.mcp.result` checks it."""
 
 
 def _changed_program(name: str, now: PinnedProgram, accepted: PinnedProgram | None) -> str:
@@ -279,23 +286,6 @@ def _changed_program(name: str, now: PinnedProgram, accepted: PinnedProgram | No
     return (
         f"it would be started with {what}, which nobody has accepted; see .mcp.json, then perdure tools --accept {name}"
     )
-
-
-class _NotOpenedError(Exception):
-    """The connection could not be opened. Set on a future that several calls wait for."""
-
-
-class _Entered:
-    """A transport that is already open; the client does not close it."""
-
-    def __init__(self, streams: tuple[StdioProcess, StdioProcess]) -> None:
-        self._streams = streams
-
-    async def __aenter__(self) -> tuple[StdioProcess, StdioProcess]:
-        return self._streams
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
 
 
 def _summarize_error(error: BaseException) -> str:
@@ -319,25 +309,23 @@ class Connections:
         redact: Callable[[str], str] = str,
         accepted: Mapping[str, PinnedProgram] | None = None,
     ) -> None:
-        programs = accepted or {}
-        self._all = {server.name: Connection(server, redact, programs.get(server.name)) for server in servers}
+        self._all = {server.name: Connection(server, redact, (accepted or {}).get(server.name)) for server in servers}
 
     def __getitem__(self, name: str) -> Connection:
         return self._all[name]
 
     async def list_tools_of(self, names: Iterable[str]) -> dict[str, Mapping[str, Pin] | McpUnreachableError]:
         """List the tools of these servers concurrently."""
+
+        async def tools_of(name: str) -> Mapping[str, Pin] | McpUnreachableError:
+            try:
+                return await self._all[name].tools()
+            except McpUnreachableError as error:
+                return error
+
         servers = list(dict.fromkeys(names))
-        results = await asyncio.gather(*(_tools_of(self._all[name]) for name in servers))
-        return dict(zip(servers, results, strict=True))
+        return dict(zip(servers, await asyncio.gather(*map(tools_of, servers)), strict=True))
 
     async def close(self) -> None:
         """End all servers concurrently."""
         await asyncio.gather(*(connection.close() for connection in self._all.values()))
-
-
-async def _tools_of(connection: Connection) -> Mapping[str, Pin] | McpUnreachableError:
-    try:
-        return await connection.tools()
-    except McpUnreachableError as error:
-        return error

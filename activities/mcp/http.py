@@ -1,6 +1,7 @@
 """The HTTP client of MCP servers at a URL: it bounds responses and reports error statuses, which the SDK does not."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import httpx2
 
@@ -25,25 +26,25 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         return response
 
 
+@dataclass
 class _Decoded(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, encoding: str, limit: int | None) -> None:
-        self._stream = stream
-        self._encoding = encoding
-        self._limit = limit
+    stream: httpx2.AsyncByteStream
+    encoding: str
+    limit: int | None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         count = 0
         try:
-            async for piece in decode_pieces(self._encoding, self._stream):
+            async for piece in decode_pieces(self.encoding, self.stream):
                 count += len(piece)
-                if self._limit is not None and count > self._limit:
-                    raise httpx2.StreamError(f"the answer is larger than {self._limit:,} bytes")
+                if self.limit is not None and count > self.limit:
+                    raise httpx2.StreamError(f"the answer is larger than {self.limit:,} bytes")
                 yield piece
         except BodyEncodingError as error:
             raise httpx2.StreamError(str(error)) from None
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        await self.stream.aclose()
 
 
 def http_client(server: HttpServer, connect: float, on_said: Callable[[str], None]) -> httpx2.AsyncClient:

@@ -1,13 +1,14 @@
 """The tools of an MCP server that can be offered to a model."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable
 
 from mcp import Client
 from mcp_types import Tool
 
-from activities.tools.json_schema import find_schema_error
+from activities.tools.json_schema import SchemaValidator, find_schema_error
 from contracts.mcp import Pin
 from decisions.api_tool import MAX_DEFINITION, api_rejection
 from decisions.mcp import foreign_reference, name_rejection, pin_tool, tool_name
@@ -19,10 +20,15 @@ MAX_TOOLS = 1000
 MAX_DEFINITION_BYTES = 4 * 1024 * 1024  # bytes for one server; checking a megabyte takes one to six seconds
 
 
-async def list_offerable_tools(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
-    """Return the tools by name, and the reasons why others cannot be offered. Raises the client's errors."""
+async def list_offerable_tools(
+    client: Client, server: str
+) -> tuple[dict[str, Pin], dict[str, str], dict[str, SchemaValidator]]:
+    """Return the tools by name, the reasons why others cannot be offered, and the validators of structured outputs.
+
+    Raises the client's errors.
+    """
     tools = await _read_pages(client, server)
-    return await asyncio.to_thread(_sort_out, server, tools)  # not on the event loop
+    return *await asyncio.to_thread(_sort_out, server, tools), await asyncio.to_thread(_output_validators, tools)
 
 
 async def _read_pages(client: Client, server: str) -> list[Tool]:
@@ -56,13 +62,19 @@ def _sort_out(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[
         elif reason := _rejection_reason(server, tool, size):
             refused[tool.name] = reason
         else:
-            offered[tool.name] = _to_pin(tool)
+            hints = tool.annotations and tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)
+            offered[tool.name] = pin_tool(tool.description or tool.title or "", tool.input_schema, hints or {})
     return offered, refused
 
 
-def _to_pin(tool: Tool) -> Pin:
-    annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else {}
-    return pin_tool(tool.description or tool.title or "", tool.input_schema, annotations)
+def _output_validators(tools: Iterable[Tool]) -> dict[str, SchemaValidator]:
+    """Return the validators of output schemas that are valid, and small enough to be checked."""
+    schemas = {tool.name: tool.output_schema for tool in tools if tool.output_schema}
+    return {
+        name: SchemaValidator(schema)
+        for name, schema in schemas.items()
+        if len(json.dumps(schema)) <= MAX_DEFINITION and not find_schema_error(schema)
+    }
 
 
 def _rejection_reason(server: str, tool: Tool, size: int) -> str | None:

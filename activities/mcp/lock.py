@@ -57,12 +57,11 @@ def change_lock(path: Path, change: Callable[[AcceptedTools], None]) -> Accepted
     OSError.
     """
     folder = SafeDir(path.parent)
-    with folder.lock_folder():
+    with folder.lock_folder():  # which leaves no lock file
         pins = read_lock(path)
-        before = json.dumps(_lock_content(pins))
+        before = _lock_text(pins)
         change(pins)
-        if json.dumps(_lock_content(pins)) != before or not path.exists():
-            text = json.dumps(_lock_content(pins), indent=2, ensure_ascii=False) + "\n"
+        if (text := _lock_text(pins)) != before or not path.exists():
             folder.write(text.encode(errors="backslashreplace"), path.name)
         return pins
 
@@ -85,11 +84,8 @@ def accept_new_servers(path: Path, seen: Pins, programs: Mapping[str, PinnedProg
         return pins
 
 
-def _lock_content(pins: AcceptedTools) -> dict[str, object]:
-    servers = {
-        server: PinnedServer(tools={tool: pins[server][tool] for tool in sorted(pins[server])})
-        for server in sorted(pins)
-    }
-    programs = {server: pins.programs[server] for server in sorted(pins.programs)}
-    whole = PinFile(servers=servers, programs=programs).model_dump(mode="json", by_alias=True)
-    return whole if programs else {name: value for name, value in whole.items() if name != "programs"}
+def _lock_text(pins: AcceptedTools) -> str:
+    servers = {server: PinnedServer(tools=dict(sorted(pins[server].items()))) for server in sorted(pins)}
+    file = PinFile(servers=servers, programs=dict(sorted(pins.programs.items())))
+    content = file.model_dump(mode="json", by_alias=True, exclude=None if pins.programs else {"programs"})
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

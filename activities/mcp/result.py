@@ -2,10 +2,8 @@
 
 import base64
 import binascii
-from collections.abc import Iterable
 from typing import Any
 
-from mcp import ClientSession
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -19,6 +17,7 @@ from mcp_types import (
 )
 
 from activities.storage.workspace import OutsideWorkspaceError, Workspace
+from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, error_outcome
 
@@ -26,35 +25,23 @@ MAX_ANSWER_FILES = 50  # in one answer
 TEXT_ONLY = "the tool declares structured output and sent text only"
 
 
-class UnfitAnswerError(RuntimeError):
-    """An answer that does not match the `outputSchema` of its tool."""
-
-    def __init__(self, answer: CallToolResult, reason: str) -> None:
-        super().__init__(reason)
-        self.answer = answer
-
-
-def raise_unfit_answers(session: ClientSession) -> None:
-    """Make the session raise UnfitAnswerError, which keeps the answer; its own error would lose it."""
-    validate = session.validate_tool_result
-
-    async def validate_or_keep(name: str, result: CallToolResult) -> None:
-        try:
-            await validate(name, result)
-        except RuntimeError as error:
-            raise UnfitAnswerError(result, str(error)) from None
-
-    session.validate_tool_result = validate_or_keep  # type: ignore[method-assign]
-
-
-def flaw_of(answer: CallToolResult, reason: str) -> str:
-    """Return the note for the model on an answer that does not match the tool's `outputSchema`."""
+def flaw_of(answer: CallToolResult, declared: SchemaValidator | None) -> str:
+    """Return the note for the model on an answer that does not match the `outputSchema` of its tool."""
+    if declared is None or answer.is_error:
+        return ""
     if answer.structured_content is None:
-        return TEXT_ONLY if any(isinstance(block, TextContent) for block in answer.content) else reason[:500]
-    return f"the structured output does not fit what the tool declares: {reason.partition(chr(10))[0][:500]}"
+        is_text = any(isinstance(block, TextContent) for block in answer.content)
+        return TEXT_ONLY if is_text else "the tool declares structured output and sent none"
+    try:
+        error = declared.find_error(answer.structured_content)
+    except SchemaNotApplicableError as reason:
+        error = f"its schema cannot be applied: {reason}"
+    return f"the structured output does not fit what the tool declares: {error}" if error else ""
 
 
-def to_mcp_outcome(answer: CallToolResult, stem: str, workspace: Workspace, flaw: str = "") -> ToolOutcome:
+def to_mcp_outcome(
+    answer: CallToolResult, stem: str, workspace: Workspace, declared: SchemaValidator | None = None
+) -> ToolOutcome:
     """Return structured content if there is any, else the text. With files: `{"content", "files": [...]}`.
 
     Content that does not match the tool's `outputSchema` is returned with a note: `{"content", "note"}`.
@@ -65,11 +52,10 @@ def to_mcp_outcome(answer: CallToolResult, stem: str, workspace: Workspace, flaw
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
     if answer.is_error:
         return error_outcome(ToolFault.tool_error, text or "the tool failed, and did not say why")
+    flaw = flaw_of(answer, declared)
     content = text if answer.structured_content is None else answer.structured_content
-    files = [
-        _store_block(block, number, stem, workspace)
-        for number, block in enumerate(_non_text_blocks(answer.content), start=1)
-    ]
+    others = [block for block in answer.content if not isinstance(block, TextContent)]
+    files = [_store_block(block, number, stem, workspace) for number, block in enumerate(others, start=1)]
     if flaw and not content and not files:
         return error_outcome(ToolFault.tool_error, f"the call was made, but its answer is empty: {flaw}")
     if not files and not flaw:
@@ -77,10 +63,6 @@ def to_mcp_outcome(answer: CallToolResult, stem: str, workspace: Workspace, flaw
     paths = tuple(file["path"] for file in files if file.get("path"))
     extras = ({"files": files} if files else {}) | ({"note": flaw} if flaw else {})
     return ToolOutcome(result={"content": content, **extras}, artifacts=paths)
-
-
-def _non_text_blocks(content: Iterable[ContentBlock]) -> list[ContentBlock]:
-    return [block for block in content if not isinstance(block, TextContent)]
 
 
 def _store_block(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> dict[str, Any]:

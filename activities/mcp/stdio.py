@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import Self, TypeVar
+from typing import Self
 
 import anyio
 from mcp.client.stdio import get_default_environment
@@ -30,8 +30,6 @@ MAX_LOG_LINE = 500  # characters
 EXIT_GRACE = 2.0  # seconds for a server to end once its stdin is closed, and again after SIGTERM
 
 USEFUL_NOTIFICATIONS = ("notifications/tools/list_changed", "notifications/cancelled")
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +150,9 @@ async def running_server(
         limit=CHUNK,
         start_new_session=True,  # Ctrl-C at the terminal reaches the worker only, which then ends the server
     )
-    stdin, stdout, stderr = _require_pipe(process.stdin), _require_pipe(process.stdout), _require_pipe(process.stderr)
+    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+    if stdin is None or stdout is None or stderr is None:
+        raise AssertionError("the process was started with pipes")
     listening = asyncio.create_task(_log_stderr(server.name, stderr, on_said))
     try:
         both = StdioProcess(server.name, stdout, stdin, on_end)
@@ -165,12 +165,6 @@ async def running_server(
         with suppress(asyncio.CancelledError):
             await asyncio.shield(ending)
         await asyncio.wait([ending])
-
-
-def _require_pipe(pipe: T | None) -> T:
-    if pipe is None:
-        raise AssertionError("the process was started with pipes")
-    return pipe
 
 
 async def _log_stderr(name: str, stderr: asyncio.StreamReader, on_said: Callable[[str], None]) -> None:

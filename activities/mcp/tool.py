@@ -8,7 +8,7 @@ from mcp import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from activities.mcp.connection import Connection, McpConnectionLostError, McpTimeoutError, McpUnreachableError
-from activities.mcp.result import UnfitAnswerError, flaw_of, to_mcp_outcome
+from activities.mcp.result import to_mcp_outcome
 from activities.tools.interface import CallContext, PreflightTool, TransientToolError
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -71,7 +71,7 @@ class McpTool(PreflightTool):
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         """Call the tool. A call that was not sent may be retried; a sent call of a `once` tool may have happened."""
-        timeout, flaw = self.route.timeout.total_seconds(), ""
+        timeout = self.route.timeout.total_seconds()
         try:
             accepted = (self._accepted.sha256, context.accepts)
             answer = await self._connection.call(self._name, arguments, timeout, accepted)
@@ -90,12 +90,11 @@ class McpTool(PreflightTool):
             if self.route.effect is Effect.once and error.code not in UNMADE_CODES:
                 message += "; the call was sent, and may have happened"
             return error_outcome(ToolFault.tool_error, message)
-        except UnfitAnswerError as error:
-            answer, flaw = error.answer, flaw_of(error.answer, str(error))
         except RuntimeError as error:  # the SDK's, for an invalid answer
             return error_outcome(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
         stem = f"{self.route.name}-{context.step:02}"
-        return await asyncio.to_thread(to_mcp_outcome, answer, stem, context.workspace, flaw)
+        declared = self._connection.declared_output(self._name)
+        return await asyncio.to_thread(to_mcp_outcome, answer, stem, context.workspace, declared)
 
     def _fail_unsent(self, reason: str) -> ToolOutcome:
         if self.route.effect is Effect.once:

@@ -34,7 +34,10 @@ class RunFiles:
 
     @activity.defn
     async def open_run(self, request: StartSnapshotRequest) -> StartSnapshot:
-        """Take the snapshot of the run's agent, create its workspace. Raises ApplicationError `UnknownAgent`."""
+        """Take the run's snapshot of its agent, and create its workspace.
+
+        Raises ApplicationError `UnknownAgent`, not retryable.
+        """
         async with heartbeating(own_run_id):
             agent = agent_of(self._project, request.agent)
             workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
@@ -68,7 +71,10 @@ class RunFiles:
 
     @activity.defn
     async def close_segment(self, request: CloseRequest) -> Closed:
-        """Archive the parts since `start`. At the run's end, finish its files, and cancel it if requested."""
+        """Archive the parts since `start`; at the end of the run, also finish its files.
+
+        A run cancelled by a signal is cancelled on the server here.
+        """
         workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
         async with heartbeating(own_run_id):
             transcript = await self._read_conversation(request.length, request.head)

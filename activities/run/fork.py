@@ -42,7 +42,10 @@ class Inheritances:
 
     @activity.defn
     async def inherit(self, request: InheritRequest) -> Inherited:
-        """Read the origin's state and conversation, and write both for this run. Raises ApplicationError."""
+        """Read the origin's state and conversation from its history, and write both for this run.
+
+        Raises ApplicationError `NotResumable`, not retryable.
+        """
         own = own_run_id()
         async with heartbeating(lambda: {"from": request.run_id}):
             origin = self._client.get_workflow_handle(run_workflow_id(request.run_id))

@@ -119,7 +119,10 @@ class RunWatcher:
 
     @activity.defn
     async def watch_run(self, workflow_id: str) -> Ended:
-        """Return the workflow's end, across continue-as-new. Fails while it is open: the retries are the wait."""
+        """Return the workflow's end, across continue-as-new; a run's with its outcome.
+
+        Fails while the workflow is open: the retries are the wait.
+        """
         handle = self._client.get_workflow_handle(workflow_id)
         with IgnoreMissing():
             standing = workflow_status_of(await handle.describe())

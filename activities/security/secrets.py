@@ -3,19 +3,27 @@
 They are collected once, at startup. A tool, a page or a model may return one of them as it is, in base64, base32 or
 hex, or as a writer of JSON, HTML or URLs escapes it: each such form is replaced by `[redacted NAME]`. Text that a
 person or another program sends to a run is not redacted.
+
+Writers differ in the characters that they escape, but leave letters and digits unchanged. So a secret is looked for
+by a pattern of all spellings of each character, and only in a text that holds its longest unchanged part.
 """
 
 import base64
-import html
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html.entities import codepoint2name
 from math import lcm
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import regex
 
 MIN_SECRET = 8  # characters; shorter values occur as ordinary words
 _MIN_HALVED = 24  # characters from which half of a secret is redacted too, since a message may be cut
+_MIN_START = 4  # characters of a secret that is still being written; fewer are shown
 
 _NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|_(PASS|PWD|PAT|AUTH|COOKIE)$", re.IGNORECASE
@@ -33,88 +41,70 @@ _LONG_NUMBER = 16  # digits: no limit, rate or time has so many
 _PATH = re.compile(r"(~|\.{1,2}|[A-Za-z]:)?([/\\][\w .@-]+)+[/\\]?")
 _NAME_OF_PATH = re.compile(r"(PATH|FILE|DIR|HOME|FOLDER|SOCK)$", re.IGNORECASE)
 _RELATIVE_PATH = re.compile(r"[\w .@-]+([/\\][\w .@-]+)*")
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-# Lengths of the search texts: shorter ones match too often, longer ones take too long to choose.
-_SIGN, _MAX_SIGN = 8, 64
-_MAX_PIECES = 64  # candidates for one search text; a key file has thousands
 _SWITCHES = frozenset({"disabled", "required", "optional"})  # long enough to be secrets
 
+_MAX_SIGN = 64  # characters of a search text
+_MAX_SPELLING = 6  # characters of one that is escaped once, such as `&#x2F;`
+_UNCHANGED = re.compile(r"[A-Za-z0-9_.-]+")
+_PIECES = re.compile(r"[A-Za-z0-9_.-]+|\\+|.", re.DOTALL)
+# Backslashes before an escaped character: one, or more if the text was escaped again.
+_ESCAPE, _MAYBE_ESCAPE = r"\\{1,8}", r"\\{0,15}"
+_QUOTED = "\"'/"  # the characters that writers escape with a backslash alone
+_AMPERSAND = rf"(?:&|{_ESCAPE}u0026)"
+_NAMES_IN_HTML = {**codepoint2name, ord("'"): "apos"}
+_LETTERS_IN_JSON = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _BETWEEN_HEX = ("", "%", "\\x")  # between the bytes of a dump, a URL, a literal
-
-Escapes = dict[str, str | int | None]  # as `str.maketrans` takes it
-
-# The characters besides letters, digits and `_.-~` that URL writers do not escape.
-_LEFT_IN_URLS = (
-    "",
-    "/",  # of a path
-    "!'()*",  # JavaScript's encodeURIComponent
-    "!'()*;,/?:@&=+$#",  # its encodeURI
-)
-# What HTML writers escape besides `&`, `<` and `>`.
-_IN_HTML: tuple[Escapes, ...] = (
-    {'"': "&quot;", "'": "&#x27;"},  # Python
-    {'"': "&quot;", "'": "&#39;"},  # lodash
-    {'"': "&quot;", "'": "&#039;"},  # PHP
-    {'"': "&#34;", "'": "&#39;"},  # Jinja
-    {'"': "&#34;", "'": "&#39;", "+": "&#43;"},  # Go
-    {'"': "&quot;", "'": "&#x27;", "+": "&#x2B;", "`": "&#x60;"},  # .NET
-    {'"': "&quot;", "'": "&#x27;", "=": "&#x3D;", "`": "&#x60;"},  # Handlebars
-    {'"': "&quot;", "'": "&#x27;", "/": "&#x2F;"},  # OWASP's advice
-    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;"},  # Mustache
-    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},  # newer Mustache
-    {'"': "&#34;", "'": "&#39;", "/": "&#47;"},  # decimal
-)
+_URL_SAFE = str.maketrans("+/", "-_")
 
 
-def _unicode_escapes(signs: str, digits: str) -> Escapes:
-    return {sign: f"\\u{ord(sign):04{digits}}" for sign in signs}
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """A text to look for: each of its spellings contains one of `signs`."""
 
+    label: str
+    text: str
+    signs: tuple[str, ...]
+    spell: Callable[[str], str]
 
-# What JSON writers escape besides what they must, and the digits of non-ASCII escapes (None: not escaped).
-_IN_JSON: tuple[tuple[Escapes, str | None], ...] = (
-    ({}, "x"),
-    ({}, None),
-    ({"/": "\\/"}, "x"),  # PHP
-    ({"/": "\\/"}, None),
-    (_unicode_escapes("\"&'+<>`", "X"), "X"),  # .NET
-    (_unicode_escapes("\"&'+<>`", "x"), "x"),
-    (_unicode_escapes("&<>", "x"), None),  # Go, Rails
-    (_unicode_escapes("&'<=>", "x"), None),  # Gson
-)
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.spell(self.text))
+
+    @cached_property
+    def start(self) -> str:
+        """What each spelling begins with, in lower case."""
+        start = _UNCHANGED.match(self.text[:2])
+        return start[0].lower() if start else ""
 
 
 class Secrets:
     """Named values in all their encoded forms. `Secrets()` is empty, and costs nothing."""
 
     def __init__(self, named: Iterable[tuple[str, str]] = ()) -> None:
-        labels: dict[str, str] = {}
-        shapes_in_json: dict[str, None] = {}
-        signs, signs_in_json = set[str](), set[str]()
-        for name, value in named:
-            label = f"[redacted {re.sub(r'[^A-Za-z0-9_.-]', '_', name)}]"
-            forms = dict.fromkeys(_secret_forms(value))
-            shapes = forms | dict.fromkeys(map(_dump_string, forms))
-            for form in forms:
-                labels.setdefault(form, label)
-            shapes_in_json |= shapes
-            signs |= _choose_signs(forms)
-            signs_in_json |= _choose_signs(shapes)
+        names = {value: name for name, value in reversed(list(named))}  # the first name of a value
+        forms = [
+            form
+            for value, name in names.items()
+            for form in _forms_of(value, f"[redacted {re.sub(r'[^A-Za-z0-9_.-]', '_', name)}]")
+        ]
         # The longest first, so that a secret inside another one leaves no remainder.
-        self._labels = sorted(labels.items(), key=lambda pair: (-len(pair[0]), pair[0]))
-        self._shapes_in_json = list(shapes_in_json)
-        # Search texts: each form, and its shape in JSON, contains one of them.
-        self._signs = _minimal_signs(signs)
-        self._signs_in_json = _minimal_signs(signs_in_json)
+        self._forms = sorted(forms, key=lambda form: (-len(form.text), form.text))
+        self._signs = list(dict.fromkeys(sign for form in self._forms for sign in form.signs))
 
     def __repr__(self) -> str:
-        return f"Secrets({len(self._labels)} forms)"
+        return f"Secrets({len(self._forms)} forms)"
 
     def __bool__(self) -> bool:
-        return bool(self._labels)
+        return bool(self._forms)
 
     def redact(self, text: str) -> str:
-        signs = [sign for sign in self._signs if sign in text]  # a list is twice as fast as a generator
-        return _replace_forms(text, self._labels, signs) if signs else text
+        for form in self._likely_forms(text):
+            text = form.pattern.sub(form.label, text)
+        return text
+
+    def _likely_forms(self, text: str) -> "list[_Form]":
+        signs = {sign for sign in self._signs if sign in text}
+        return [form for form in self._forms if not signs.isdisjoint(form.signs)] if signs else []
 
     def redact_bytes(self, data: bytes) -> bytes:
         text = data.decode(errors="surrogateescape")  # a variable that is not UTF-8 was decoded in the same way
@@ -123,13 +113,13 @@ class Secrets:
 
     def redact_value(self, value: Any) -> Any:
         """Redact the strings and keys of a JSON value; return the same object if it holds no secret."""
-        if not self._labels:
+        if not self._forms:
             return value
         if isinstance(value, str):
             return self.redact(value)
-        text = json.dumps(value, ensure_ascii=False, default=str)
-        signs = [sign for sign in self._signs_in_json if sign in text]
-        has_secret = signs and any(shape in text for shape in self._shapes_in_json if _has_one(shape, signs))
+        # Its other escapes are spellings that are looked for.
+        text = json.dumps(value, ensure_ascii=False, default=str).replace("\\\\", "\\")
+        has_secret = any(form.pattern.search(text) for form in self._likely_forms(text))
         return self._redact_inner(value) if has_secret else value
 
     def _redact_inner(self, value: Any) -> Any:
@@ -149,56 +139,13 @@ class Secrets:
         """Return the end of a text that is still being written, without a possible start of a secret."""
         text = self.redact(text)
         end = len(text)
-        for form, _ in self._labels:
-            if form[:4] in text[-len(form) :]:
-                starts = (n for n in range(min(len(form) - 1, len(text)), 3, -1) if text.endswith(form[:n]))
-                end = min(end, len(text) - next(starts, 0))
+        for form in self._forms:
+            recent = text[-_MAX_SPELLING * len(form.text) :]
+            if form.start in recent.lower():
+                start = regex.search(form.pattern.pattern, recent, partial=True)
+                if start and len(start[0]) >= _MIN_START:
+                    end = min(end, len(text) - len(start[0]))
         return text[max(end - length, 0) : end]
-
-
-def _choose_signs(forms: Iterable[str]) -> set[str]:
-    """Return a few texts such that each form contains one: most writers leave a part of a secret unchanged."""
-    signs, remaining = set[str](), sorted(forms, key=len)
-    while remaining:
-        shortest = remaining[0]
-        starts = range(0, max(len(shortest) - _SIGN, 0) + 1, len(shortest) // _MAX_PIECES + 1)
-        pieces = [shortest[at : at + _SIGN] for at in starts]
-        piece = max(pieces, key=lambda piece: sum(piece in form for form in remaining))
-        signs.add(_grow_sign(piece, [form for form in remaining if piece in form]))
-        remaining = [form for form in remaining if piece not in form]
-    return signs
-
-
-def _grow_sign(piece: str, forms: list[str]) -> str:
-    """Extend a piece while all forms contain it: longer texts are found faster."""
-    first = forms[0]
-    start = first.index(piece)
-    end = start + len(piece)
-    while end < len(first) and end - start < _MAX_SIGN and all(first[start : end + 1] in form for form in forms):
-        end += 1
-    while start > 0 and end - start < _MAX_SIGN and all(first[start - 1 : end] in form for form in forms):
-        start -= 1
-    return first[start:end]
-
-
-def _minimal_signs(signs: Iterable[str]) -> list[str]:
-    """Return the texts that contain no other one."""
-    least: list[str] = []
-    for sign in sorted(signs, key=lambda sign: (len(sign), sign)):
-        if not any(other in sign for other in least):
-            least.append(sign)
-    return least
-
-
-def _has_one(form: str, signs: list[str]) -> bool:
-    return bool([1 for sign in signs if sign in form])
-
-
-def _replace_forms(text: str, labels: list[tuple[str, str]], signs: list[str]) -> str:
-    for form, label in labels:
-        if _has_one(form, signs):
-            text = text.replace(form, label)
-    return text
 
 
 NO_SECRETS = Secrets()
@@ -238,18 +185,13 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
 
 def is_secret(name: str, value: str) -> bool:
     """Return True if the value can be a secret: not a path, number, switch or plain URL."""
-    if len(value) < MIN_SECRET or value.lower() in _SWITCHES or _is_figure(name, value):
+    if len(value) < MIN_SECRET or value.lower() in _SWITCHES:
         return False
+    if _NUMBER.fullmatch(value):  # a limit or a duration, unless it looks like a numeric password or key
+        return value.isdigit() and (len(value) >= _LONG_NUMBER or bool(_NAME_OF_PASSWORD.search(name)))
     if _URL.fullmatch(value) and re.search(r"(URL|URI|ENDPOINT|HOST|ISSUER)$", name, re.IGNORECASE):
         return False
     return not _is_path(name, value)
-
-
-def _is_figure(name: str, value: str) -> bool:
-    """Return True for a number such as a limit or a duration, not for a numeric password or key."""
-    if not _NUMBER.fullmatch(value):
-        return False
-    return not (value.isdigit() and (len(value) >= _LONG_NUMBER or _NAME_OF_PASSWORD.search(name)))
 
 
 def _is_path(name: str, value: str) -> bool:
@@ -303,7 +245,7 @@ def _in_urls(text: str) -> Iterator[str]:
             yield from (
                 secret for secret in (pair, unquote(password or user), password or user) if len(secret) >= MIN_SECRET
             )
-            yield from _base64_forms(pair) if password else ()  # as in `Authorization: Basic`, of any length
+            yield from _base64_cores(pair) if password else ()  # as in `Authorization: Basic`, of any length
         for name, value in parse_qsl(url.query):
             if _QUERY_NAME.search(name) and len(value) >= MIN_SECRET:
                 yield value
@@ -315,76 +257,73 @@ def _in_hook(url: str) -> Iterator[str]:
     yield from (piece for piece in pieces if _PIECE_OF_HOOK.fullmatch(piece))
 
 
-def _secret_forms(secret: str) -> Iterator[str]:
-    """Yield the forms of a secret. Most have few: the secret itself, its base64, base32 and hex."""
-    for form in dict.fromkeys((secret, *_in_urls_as(secret), *_in_html(secret), repr(secret)[1:-1])):
-        yield form
-        for writer in _IN_JSON if form == secret else _IN_JSON[:4]:
-            once = _in_json(form, *writer)
-            yield once
-            if once != form:
-                yield from (_in_json(once, *again) for again in (*_IN_JSON[:2], writer))
-        if len(form) >= _MIN_HALVED:
-            yield from (form[: len(form) // 2], form[-(len(form) // 2) :])
-    yield from _encoded_forms(secret)
-
-
-def _in_urls_as(secret: str) -> Iterator[str]:
-    """Yield the percent-encoded and form-encoded secret, also with lower-case digits."""
-    of_forms = (
-        _percent_encode(secret, " "),
-        _percent_encode(secret, " *").replace("~", "%7E"),
-    )  # the second as in browsers and Java
-    for form in (
-        *(_percent_encode(secret, left) for left in _LEFT_IN_URLS),
-        *(form.replace(" ", "+") for form in of_forms),
-    ):
-        yield form
-        yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), form)
-
-
-def _percent_encode(text: str, safe: str = "") -> str:
-    return quote(text, safe=safe, errors="surrogatepass")  # a variable need not be UTF-8
-
-
-def _in_html(text: str) -> Iterator[str]:
-    safe = html.escape(text, quote=False)
-    yield from (safe.translate(str.maketrans(more)) for more in _IN_HTML)
-
-
-def _in_json(text: str, more: Escapes, digits: str | None) -> str:
-    text = _dump_string(text).replace('\\"', '"').translate(str.maketrans({'"': '\\"', **more}))
-    return text if digits is None else _BEYOND_ASCII.sub(lambda match: _escape_units(match[0], digits), text)
-
-
-def _dump_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _escape_units(text: str, digits: str) -> str:
-    units = memoryview(text.encode("utf-16-le", errors="surrogatepass")).cast("H")
-    return "".join(f"\\u{unit:04{digits}}" for unit in units)
-
-
-def _encoded_forms(secret: str) -> Iterator[str]:
-    """Yield the secret in base64, once and twice, in base32 and in hex, at any offset of a longer text."""
+def _forms_of(secret: str, label: str) -> Iterator[_Form]:
+    """Yield the secret itself, and in base64 once and twice, in base32 and in hex, at any offset of a longer text."""
+    half = len(secret) // 2
+    for text in (secret, secret[:half], secret[-half:]) if len(secret) >= _MIN_HALVED else (secret,):
+        yield _Form(label, text, (_longest_unchanged(text),), _spell)
+    for once in _base64_cores(secret):
+        yield _Form(label, once, (_longest_unchanged(once),), _spell_base64)
+        for both in zip(_base64_cores(once), _base64_cores(once.translate(_URL_SAFE)), strict=True):
+            sign = _longest_unchanged("".join(one if one == other else " " for one, other in zip(*both, strict=True)))
+            yield from (_Form(label, twice, (sign,), _spell_base64) for twice in dict.fromkeys(both))
     data = secret.encode(errors="surrogatepass")
-    for once in _base64_forms(secret):
-        yield once
-        yield from _base64_forms(once)
     for core in _shifted_cores(data, 5, base64.b32encode):
-        yield core
-        yield core.lower()
-    for separator in _BETWEEN_HEX:
-        yield separator.join(f"{byte:02x}" for byte in data)
-        yield separator.join(f"{byte:02X}" for byte in data)
+        yield _Form(label, core, (core[:_MAX_SIGN], core[:_MAX_SIGN].lower()), _any_case)
+    bytes_in_hex = [re.findall("..", digits) for digits in (data.hex(), data.hex().upper())]
+    signs = (separator.join(pairs)[:_MAX_SIGN] for separator in _BETWEEN_HEX for pairs in bytes_in_hex)
+    yield _Form(label, data.hex(), tuple(dict.fromkeys(signs)), _spell_hex)
 
 
-def _base64_forms(secret: str) -> Iterator[str]:
-    """Yield the base64 in both alphabets."""
-    for core in _shifted_cores(secret.encode(errors="surrogatepass"), 6, base64.b64encode):
-        yield core
-        yield core.translate(str.maketrans("+/", "-_"))
+def _longest_unchanged(text: str) -> str:
+    return max(_UNCHANGED.findall(text), key=len, default="")[:_MAX_SIGN]
+
+
+def _spell(text: str) -> str:
+    return "".join(_spell_piece(piece) for piece in _PIECES.findall(text))
+
+
+def _spell_piece(piece: str) -> str:
+    """Return a pattern of the spellings of one character, of several backslashes, or of what no writer changes."""
+    if _UNCHANGED.fullmatch(piece):
+        return re.escape(piece)
+    char, code, count = piece[0], ord(piece[0]), len(piece)
+    units = memoryview(char.encode("utf-16-le", errors="surrogatepass")).cast("H")
+    ways = [
+        "".join(f"{_ESCAPE}u{_any_case(f'{unit:04x}')}" for unit in units),
+        f"{_ESCAPE}(?:x{_any_case(f'{code:02x}')}|U{_any_case(f'{code:08x}')})",
+        "".join(f"%{_any_case(f'{byte:02x}')}" for byte in char.encode(errors="surrogatepass")),
+        f"{_AMPERSAND}#(?:0*{code}|[xX]0*{_any_case(f'{code:x}')});",
+    ]
+    if name := _NAMES_IN_HTML.get(code):
+        ways.append(f"{_AMPERSAND}{name};")
+    if letter := _LETTERS_IN_JSON.get(char):
+        ways.append(_ESCAPE + letter)
+    if char == " ":
+        ways.append(_spell_piece("+"))  # in forms
+    others = f"(?:{'|'.join(ways)})"
+    if char == "\\":  # doubled each time that it is escaped
+        doubled = "|".join(rf"\\{{{count << times}}}" for times in (4, 3, 2, 1, 0))
+        return f"(?:{others}{{{count}}}|{doubled})"
+    return f"(?:{_MAYBE_ESCAPE if char in _QUOTED else ''}{re.escape(char)}|{others})"
+
+
+def _spell_base64(text: str) -> str:
+    """Return a pattern of base64 in both alphabets."""
+    others = {sign: f"(?:{sign.translate(_URL_SAFE)}|{_spell_piece(sign)})" for sign in "+/"}
+    return "".join(others.get(piece, piece) for piece in _PIECES.findall(text))
+
+
+def _spell_hex(text: str) -> str:
+    return "".join(f"(?:%|{_ESCAPE}x)?{_any_case(text[at : at + 2])}" for at in range(0, len(text), 2))
+
+
+def _any_case(text: str) -> str:
+    return re.sub("[a-zA-Z]", lambda letter: f"[{letter[0].lower()}{letter[0].upper()}]", text)
+
+
+def _base64_cores(text: str) -> Iterator[str]:
+    return _shifted_cores(text.encode(errors="surrogatepass"), 6, base64.b64encode)
 
 
 def _shifted_cores(data: bytes, bits: int, encode: Callable[[bytes], bytes]) -> Iterator[str]:

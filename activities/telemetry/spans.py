@@ -38,16 +38,8 @@ from activities.security.secrets import Secrets
 from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
 from activities.telemetry.metrics import attempt_facts
 from contracts.run.state import CloseRequest, RunStatus
+from decisions import telemetry
 from decisions.ids import root_span_id, trace_id
-from decisions.telemetry import (
-    MODEL_TURNS,
-    event_attributes,
-    fact_attributes,
-    request_attributes,
-    result_attributes,
-    run_attributes,
-    span_name,
-)
 
 TIMEOUT_STATUSES = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # the client's timeout passed
 RUN_WORKFLOW = "AgentRun"  # the workflow type whose trace has a root span
@@ -108,13 +100,13 @@ class SpanInterceptor(Interceptor):
         workflow_id = info.workflow_id or ""
         with self._with_ids(info.namespace, workflow_id):
             span = self._tracer.start_span(
-                span_name(info.activity_type, request),
+                telemetry.span_name(info.activity_type, request),
                 context=_root_context(info.namespace, workflow_id) if info.workflow_type == RUN_WORKFLOW else Context(),
-                kind=SpanKind.CLIENT if info.activity_type in MODEL_TURNS else SpanKind.INTERNAL,
+                kind=SpanKind.CLIENT if info.activity_type in telemetry.MODEL_TURNS else SpanKind.INTERNAL,
                 attributes=self._redact_attributes(
                     {
-                        **run_attributes(workflow_id),
-                        **request_attributes(info.activity_type, request),
+                        **telemetry.run_attributes(workflow_id),
+                        **telemetry.request_attributes(info.activity_type, request),
                         "perdure.activity": info.activity_type,
                         "perdure.attempt": info.attempt,
                         "temporalRunID": info.workflow_run_id or "",
@@ -130,11 +122,11 @@ class SpanInterceptor(Interceptor):
                 span.set_status(StatusCode.ERROR)
             raise
         finally:
-            span.set_attributes(self._redact_attributes(fact_attributes(attempt_facts())))
+            span.set_attributes(self._redact_attributes(telemetry.fact_attributes(attempt_facts())))
             span.end()
 
     def record_result(self, span: Span, result: Any) -> None:
-        attributes = result_attributes(result)
+        attributes = telemetry.result_attributes(result)
         span.set_attributes(self._redact_attributes(attributes))
         if "error.type" in attributes:
             span.set_status(StatusCode.ERROR)
@@ -147,7 +139,9 @@ class SpanInterceptor(Interceptor):
             span = self._tracer.start_span(
                 str(figures["event"]),
                 context=_root_context(namespace, workflow_id) if in_run else Context(),
-                attributes=self._redact_attributes({**run_attributes(workflow_id), **event_attributes(figures)}),
+                attributes=self._redact_attributes(
+                    {**telemetry.run_attributes(workflow_id), **telemetry.event_attributes(figures)}
+                ),
                 start_time=_to_nanoseconds(at),
             )
             span.end(_to_nanoseconds(at))
@@ -179,7 +173,7 @@ class SpanInterceptor(Interceptor):
                 start_time=_to_nanoseconds(started.timestamp()),
                 attributes=self._redact_attributes(
                     {
-                        **run_attributes(workflow_id),
+                        **telemetry.run_attributes(workflow_id),
                         "gen_ai.operation.name": "invoke_agent",
                         "gen_ai.agent.name": agent,
                         "perdure.outcome": status,

@@ -22,10 +22,8 @@ _SUFFIXES = {
 def suffix_of(content_type: str) -> str:
     """Return the suffix, with its dot: the one of the type's family if the type is not known."""
     media_type = content_type.partition(";")[0].strip().lower()
-    return _SUFFIXES.get(media_type) or _suffix_of_family(media_type)
-
-
-def _suffix_of_family(media_type: str) -> str:
+    if media_type in _SUFFIXES:
+        return _SUFFIXES[media_type]
     if media_type.endswith("+json"):
         return ".json"
     if media_type.endswith("+xml"):

@@ -15,6 +15,7 @@ from activities.http.body import BodyEncodingError, read_prefix
 from activities.http.retry_after import retry_after
 from activities.http.ssrf import BlockedAddressError, GuardedTransport, Resolver, host_spellings, resolve_host
 from activities.http.url import usable_url
+from activities.tools.http import TRANSIENT_STATUSES
 from activities.tools.interface import CallContext, TransientToolError
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 5
 PORTS = {"http": 80, "https": 443}
-_TRANSIENT_STATUSES = {408, 425, 429}
 _GONE_STATUSES = {404, 410}
 _HOST = re.compile(rb"[A-Za-z0-9._:-]+")
 _MAX_HEADER = 200  # characters of a header or an error of the server that are shown
@@ -117,7 +117,8 @@ class FetchTool:
                 return error_outcome(
                     ToolFault.unreachable, f"the certificate is not trusted ({reason}): {_format_url(address)}"
                 )
-            message = f"cannot reach {_format_url(address)}: {_one_line(error)}"
+            reason = " ".join(str(error).split())[:_MAX_HEADER] or type(error).__name__
+            message = f"cannot reach {_format_url(address)}: {reason}"
             raise TransientToolError(ToolFault.unreachable, message) from None
 
     async def _get_page(self, address: str) -> _Answer:
@@ -168,7 +169,7 @@ class FetchTool:
 
     async def _read_answer(self, url: httpx.URL, response: httpx.Response) -> _Answer:
         status = response.status_code
-        if status >= 500 or status in _TRANSIENT_STATUSES:
+        if status >= 500 or status in TRANSIENT_STATUSES:
             message = f"{_format_status(status)}: {_format_url(str(url))}"
             raise TransientToolError(ToolFault.http_error, message, retry_after(response.headers))
         if not 200 <= status < 300:
@@ -225,14 +226,12 @@ def _parse_url(text: str) -> httpx.URL:
 
 
 def _format_page(answer: _Answer, page: "Webpage") -> str:
-    lines = [f"url: {answer.url}", f"status: {_format_status(answer.status)}"]
-    lines.append(f"content-type: {answer.content_type or 'not given'}")
+    head = [f"url: {answer.url}", f"status: {_format_status(answer.status)}"]
+    head.append(f"content-type: {answer.content_type or 'not given'}")
     if page.title is not None:
-        lines.append(f"title: {page.title}")
-    text = page.text
-    if text is None:
-        text = f"[not text: {len(answer.body):,} bytes, not shown]"
-    return "\n".join((*lines, "", text or "[the page has no text]"))
+        head.append(f"title: {page.title}")
+    text = f"[not text: {len(answer.body):,} bytes, not shown]" if page.text is None else page.text
+    return "\n".join((*head, "", text or "[the page has no text]"))
 
 
 def _format_status(status: int) -> str:
@@ -244,7 +243,3 @@ def _format_url(text: str) -> str:
     bare = re.sub(r"//[^/?#]*@", "//", text[: 4 * _MAX_URL])
     line = "".join(character if character.isprintable() else "?" for character in bare)
     return line if len(line) <= _MAX_URL else line[:_MAX_URL] + "…"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_HEADER] or type(error).__name__

@@ -200,8 +200,8 @@ def _no_unevaluated(kind: str, noun: str) -> Callable[[Any, Any, Any, Any], Iter
         if not validator.is_type(given, kind):
             return
         known = set(_evaluated_keys(validator, given))
-        if extra := [key for key, _ in _list_entries(given) if key not in known]:
-            shown = extra if isinstance(given, dict) else [given[at] for at in extra]
+        if extra := [entry for entry in _list_entries(given) if entry[0] not in known]:
+            shown = [key if isinstance(given, dict) else value for key, value in extra]
             yield ValidationError(f"Unevaluated {noun} are not allowed ({', '.join(map(repr, shown))})")
 
     return check

@@ -6,7 +6,7 @@ so no two calls can wait for each other.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -67,11 +67,7 @@ def is_small(value: Any, limit: int = SMALL_BYTES) -> bool:
             case Mapping() | list() | tuple():
                 size += 8 * (1 + len(item))
                 if size <= limit:
-                    stack += _child_values(item)
+                    stack += [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
             case _:
                 size += 8
     return size <= limit
-
-
-def _child_values(item: Mapping[Any, Any] | Collection[Any]) -> list[Any]:
-    return [*item.keys(), *item.values()] if isinstance(item, Mapping) else list(item)

@@ -49,12 +49,6 @@ def open_topic(key: str, now: int) -> TopicState:
     return TopicState(key=key, ends_at=now + TIME_TO_LIVE)
 
 
-def migrate_marks(state: TopicState) -> TopicState:
-    """Migrate the state of an earlier execution, perhaps one of an earlier version."""
-    marks = (_mark(sent.subscriber, sent.task_id) + _mark(sent.event) for sent in state.sent)
-    return state.model_copy(update={"sent": (), "marks": (*state.marks, *marks)})
-
-
 def record_event(state: TopicState, event: Event, now: int) -> TopicState:
     """Record an event. A duplicate changes nothing; an event without open subscriptions is late, and still stored."""
     name = event_id(event)

@@ -193,18 +193,15 @@ async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes |
 
 
 async def iterate_runs(
-    client: Client, *, waiting: bool = False, wedged: bool = False, follow_ups: bool = False, limit: int | None = 50
+    client: Client, *, waiting: bool = False, follow_ups: bool = False, limit: int | None = 50
 ) -> AsyncIterator[RunInfo]:
     """Yield runs or follow-ups, latest first; `waiting` yields both.
 
-    Subtasks are listed only if they wait for a person or are wedged.
+    Subtasks are listed only if they wait for a person.
     """
-    query = _build_query(waiting=waiting, follow_ups=follow_ups)
-    if wedged:
-        query += f" AND {attributes.REPORTED_PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
     count = 0
-    async for run in _iterate_query(client, query):
-        if waiting or wedged or run.parent is None:
+    async for run in _iterate_query(client, _build_query(waiting=waiting, follow_ups=follow_ups)):
+        if waiting or run.parent is None:
             yield run
             count += 1
         if count == limit:

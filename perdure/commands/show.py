@@ -10,31 +10,14 @@ from contracts.run.state import RunStatus
 from decisions import ids
 from decisions.run.outcome import parse_handoff
 from perdure.client.run_events import RunEnded, event_to_json
-from perdure.client.run_list import (
-    RunInfo,
-    find_run,
-    find_starter,
-    find_workflow,
-    iterate_runs,
-    last_event_time,
-    list_subtree,
-)
+from perdure.client.run_list import find_run, find_starter, find_workflow, iterate_runs, last_event_time, list_subtree
 from perdure.client.runs import follow_up_state, query_run_state, wait_for_run_end
 from perdure.client.watch import Watch
 from perdure.commands.export import STDOUT, export_run
 from perdure.commands.mcp.servers import print_servers, print_unseen_servers
 from perdure.session import Needs, open_session
+from perdure.terminal import report
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, run_argument
-from perdure.terminal.report import (
-    build_tool_table,
-    print_follow_up,
-    print_list,
-    print_run,
-    print_tree,
-    run_row,
-    subtask_row,
-    tool_row,
-)
 from perdure.terminal.run_view import RunScreen
 from settings import Settings, load_settings
 
@@ -62,22 +45,20 @@ async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, 
         warning = await session.missing_worker_message() if is_any_open and not as_json else None
     if as_json:
         for run in runs:
-            click.echo(json.dumps(run_row(run)))
+            click.echo(json.dumps(report.run_row(run)))
     elif not runs and not asking:
         nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
         console.print("no run waits for a person" if waiting else nothing)
     else:
-        first = {run.run_id: run for run in (*asking, *filter(is_waiting_on_human, runs))}
-        print_list(console, list(first.values()), [run for run in runs if run.run_id not in first])
+        first = {
+            run.run_id: run for run in (*asking, *runs) if run.is_open and run.status == RunStatus.waiting_on_human
+        }
+        report.print_list(console, list(first.values()), [run for run in runs if run.run_id not in first])
         if is_overview and len(asking) == limit:
             console.print("[dim]more may wait for a person: perdure list --waiting[/]")
         if warning:
             console.print(f"[yellow]{warning}[/]")
     return 0
-
-
-def is_waiting_on_human(run: RunInfo) -> bool:
-    return run.is_open and run.status == RunStatus.waiting_on_human
 
 
 @click.command("show", epilog=format_examples("show RUN", "show wf:FOLLOW-UP", "show RUN --json | jq .question"))
@@ -100,20 +81,20 @@ async def show_command(run_id: str, as_json: bool) -> int:
         tree = await list_subtree(session.client, run)
         starter = await find_starter(session.client, run)
     if as_json:
-        fields = view.model_dump(mode="json") if view else run_row(run)
+        fields = view.model_dump(mode="json") if view else report.run_row(run)
         fields |= {"as_of": as_of.isoformat()} if as_of else {}
         fields |= {
             "end": dataclasses.asdict(end) if end else None,
             "handoff": parse_handoff(end.handoff) or None if end else None,
-            "subtasks": [subtask_row(depth, run) for depth, run in tree],
+            "subtasks": [report.subtask_row(depth, run) for depth, run in tree],
             "started_by": starter.model_dump(mode="json") if starter else None,
         }
         click.echo(json.dumps(fields))
     else:
         files = settings.workspaces / folder_name(run.run_id)
-        print_run(console, run, view, end, files, as_of=as_of, starter=starter)
+        report.print_run(console, run, view, end, files, as_of=as_of, starter=starter)
         if tree:
-            print_tree(console, tree)
+            report.print_tree(console, tree)
     return 0
 
 
@@ -121,9 +102,9 @@ async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> 
     async with open_session(settings, Needs.answers) as session:
         run, state = await find_workflow(session.client, run_id), await follow_up_state(session.client, run_id)
     if as_json:
-        click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(run)))
+        click.echo(json.dumps(state.model_dump(mode="json") if state else report.run_row(run)))
     else:
-        print_follow_up(console, run, state)
+        report.print_follow_up(console, run, state)
     return 0
 
 
@@ -178,10 +159,10 @@ async def tools_command(check: bool, accept: str | None, as_json: bool) -> int:
     from perdure.process.project import display_project
 
     async with display_project(settings) as project:
-        rows = [tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
+        rows = [report.tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
     if as_json:
         click.echo(json.dumps(rows))
     else:
-        console.print(build_tool_table(rows))
+        console.print(report.build_tool_table(rows))
         print_unseen_servers(settings)
     return 0

@@ -6,10 +6,12 @@ their line is complete.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from rich.console import RenderableType
 from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
 from activities.run.outcome import RunEnd
 from contracts.delegation import DelegationRequest, DelegationState, DelegationStatus
@@ -21,6 +23,7 @@ from contracts.tool import ToolOutcome
 from decisions.run.transcript import join_text_blocks
 from decisions.sender import format_sent_by
 from decisions.text.formatting import call_line, truncate
+from decisions.text.visible_text import render_visible
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
 from perdure.terminal.console import fit_line
@@ -36,48 +39,41 @@ RETRIED_NAMES = {"plan": "the model", "reflect": "the model", "summarize": "the 
 PLAIN_PREVIEW_LENGTH = 200  # characters of a preview
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line: `markup`, then `text`, which is foreign and printed literally."""
-
-    markup: str
-    text: str = ""
-    style: str = ""
+EventLines = Iterator[RenderableType]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A text that may have many lines."""
-
-    text: str
-    indent: int = 2
-    style: str = ""
+def format_line(markup: str, text: str = "", style: str = "") -> Text:
+    """Return a line: `markup`, then `text`, which is foreign and shown literally."""
+    return Text.from_markup(markup, emoji=False).append(render_visible(text), style)
 
 
-EventLines = Iterator[Line | Block]
+def _format_block(text: str, width: int | None, indent: int = 2, style: str = "") -> RenderableType:
+    """Return a text that may have many lines."""
+    body = Text(render_visible(text), style=style, overflow="fold")
+    return body if width is None else Padding(body, (0, 0, 0, indent), expand=False)
 
 
 def format_event(event: RunEvent, width: int | None) -> EventLines:
     match event:
         case run_events.RunStarted(goal) if goal:
-            yield Line("[bold]goal[/]  ", truncate(goal, 1000))
+            yield format_line("[bold]goal[/]  ", truncate(goal, 1000))
         case run_events.ModelReplied():
             yield from _format_reply(event, width)
         case run_events.AnswerReceived(answer):
             text = ": ".join(filter(None, (answer.decision, answer.text)))
             sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
-            yield Line(f"  [yellow]←[/] {escape(truncate(sender, 60))}  ", truncate(text, 300))
+            yield format_line(f"  [yellow]←[/] {escape(truncate(sender, 60))}  ", truncate(text, 300))
         case run_events.ContextFilled(full):
-            yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
+            yield format_line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
         case run_events.ContextCompacted(summary):
-            yield Line(f"  [yellow]![/] {_format_compaction(summary)}")
+            yield format_line(f"  [yellow]![/] {_format_compaction(summary)}")
         case run_events.NoticeAdded(notice):
             if line := _format_notice(notice):
-                yield Line(f"  {line}")
+                yield format_line(f"  {line}")
         case run_events.SignalReceived(signal):
-            yield Line(f"  [dim]signal {escape(truncate(signal, 100))}[/]")
+            yield format_line(f"  [dim]signal {escape(truncate(signal, 100))}[/]")
         case run_events.ContinuedAsNew():
-            yield Line("  [dim]the history was long: continued as new[/]")
+            yield format_line("  [dim]the history was long: continued as new[/]")
         case run_events.ToolCallFinished():
             yield from _format_call(event, width)
         case run_events.DelegationStarted(request):
@@ -85,16 +81,16 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
         case run_events.DelegationFinished(state):
             yield from _format_delegation(state, width)
         case run_events.ActivityFailed(activity, reason):
-            yield Line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
+            yield format_line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
         case run_events.ActivityRetrying(activity, attempt, reason):
-            yield Line(
+            yield format_line(
                 f"  [yellow]↻[/] {escape(RETRIED_NAMES.get(activity, activity))}, attempt {attempt}: ",
                 truncate(reason, 300),
             )
         case run_events.WaitStarted(waiting_for=about):
-            yield Line("  [yellow]…[/] waiting for ", truncate(about, 300))
+            yield format_line("  [yellow]…[/] waiting for ", truncate(about, 300))
         case run_events.RateLimitWait(reason):
-            yield Line("  [yellow]‖[/] ", truncate(reason, 300))
+            yield format_line("  [yellow]‖[/] ", truncate(reason, 300))
         case (
             run_events.RunStarted()
             | run_events.ModelCallStarted()
@@ -109,24 +105,26 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
 def format_fallbacks(reply: ModelTurn) -> EventLines:
     """Yield a line for each model that was skipped, with the reason."""
     for skipped in reply.passed_over:
-        yield Line(f"  [yellow]↪[/] in place of {escape(truncate(skipped.model, 60))}: ", truncate(skipped.why, 300))
+        yield format_line(
+            f"  [yellow]↪[/] in place of {escape(truncate(skipped.model, 60))}: ", truncate(skipped.why, 300)
+        )
 
 
 def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventLines:
     """Yield how a run ended, with its figures. `shown` is the model's last text, which is on the screen already."""
     colour = status_colour(end.status)
-    yield Line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
+    yield format_line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
     if end.event and end.event["type"] == "agent.completed":
         outcome = end.event["payload"]["outcome"]
         if outcome != shown or width is None:
-            yield Block(outcome)
+            yield _format_block(outcome, width)
     elif end.event:
         payload = end.event["payload"]
-        yield Line(f"  [yellow]{escape(payload['reason'])}[/]: ", payload["detail"])
+        yield format_line(f"  [yellow]{escape(payload['reason'])}[/]: ", payload["detail"])
     elif end.message:
-        yield Line(f"  [red]{end.kind}[/]: ", end.message)
+        yield format_line(f"  [red]{end.kind}[/]: ", end.message)
     if end.handoff:
-        yield Block(end.handoff, style="dim")
+        yield _format_block(end.handoff, width, style="dim")
 
 
 def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventLines:
@@ -139,10 +137,10 @@ def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventL
         truncate(reply.model, 60),
     )
     in_line = f": {' '.join(text.split())}" if width is None and text else ""
-    yield Line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
+    yield format_line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
     yield from format_fallbacks(reply)
     if text and width is not None:
-        yield Block(text)
+        yield _format_block(text, width)
 
 
 def _format_call(called: run_events.ToolCallFinished, width: int | None) -> EventLines:
@@ -152,25 +150,27 @@ def _format_call(called: run_events.ToolCallFinished, width: int | None) -> Even
     facts = f"step {call.step} · {format_seconds(outcome.duration_ms / 1000)}{again}{lost}"
     mark, line = _result_mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
     if width is None:
-        yield Line(f"  {mark} {escape(line)}  {facts}: ", _format_outcome(outcome, PLAIN_PREVIEW_LENGTH))
+        yield format_line(f"  {mark} {escape(line)}  {facts}: ", _format_outcome(outcome, PLAIN_PREVIEW_LENGTH))
         return
-    yield Line(f"  {mark} {escape(fit_line(line, max(width - len(facts) - 7, 20)))}  [dim]{facts}[/]")
+    yield format_line(f"  {mark} {escape(fit_line(line, max(width - len(facts) - 7, 20)))}  [dim]{facts}[/]")
     if preview := _format_outcome(outcome, width - 5):
-        yield Block(preview, 4, "dim")
+        yield _format_block(preview, width, 4, "dim")
 
 
 def _format_subtasks(request: DelegationRequest) -> EventLines:
-    yield Line(f"  [cyan]⇉[/] delegates {format_count(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]")
+    yield format_line(
+        f"  [cyan]⇉[/] delegates {format_count(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]"
+    )
     for subtask in request.subtasks:
         after = f", after {', '.join(subtask.depends_on)}" if subtask.depends_on else ""
-        yield Line("    ", f"{subtask.id} · {subtask.agent}{after}", "dim")
+        yield format_line("    ", f"{subtask.id} · {subtask.agent}{after}", "dim")
 
 
 def _format_delegation(state: DelegationState, width: int | None) -> EventLines:
-    yield Line(f"  {_result_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
+    yield format_line(f"  {_result_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
     room = PLAIN_PREVIEW_LENGTH if width is None else width - 5
     for subtask in state.subtasks:
-        yield Line("    ", fit_line(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
+        yield format_line("    ", fit_line(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
 
 
 def _result_mark(*, is_good: bool) -> str:

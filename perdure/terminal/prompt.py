@@ -32,7 +32,6 @@ DECISION_HELP: dict[str, str] = {
     Decision.proceed: "continue",
     Decision.stop: "end the run",
 }
-ANSWER_PROMPT = "  answer> "
 
 
 def print_question(console: Console, question: QuestionView) -> None:
@@ -93,7 +92,7 @@ def parse_answer(question: QuestionView, line: str) -> HumanInput:
     return HumanInput(question_id=question.id, text=line)
 
 
-async def read_line(prompt: str = ANSWER_PROMPT) -> str | None:
+async def read_line() -> str | None:
     """Read a line from the terminal; None at Ctrl-D.
 
     Input typed before the prompt is discarded. A cancelled read has no side effects.
@@ -101,7 +100,7 @@ async def read_line(prompt: str = ANSWER_PROMPT) -> str | None:
     keyboard = sys.stdin.fileno()
     with suppress(termios.error):
         termios.tcflush(keyboard, termios.TCIFLUSH)
-    sys.stdout.write(prompt)
+    sys.stdout.write("  answer> ")
     sys.stdout.flush()
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[str | None] = loop.create_future()

@@ -27,6 +27,7 @@ from decisions.sender import format_sent_by
 from decisions.text.formatting import truncate
 from decisions.text.visible_text import render_visible
 from perdure.client.run_list import RunInfo
+from perdure.terminal.progress import format_cost, format_count
 
 if TYPE_CHECKING:
     from activities.tools.interface import Tool
@@ -139,14 +140,13 @@ def print_tree(console: Console, subtree: list[tuple[int, RunInfo]]) -> None:
         table.add_column(no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for depth, run in subtree:
-        cost = f"USD {run.cost_usd:.4f}" if run.cost_usd else ""
-        name, steps = "  " * (depth - 1) + escape(run.run_id), f"{run.steps} step{'' if run.steps == 1 else 's'}"
+        name = "  " * (depth - 1) + escape(run.run_id)
         table.add_row(
             name,
             f"[{status_colour(run.status)}]{run.status}[/]",
             escape(run.agent),
-            steps,
-            cost,
+            format_count(run.steps, "step"),
+            format_cost(run.cost_usd or 0.0),
             escape(run.waiting_for),
         )
     console.print("  delegated")
@@ -208,8 +208,7 @@ def print_follow_up(console: Console, run: RunInfo, state: FollowUpState | None)
 
 def _print_view(console: Console, view: RunView) -> None:
     usage = view.usage
-    cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
-    turns = f"{view.turns} {'turn' if view.turns == 1 else 'turns'}"
+    cost = f", {amount}" if (amount := format_cost(view.cost_usd)) else ""
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(truncate(view.goal, 500))}")
     if view.parent:
@@ -217,7 +216,7 @@ def _print_view(console: Console, view: RunView) -> None:
     if view.origin:
         console.print(f"  from     {escape(view.origin)}")
     console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
-    console.print(f"  steps    {view.step} of {view.max_steps}, {turns}, {reframes}")
+    console.print(f"  steps    {view.step} of {view.max_steps}, {format_count(view.turns, 'turn')}, {reframes}")
     estimated = " (estimated: the provider reports none)" if usage.is_estimated else ""
     console.print(
         f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{estimated}{cost}"

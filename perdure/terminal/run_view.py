@@ -9,19 +9,16 @@ from datetime import datetime
 from functools import partial
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from activities.run.outcome import RunEnd
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView
 from decisions.run.transcript import join_text_blocks
-from decisions.text.visible_text import render_visible
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
 from perdure.terminal import event_lines
 from perdure.terminal.console import is_plain_output
-from perdure.terminal.event_lines import Block, EventLines, Line
+from perdure.terminal.event_lines import EventLines
 from perdure.terminal.live_area import LiveArea
 from perdure.terminal.progress import Progress
 from perdure.terminal.prompt import format_input_hint, is_person, parse_answer, print_question, read_line
@@ -110,17 +107,10 @@ class RunScreen:
         if isinstance(event, run_events.ModelReplied):
             self._said = join_text_blocks(event.reply.content)
 
-    def print_lines(self, told: EventLines) -> None:
+    def print_lines(self, lines: EventLines) -> None:
         """Print lines: wrapped on a screen, whole in other outputs."""
-        for item in told:
-            match item:
-                case Line(markup, text, style):
-                    line = Text.from_markup(markup, emoji=False).append(render_visible(text), style)
-                    self.console.print(line, soft_wrap=self._plain)
-                case Block(text, indent, style):
-                    body = Text(render_visible(text), style=style, overflow="fold")
-                    block = body if self._plain else Padding(body, (0, 0, 0, indent), expand=False)
-                    self.console.print(block, soft_wrap=self._plain)
+        for line in lines:
+            self.console.print(line, soft_wrap=self._plain)
 
     def note_answer(self, answer: HumanInput) -> HumanInput:
         """Note an answer that was typed at this terminal."""
@@ -138,7 +128,7 @@ class RunScreen:
         self._area.close()
         try:
             while not text.strip():
-                self.print_lines(iter([Line(f"  [dim]{format_input_hint(question)}[/]")]))
+                self.console.print(f"  [dim]{format_input_hint(question)}[/]", soft_wrap=self._plain)
                 line = await read_line()
                 if line is None:
                     self.console.print()

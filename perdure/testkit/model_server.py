@@ -1,8 +1,6 @@
 """A scripted Messages API on loopback. The reply depends on the request only, so a retry gets the same reply."""
 
 import asyncio
-import hashlib
-import json
 import socket
 import threading
 import time
@@ -10,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,26 +18,24 @@ from starlette.routing import Route
 
 from activities.demo.sse import (
     TYPE_OF_STATUS,
+    DemoReply,
     Json,
+    build_message,
+    digest_of,
     encode_event,
     encode_stream,
     error_body,
-    estimate_tokens,
     request_error,
 )
 
 
 @dataclass(frozen=True)
-class Reply:
-    """A model's text and tool calls. A call's input is a dict, or a string that is streamed unchanged.
+class Reply(DemoReply):
+    """A reply that is streamed over `seconds`.
 
-    Without a `stop_reason` it is `tool_use` if a tool is called, else `end_turn`. It is streamed over `seconds`; if it
-    `is_cut`, the stream ends after `message_start`: silently, or with an `error` event of type `error`.
+    If it `is_cut`, the stream ends after `message_start`: silently, or with an `error` event of type `error`.
     """
 
-    text: str = ""
-    calls: tuple[tuple[str, Json | str], ...] = ()
-    stop_reason: str | None = None
     seconds: float = 0
     is_cut: bool = False
     error: str | None = None
@@ -178,7 +174,7 @@ class ScriptedModel:
 
     def _record_request(self, body: Json) -> int:
         """Record the body; return the number of earlier requests for this conversation."""
-        key = _digest_of(body.get("messages"))
+        key = digest_of(body.get("messages"))
         with self._lock:
             self._requests.append(body)
             self._seen[key] += 1
@@ -220,30 +216,7 @@ class ScriptedModel:
 
 
 def _message(reply: Reply, body: Json, turn: int) -> Json:
-    content: list[Json] = [{"type": "text", "text": reply.text}] if reply.text else []
-    content += [
-        {"type": "tool_use", "id": f"toolu_{turn}_{number}", "name": name, "input": arguments}
-        for number, (name, arguments) in enumerate(reply.calls)
-    ]
-    return {
-        "id": f"msg_{_digest_of(body['messages'])}",
-        "type": "message",
-        "role": "assistant",
-        "model": body["model"],
-        "content": content,
-        "stop_reason": reply.stop_reason or ("tool_use" if reply.calls else "end_turn"),
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": estimate_tokens(body),
-            "output_tokens": estimate_tokens(content),
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-        },
-    }
-
-
-def _digest_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
+    return build_message(reply, body, body["model"], f"toolu_{turn}")
 
 
 def _error_response(status: int, type_: str, message: str, retry_after: float | None = None) -> JSONResponse:

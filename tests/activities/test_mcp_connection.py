@@ -336,6 +336,14 @@ async def test_an_answer_that_does_not_fit_its_output_schema_comes_with_a_note(r
     assert (empty.kind, "the call was made" in empty.message) == (ToolFault.tool_error, True)
 
 
+async def test_an_output_schema_that_comes_to_no_end_is_given_up(rig: Rig) -> None:
+    schema = {"type": "object", "patternProperties": {"^(n|nn)+$": {}}, "additionalProperties": False}
+    rig.define({"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}, "outputSchema": schema})
+    unfit = (await rig.run("long name")).result
+    assert unfit["content"] == {"n" * 60 + "!": 1}
+    assert "its schema cannot be applied: the pattern" in unfit["note"]
+
+
 async def test_a_tool_that_fails_says_so_to_the_model(rig: Rig) -> None:
     outcome = await rig.run("fail")
     assert outcome.error is not None

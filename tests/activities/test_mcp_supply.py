@@ -87,7 +87,7 @@ async def test_a_listing_that_does_not_move_is_ended(
     cursors: list[str | None], names: list[list[str]], tools: list[str], asked: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     pages: Any = Pages(cursors, names)
-    offered, _ = await list_offerable_tools(pages, "s")
+    offered, *_ = await list_offerable_tools(pages, "s")
     assert (list(offered), pages.asked) == (tools, asked)
     assert ("does not end" in caplog.text) is (None not in cursors)
 

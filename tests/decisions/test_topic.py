@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.followup import TaskResolved
 from contracts.models import MAX_NESTING
-from contracts.topic import MAX_EVENT, Event, Sent, Subscription, TopicState
+from contracts.topic import MAX_EVENT, Event, Subscription, TopicState
 from decisions.followup import kinds, topic
 from decisions.followup.topic import MAX_SUBSCRIPTIONS, TIME_TO_LIVE
 from decisions.ids import topic_key
@@ -177,13 +177,3 @@ def test_what_a_topic_carries_over_fits_one_payload() -> None:
     assert len(due) == MAX_SUBSCRIPTIONS * topic.MAX_EVENTS
     assert next(topic.pending_deliveries(state, 1), None) is None
     assert len(state.model_dump_json()) < 2 * 1024 * 1024
-
-
-def test_what_an_earlier_version_has_sent_is_not_sent_again() -> None:
-    state = topic.record_event(topic.record_subscription(topic.open_topic("k", 0), waits("a"), 0), event("one"), 0)
-    sent = (Sent(subscriber="wf:a", task_id="t", event="discord:c:one"),)
-    state = topic.migrate_marks(state.model_copy(update={"sent": sent}))
-    assert list(topic.pending_deliveries(state, 1)) == []
-    again = topic.record_subscription(topic.record_event(state, event("two"), 1), waits("b"), 1)
-    told = [(each.subscriber, topic.event_id(said)) for each, said in topic.pending_deliveries(again, 1)]
-    assert told == [("wf:b", "discord:c:one"), ("wf:a", "discord:c:two"), ("wf:b", "discord:c:two")]

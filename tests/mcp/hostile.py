@@ -39,7 +39,7 @@ def text(said: str, **more: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": said}], **more}
 
 
-def result(arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - a table of what it may answer
+def result(arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: C901, PLR0911 - a table of what it may answer
     match arguments.get("do"):
         case "large":
             return text("x" * 3_000_000)
@@ -57,6 +57,8 @@ def result(arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - a ta
             return text("plain", structuredContent={"n": 1})
         case "unfit":
             return text("plain", structuredContent={"n": "one"})
+        case "long name":
+            return text("plain", structuredContent={"n" * 60 + "!": 1})
         case "nothing":
             return {"content": []}
         case "fail":

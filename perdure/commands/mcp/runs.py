@@ -206,6 +206,7 @@ class RunTools:
         """The state of a run: status, step, plan, last finding, open question, cost, and its outcome at the end."""
         run = await find_run(self._client, run_id)
         view = await query_run_state(self._client, run_id)
+        folder = self._session.settings.workspaces / folder_name(run.run_id)
         result = RunStateResult(
             run_id=run.run_id,
             status=run.status,
@@ -214,7 +215,7 @@ class RunTools:
             step=run.steps,
             waiting_for=run.waiting_for,
             cost_usd=run.cost_usd,
-            folder=self._existing_folder(run.run_id),
+            folder=str(folder) if folder.is_dir() else "",
         )
         if view is not None:
             plain = {"goal", "agent", "step", "max_steps", "plan", "last_finding", "cost_usd", "artifacts"}
@@ -243,10 +244,6 @@ class RunTools:
             "artifacts": tuple(payload.get("artifacts", result.artifacts)),
         }
         return result.model_copy(update=update)
-
-    def _existing_folder(self, run_id: str) -> str:
-        folder = self._session.settings.workspaces / folder_name(run_id)
-        return str(folder) if folder.is_dir() else ""
 
     def _to_open_question(self, question: QuestionView | None) -> PendingQuestion | None:
         if question is None:

@@ -12,7 +12,6 @@ from perdure.process.mcp_tools import ServerStatus, accept_tools, read_accepted,
 from perdure.terminal.command import console
 from settings import Settings
 
-JSON_FIELDS = ("server", "down", "tools", "differences", "refused")
 PIN_STATE_TEXTS = {
     PinState.pinned: "as accepted",
     PinState.changed: "changed: a run asks a person before each call",
@@ -31,7 +30,8 @@ async def print_servers(settings: Settings, take: str | None, *, as_json: bool) 
     """Print the servers; with `take`, accept their tools first ("": of all). Return 1 if a server needs attention."""
     servers = await server_statuses(settings) if take is None else await accept_tools(settings, take or None)
     if as_json:
-        click.echo(json.dumps([{name: getattr(server, name) for name in JSON_FIELDS} for server in servers]))
+        fields = ("server", "down", "tools", "differences", "refused")
+        click.echo(json.dumps([{name: getattr(server, name) for name in fields} for server in servers]))
     else:
         for server in servers:
             _print_server(server, PIN_STATE_TEXTS if take is None else ACCEPTED_TEXTS)
