@@ -24,7 +24,7 @@ check: .venv/ready  ## lint, types, import directions, words
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tests.words README.md CHANGELOG.md docs contracts decisions workflows activities perdure gateway settings *.py
 
-reference: .venv/ready  ## writes docs/reference and the tables of docs/configuration.md, from the code
+reference: .venv/ready  ## writes docs/reference and the tables of docs/reference/configuration.md, from the code
 	@$(BIN)/python -m tests.reference
 
 histories: .venv/ready  ## records this version's histories, which every later version replays

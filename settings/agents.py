@@ -41,13 +41,13 @@ class _FrontMatter(StrictModel):
     journal: bool = True
     """The tools of the run journal."""
     follow_ups: _FollowUps | None = None
-    """`{}` enables the tools of [follow-ups](follow-ups.md)."""
+    """`{}` enables the tools of [follow-ups](../follow-ups.md)."""
     peers: tuple[str, ...] = ()
-    """The agents that it may [delegate](delegation.md) to."""
+    """The agents that it may [delegate](../delegation.md) to."""
     limits: LimitOverrides = LimitOverrides()
     """The agent's [limits](#limits)."""
     mailbox: bool = False
-    """`true` for an agent outside that [exchanges files](mailbox.md); it takes only name and description."""
+    """`true` for an agent outside that [exchanges files](../mailbox.md); it takes only name and description."""
 
     @field_validator("follow_ups", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from tests.reference.markdown import code, fenced, page, table
 
 INTRO = """\
 What `perdure --help` says, in one place; `perdure COMMAND --help` says it in the terminal. A command reads the
-[project](../configuration.md) of the current folder. `python worker.py` is `perdure worker`, and takes no options.
+[project](configuration.md) of the current folder. `python worker.py` is `perdure worker`, and takes no options.
 
 An error is one line on standard error. With `--json` standard output has JSON alone."""
 

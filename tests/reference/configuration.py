@@ -1,4 +1,4 @@
-"""The tables of `docs/configuration.md`: its frame is written by hand, and they stand between markers."""
+"""The tables of `docs/reference/configuration.md`: its frame is written by hand, and they stand between markers."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ from tests.reference.markdown import as_json, code, page, table
 from tests.reference.told import meanings
 
 ELSEWHERE = {
-    "LimitOverrides": "../configuration.md#limits",
+    "LimitOverrides": "configuration.md#limits",
     "Headers": "#headers",
     "Event": "#an-event-from-outside",
 }
@@ -135,7 +135,7 @@ SECTIONS = (
         "A message that goes out",
         Outbound,
         "The message of the task `notify`: a line of `outbound.jsonl`, or a POST to the "
-        "[outbox](../configuration.md#outbox).",
+        "[outbox](configuration.md#outbox).",
         comes_out=True,
     ),
     "## Messages as files",

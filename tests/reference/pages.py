@@ -11,18 +11,18 @@ from tests.reference.failures import failures
 from tests.reference.http import http
 from tests.reference.workflow import workflows
 
-DOCS = Path(cli.__file__).parent / "docs"
+REFERENCE = Path(cli.__file__).parent / "docs" / "reference"
 
 
 def _configuration() -> str:
-    return filled((DOCS / "configuration.md").read_text(encoding="utf-8"))
+    return filled((REFERENCE / "configuration.md").read_text(encoding="utf-8"))
 
 
 PAGES: Mapping[Path, Callable[[], str]] = {
-    DOCS / "reference" / "commands.md": commands,
-    DOCS / "reference" / "events.md": events,
-    DOCS / "reference" / "workflow.md": workflows,
-    DOCS / "reference" / "failures.md": failures,
-    DOCS / "reference" / "http.md": http,
-    DOCS / "configuration.md": _configuration,
+    REFERENCE / "commands.md": commands,
+    REFERENCE / "events.md": events,
+    REFERENCE / "workflow.md": workflows,
+    REFERENCE / "failures.md": failures,
+    REFERENCE / "http.md": http,
+    REFERENCE / "configuration.md": _configuration,
 }

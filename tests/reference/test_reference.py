@@ -28,7 +28,7 @@ from tests.reference.examples import EXAMPLES
 from tests.reference.failures import SECTIONS
 from tests.reference.fields import Fields
 from tests.reference.markdown import duration
-from tests.reference.pages import DOCS, PAGES
+from tests.reference.pages import PAGES, REFERENCE
 from tests.reference.told import meanings
 from tests.reference.variables import VARIABLES
 from tests.replay.record import HISTORIES, SUFFIX
@@ -104,7 +104,7 @@ def test_every_message_that_is_explained_has_an_example() -> None:
 
 
 def test_the_examples_of_a_project_load() -> None:
-    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    page = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
     first, *others = [
         ProjectFile.model_validate(tomllib.loads(t)) for t in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     ]

@@ -37,13 +37,13 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         Variable(
             "PERDURE_STORE",
             "An object store for transcripts and ledgers: `s3://bucket/prefix`, `gs://…` or `az://…`. Needs the "
-            "[extra](#extras) `object-store` ([deploying](deploy.md#several-machines)).",
+            "[extra](#extras) `object-store` ([deploying](../deploy.md#several-machines)).",
             "the runs' files",
         ),
         Variable(
             "PERDURE_PAYLOADS",
             "An object store for payloads that are too large for Temporal's history, the same for every process "
-            "([deploying](deploy.md#several-machines)).",
+            "([deploying](../deploy.md#several-machines)).",
         ),
     ),
     "Temporal": (
@@ -66,33 +66,33 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         Variable("TEMPORAL_CONFIG_FILE", "Temporal's configuration file.", "as for the `temporal` CLI", "temporalio"),
         Variable(
             "TEMPORAL_DEPLOYMENT_NAME",
-            "The worker's deployment ([upgrading](upgrading.md#by-worker-versioning)).",
+            "The worker's deployment ([upgrading](../upgrading.md#by-worker-versioning)).",
         ),
         Variable("TEMPORAL_WORKER_BUILD_ID", "The worker's build. Set both or neither."),
         Variable(
             "PERDURE_CODEC_KEYS",
             "Keys that encrypt all data in Temporal: `id:key,…`, each 32 bytes in base64. The first one encrypts "
-            "([encryption](architecture.md#secrets-and-encryption)).",
+            "([encryption](../architecture.md#secrets-and-encryption)).",
         ),
     ),
     "Answers": (
         Variable(
             "PERDURE_ANSWER_KEY",
             "Keys that sign answers: `id:key,…`, each 32 bytes in base64, or `id:public:key` for a worker that only "
-            "verifies. Runs that begin with it accept only [signed answers](approvals.md#signed-answers).",
+            "verifies. Runs that begin with it accept only [signed answers](../approvals.md#signed-answers).",
         ),
     ),
     "The gateway": (
         Variable(
             "PERDURE_TOKENS",
-            "Tokens in place of the token file: `name:sha256:scope+scope,…` ([tokens](gateway.md#tokens)).",
+            "Tokens in place of the token file: `name:sha256:scope+scope,…` ([tokens](../gateway.md#tokens)).",
         ),
     ),
     "Watching": (
-        Variable("PERDURE_METRICS", "A port or `address:port` for Prometheus ([metrics](operations.md#metrics))."),
+        Variable("PERDURE_METRICS", "A port or `address:port` for Prometheus ([metrics](../operations.md#metrics))."),
         Variable(
             "OTEL_EXPORTER_OTLP_ENDPOINT",
-            "The collector of [spans](operations.md#spans). Needs the [extra](#extras) `telemetry`.",
+            "The collector of [spans](../operations.md#spans). Needs the [extra](#extras) `telemetry`.",
         ),
         Variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "The full URL of the collector, for spans only."),
         Variable("OTEL_EXPORTER_OTLP_PROTOCOL", "The protocol. Only `http/protobuf` is supported.", "`http/protobuf`"),
