@@ -5,6 +5,9 @@ BIN := .venv/bin
 MINUTES ?= 5
 PLAYS ?= 300
 
+# Without bytecode, each process of the tests compiles all test files again, which takes six seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all check reference histories bench chaos fuzz clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact

@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
@@ -65,11 +64,19 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_slow(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not load the files of which it runs nothing."""
+    skips = config.option.markexpr == "not slow" and collection_path.is_file() and is_slow(collection_path)
+    return True if skips else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        is_slow = item.path.relative_to(here).as_posix().startswith(SLOW)
-        if is_slow or getattr(item, "originalname", item.name) in SLOW_TESTS:
+        if is_slow(item.path) or getattr(item, "originalname", item.name) in SLOW_TESTS:
             item.add_marker(pytest.mark.slow)
 
 
@@ -124,6 +131,8 @@ async def short_history_client() -> AsyncIterator[Client]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """A server that speaks S3, conditional puts too."""
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(port=0)
     server.start()

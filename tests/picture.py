@@ -1,7 +1,6 @@
 """`python -m tests.picture` draws docs/images/terminal.svg: a run half-way, as the code of today shows it."""
 
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +28,7 @@ from perdure.terminal import progress
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.prompt import format_input_hint
 from perdure.terminal.run_view import RunScreen
+from tests.screen import Terminal
 
 PICTURE = Path(cli.__file__).parent / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS = 100, 36
@@ -44,11 +44,6 @@ Plan:
 4. Write the note."""
 REFUND = {"order": "A-1731", "charge": "ch_9f2", "amount_eur": 48.5, "reason": "charged twice in Friday's outage"}
 MODEL = "claude-sonnet-4-5"
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def turn(number: int, text: str, usage: Usage, *uses: tuple[str, dict[str, Any]], **more: Any) -> ModelReplied:

@@ -123,17 +123,17 @@ def stand_in(address: str, name: str, start: Mapping[str, str]) -> NoReturn:
     ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
     mask = os.umask(0)
     given: Given = (name, sys.argv[1:], dict(os.environ), [int(number) for number in ignored], mask)
-    told = marshal.dumps(given)
+    message = marshal.dumps(given)
     with socket.socket(socket.AF_UNIX) as command:
         command.connect(address)
-        socket.send_fds(command, [len(told).to_bytes(4)], [0, 1, 2, os.open(".", os.O_RDONLY)])
-        command.sendall(told)
+        socket.send_fds(command, [len(message).to_bytes(4)], [0, 1, 2, os.open(".", os.O_RDONLY)])
+        command.sendall(message)
         for number in PASSED_ON:
             signal.signal(number, lambda number, _: command.send(bytes([number])))
-        told = command.recv(4)
-    if not told:
+        message = command.recv(4)
+    if not message:
         sys.exit("the process that has loaded the product is gone")
-    code = int.from_bytes(told, signed=True)
+    code = int.from_bytes(message, signed=True)
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -201,9 +201,9 @@ def _pass_on(stand_in: socket.socket, pid: int) -> None:
 def _given(stand_in: socket.socket) -> tuple[Given | None, list[int]]:
     """None from one that was killed before it had said everything."""
     length, descriptors, _, _ = socket.recv_fds(stand_in, 4, 4)
-    told = stand_in.recv(int.from_bytes(length), socket.MSG_WAITALL) if length else b""
-    is_all = told and len(told) == int.from_bytes(length)
-    return marshal.loads(told) if is_all else None, descriptors  # noqa: S302 - a file of ours has written it
+    message = stand_in.recv(int.from_bytes(length), socket.MSG_WAITALL) if length else b""
+    is_all = message and len(message) == int.from_bytes(length)
+    return marshal.loads(message) if is_all else None, descriptors  # noqa: S302 - a file of ours has written it
 
 
 def _tell_ends(stand_ins: dict[int, socket.socket]) -> None:

@@ -1,6 +1,7 @@
 """What a person sees of what was written to a terminal: the few codes that we use, and an error at any other."""
 
 import re
+from io import StringIO
 
 from rich.cells import cell_len
 
@@ -10,7 +11,14 @@ JOINER = "\u200d"
 ROOM = ""  # the second column of a wide character
 
 
-class Seen:
+class Terminal(StringIO):
+    """A file that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class TerminalScreen:
     """A screen without an end above. A line that is too long goes on in the next row."""
 
     def __init__(self, columns: int) -> None:
@@ -35,7 +43,7 @@ class Seen:
                 self._put(text[at])
                 at += 1
 
-    def narrows(self, columns: int) -> None:
+    def narrow_to(self, columns: int) -> None:
         """As terminals do: what does not fit any more goes on in rows of its own, and the cursor stays at its text."""
         before = sum(max(-(-len(row) // columns), 1) for row in self.rows[: self._row])
         offset = max(self._column - 1, 0) // columns

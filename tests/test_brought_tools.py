@@ -16,19 +16,17 @@ from contracts.tool import Approval, Effect, ToolKind
 from decisions.builtin_tools import FOLLOW_UP_TOOLS, JOURNAL_TOOLS, gated_routes
 from decisions.run.reply import needs_approval
 from perdure.process.project import build_project
-from settings import ProjectError, load_settings
+from settings import ProjectError
 from settings.agents import read_agents
 from settings.tools import NATIVE_TOOLS
+from tests.projects import load_project
 
 ALWAYS = 'approval = "always"\n'
 
 
 async def project(folder: Path, toml: str = "", agent: str = "") -> Project:
-    (folder / "perdure.toml").write_text(toml, encoding="utf-8")
-    (folder / "agents").mkdir()
-    (folder / "agents" / "a.md").write_text(f"---\n{agent}\n---\nYou are A.\n", encoding="utf-8")
     async with httpx.AsyncClient() as client:
-        return build_project(load_settings({}, folder), client)
+        return build_project(load_project(folder, toml, head=agent), client)
 
 
 @pytest.mark.parametrize("name", ["fetch", "read_file", "write_file", "list_files"])
@@ -52,7 +50,7 @@ async def test_a_native_tool_takes_an_approval_and_its_timeout(tmp_path: Path, n
         ("delegate", "delegate", None, True),
     ],
 )
-async def test_an_approval_stands_before_what_reaches_beyond_the_run(
+async def test_built_in_tools_that_reach_beyond_the_run_can_need_approval(
     tmp_path: Path, gate: str, tool: str, kind: str | None, *, asks: bool
 ) -> None:
     made = await project(tmp_path, f"[tools.{gate}]\n{ALWAYS}")
@@ -79,12 +77,12 @@ async def test_an_approval_stands_before_what_reaches_beyond_the_run(
         ('[fetch]\nonly_hosts = ["https://example.com/"]\n', "expected a host such as example.com"),
     ],
 )
-async def test_what_such_a_table_cannot_say_is_refused_in_a_line(tmp_path: Path, toml: str, words: str) -> None:
+async def test_a_wrong_tool_table_is_rejected_in_one_line(tmp_path: Path, toml: str, words: str) -> None:
     with pytest.raises(ProjectError, match=re.escape(words)):
         await project(tmp_path, toml)
 
 
-async def test_an_agent_without_a_journal_is_offered_and_told_of_none(tmp_path: Path) -> None:
+async def test_an_agent_without_a_journal_has_no_journal_tools_or_prompt(tmp_path: Path) -> None:
     made = await project(tmp_path, agent="tools: []\njournal: false")
     without = build_definition(made, made.agents["a"], may_delegate=True)
     with_one = build_definition(made, made.agents["default"], may_delegate=True)

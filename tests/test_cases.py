@@ -72,7 +72,7 @@ def test_a_case_starts_with_its_own_agent_or_the_one_for_all(tmp_path: Path) -> 
         ("cases.jsonl", json.dumps({"goal": "x", "expect": {"max_steps": -1}}), ", line 1: expect.max_steps: Input"),
     ],
 )
-def test_what_is_no_table_of_cases_is_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_wrong_file_of_cases_is_rejected_in_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     path = written(tmp_path, name, text)
     with pytest.raises(ProjectError) as refused:
         read_cases(path)

@@ -24,7 +24,7 @@ def variable(**keys: bytes) -> str:
 
 
 @given(metadata=st.dictionaries(st.text(max_size=8), st.binary(max_size=8), max_size=3), data=st.binary(max_size=300))
-async def test_what_is_encrypted_comes_back_as_it_was(metadata: dict[str, bytes], data: bytes) -> None:
+async def test_decryption_restores_the_payload(metadata: dict[str, bytes], data: bytes) -> None:
     payload = Payload(metadata=metadata, data=data)
     (sealed,) = await ONE.encode([payload])
     assert sealed.metadata["encoding"] == ENCRYPTED
@@ -32,7 +32,7 @@ async def test_what_is_encrypted_comes_back_as_it_was(metadata: dict[str, bytes]
 
 
 @given(data=st.binary(min_size=8, max_size=300))
-async def test_nothing_of_it_shows_and_no_two_are_alike(data: bytes) -> None:
+async def test_ciphertexts_differ_and_hide_the_data(data: bytes) -> None:
     payload = Payload(metadata={"encoding": b"json/plain"}, data=data)
     first, second = await ONE.encode([payload, payload])
     assert data not in first.data
@@ -46,7 +46,7 @@ async def test_the_first_key_encrypts_and_all_decrypt() -> None:
     assert await TWO.decode([old, new]) == [payload, payload]
 
 
-async def test_a_missing_key_is_named_with_what_to_set() -> None:
+async def test_a_missing_key_is_named_with_the_variable_to_set() -> None:
     (new,) = await TWO.encode([Payload(data=b"x")])
     with pytest.raises(UnknownKeyError, match=r"key 'k2'.*add k2:.*PERDURE_CODEC_KEYS"):
         await ONE.decode([new])
@@ -61,13 +61,13 @@ async def test_a_missing_key_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-async def test_what_nobody_encrypted_passes_unchanged() -> None:
+async def test_unencrypted_payloads_pass_unchanged() -> None:
     plain = Payload(metadata={"encoding": b"json/plain"}, data=b'{"a": 1}')
     assert await ONE.decode([plain, Payload()]) == [plain, Payload()]
 
 
 @given(at=st.integers(min_value=0), bit=st.integers(min_value=0, max_value=7))
-async def test_a_payload_that_was_touched_arrives_as_undecodable(at: int, bit: int) -> None:
+async def test_a_tampered_payload_is_undecodable(at: int, bit: int) -> None:
     (sealed,) = await ONE.encode([Payload(metadata={"encoding": b"json/plain"}, data=b'"pay 10 to Ann"')])
     data = bytearray(sealed.data)
     data[at % len(data)] ^= 1 << bit
@@ -77,7 +77,7 @@ async def test_a_payload_that_was_touched_arrives_as_undecodable(at: int, bit: i
     assert "k1" in value.reason
 
 
-async def test_the_key_id_is_bound_to_what_it_encrypts() -> None:
+async def test_a_changed_key_id_makes_a_payload_undecodable() -> None:
     twins = AesGcmCodec({"k1": KEYS["k1"], "k9": KEYS["k1"]})
     (sealed,) = await twins.encode([Payload(data=b"x")])
     relabelled = Payload(metadata={**sealed.metadata, "encryption-key-id": b"k9"}, data=sealed.data)
@@ -96,13 +96,13 @@ async def test_the_key_id_is_bound_to_what_it_encrypts() -> None:
         ({"encryption-key-id": b"k1"}, b""),
     ],
 )
-async def test_garbage_that_says_it_is_encrypted_arrives_as_undecodable(metadata: Any, data: bytes) -> None:
+async def test_garbage_marked_as_encrypted_is_undecodable(metadata: Any, data: bytes) -> None:
     garbage = Payload(metadata={"encoding": ENCRYPTED, **metadata}, data=data)
     (value,) = await with_encryption(ONE).decode([garbage])
     assert isinstance(value, Undecodable)
 
 
-async def test_without_keys_what_is_encrypted_is_an_error_and_not_a_value() -> None:
+async def test_without_keys_an_encrypted_payload_is_an_error() -> None:
     """As a value it would end a run as bad input; as an error the task waits for a worker that has the key."""
     (sealed,) = await ONE.encode([Payload(metadata={"encoding": b"json/plain"}, data=b"1")])
     with pytest.raises(UnknownKeyError, match="k1"):
@@ -124,7 +124,7 @@ async def test_failures_are_encrypted_and_read_back() -> None:
     assert (back.__cause__.message, back.__cause__.details) == ("the inner secret", ("a detail",))
 
 
-async def test_that_a_key_is_missing_can_be_read_by_who_has_none() -> None:
+async def test_the_error_of_a_missing_key_is_not_encrypted() -> None:
     failure, wrapped = Failure(), ApplicationError("Failed decoding arguments")
     wrapped.__cause__ = UnknownKeyError("k2")
     await with_encryption(ONE).encode_failure(wrapped, failure)

@@ -85,12 +85,12 @@ def test_a_default_that_is_in_no_history_never_changes() -> None:
         (TURN, '{"content":[],"stop_reason":null,"model":"m","usage":{}}'),
     ],
 )
-def test_history_has_what_is_not_at_its_default(value: SparseModel, written: str) -> None:
+def test_history_omits_defaults(value: SparseModel, written: str) -> None:
     assert CONVERTER.to_payloads([value])[0].data.decode() == written
 
 
 @pytest.mark.parametrize("written", [b"\xff", b"no key \xff" * 1000])
-def test_what_says_that_it_is_unreadable_is_no_more_than_that(written: bytes) -> None:
+def test_a_payload_marked_unreadable_has_a_bounded_reason(written: bytes) -> None:
     """Anybody who may signal a run can send it."""
     (read,) = CONVERTER.from_payloads([Payload(metadata={"encoding": b"binary/unreadable"}, data=written)])
     assert isinstance(read, Undecodable)
@@ -98,7 +98,7 @@ def test_what_says_that_it_is_unreadable_is_no_more_than_that(written: bytes) ->
 
 
 @pytest.mark.parametrize("written", [b'{"a": 1, "a": 2}', b'[{"b": {"a": 1, "c": 2, "a": 1}}]'])
-def test_what_says_two_things_under_one_name_is_not_read(written: bytes) -> None:
+def test_duplicate_names_make_a_payload_undecodable(written: bytes) -> None:
     payload = Payload(metadata={"encoding": b"json/plain"}, data=written)
     untyped: list[Any] = [Any]
     for hints in (None, untyped):
@@ -108,7 +108,7 @@ def test_what_says_two_things_under_one_name_is_not_read(written: bytes) -> None
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 5000, "0." + "1" * 5000])
-def test_a_number_that_json_cannot_say_is_not_read_and_its_place_is_told(number: str) -> None:
+def test_an_invalid_number_makes_a_payload_undecodable_with_its_place(number: str) -> None:
     written = f'{{"payload": {{"goal": "x", "context": {{"sums": [1, {{"of": {number}}}]}}}}}}'
     (read,) = CONVERTER.from_payloads([Payload(metadata={"encoding": b"json/plain"}, data=written.encode())])
     assert isinstance(read, Undecodable)
@@ -118,12 +118,12 @@ def test_a_number_that_json_cannot_say_is_not_read_and_its_place_is_told(number:
 
 
 @pytest.mark.parametrize("written", [b'{"a": {"a": [{"a": 1}, {"a": 1}]}}', b'{"a": 1e99}', b'"\\u00fc"'])
-def test_what_says_one_thing_is_read_as_it_was(written: bytes) -> None:
+def test_valid_payloads_are_read_unchanged(written: bytes) -> None:
     payload = Payload(metadata={"encoding": b"json/plain"}, data=written)
     assert CONVERTER.from_payloads([payload]) == [from_json(written)]
 
 
-def test_elsewhere_it_is_whole() -> None:
+def test_model_dump_has_every_field() -> None:
     assert set(TURN.model_dump(mode="json")) == set(ModelTurn.model_fields)
     assert set(ToolOutcome().model_dump(mode="json")) == set(ToolOutcome.model_fields)
 
@@ -151,12 +151,12 @@ OUTCOMES = st.builds(
 
 
 @given(st.one_of(TURNS, OUTCOMES))
-def test_what_is_written_tersely_is_read_as_it_was(value: SparseModel) -> None:
+def test_sparse_payloads_are_read_back_equal(value: SparseModel) -> None:
     payloads = CONVERTER.to_payloads([value])
     assert CONVERTER.from_payloads(payloads, [type(value)]) == [value]
 
 
-def test_runs_share_what_reads_their_types_and_the_tools_of_their_agent() -> None:
+def test_converters_share_type_adapters_and_tools() -> None:
     """The SDK makes a converter for each run, and a worker keeps a thousand of them."""
     first, second = TolerantPayloadConverter(), TolerantPayloadConverter()
     assert first.converters[b"json/plain"] is second.converters[b"json/plain"]

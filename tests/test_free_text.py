@@ -30,10 +30,10 @@ def command(name: str, text: str | None, say: str | None, context: tuple[str, ..
         (["n", "-"], ("n", "-", None, (), False)),
     ],
 )
-def test_a_text_is_taken_for_text(args: list[str], taken: object) -> None:
+def test_a_text_that_begins_with_a_dash_is_text(args: list[str], taken: object) -> None:
     assert CliRunner().invoke(command, args).output.strip() == repr(taken)
 
 
 @pytest.mark.parametrize("args", [["n", "-x"], ["n", "--nonsense"], ["n", "--say"]])
-def test_a_word_that_is_no_option_is_refused(args: list[str]) -> None:
+def test_an_unknown_option_is_rejected(args: list[str]) -> None:
     assert CliRunner().invoke(command, args).exit_code == 2

@@ -20,7 +20,7 @@ from contracts.models import escape_unprintable
 from perdure.commands.evaluate.cases import read_cases
 from settings import ProjectError, load_settings
 
-MOST_SECONDS = 1.0
+MAX_SECONDS = 1.0
 DEEP = 3000
 
 TOML = """
@@ -154,7 +154,7 @@ READERS: dict[str, tuple[Read, str]] = {
         ("\x1b[31m\0\u202e\ud800", r"\x1b[31m\x00\u202e\ud800"),
     ],
 )
-def test_what_is_quoted_is_one_line_that_can_be_copied(text: str, line: str) -> None:
+def test_escaped_text_is_one_copyable_line(text: str, line: str) -> None:
     assert escape_unprintable(text) == line
 
 
@@ -168,12 +168,12 @@ def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
         assert why.strip()
         assert why == escape_unprintable(why)
         assert "integer string conversion" not in why
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.monotonic() - began < MAX_SECONDS
     return why
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_what_the_others_are_made_from_is_taken(kind: str, tmp_path: Path) -> None:
+def test_the_unchanged_examples_are_accepted(kind: str, tmp_path: Path) -> None:
     assert must_be_taken_or_told(kind, tmp_path, READERS[kind][1].encode()) is None
 
 
@@ -184,7 +184,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize("schema", ['{"type": "object", "type": "array"}', "[" * DEEP, NUMBER, "", "{"])
-def test_a_schema_in_a_file_of_its_own_is_told_in_one_line(schema: str, tmp_path: Path) -> None:
+def test_a_wrong_schema_file_is_rejected_in_one_line(schema: str, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(schema)
     text = "[tools.x]\nkind = 'signal'\ndescription = 'd'\ninput_schema = 'schema.json'\n"
     why = must_be_taken_or_told("perdure.toml", tmp_path, text.encode())
@@ -225,7 +225,7 @@ def test_a_schema_in_a_file_of_its_own_is_told_in_one_line(schema: str, tmp_path
         ("cases", "[" * DEEP),
     ],
 )
-def test_what_once_broke_a_reader_is_told_in_one_line(kind: str, text: str, tmp_path: Path) -> None:
+def test_known_hostile_files_are_rejected_in_one_line(kind: str, text: str, tmp_path: Path) -> None:
     assert must_be_taken_or_told(kind, tmp_path, text.encode()) is not None
 
 
@@ -238,7 +238,7 @@ def test_what_once_broke_a_reader_is_told_in_one_line(kind: str, text: str, tmp_
     ],
     ids=["servers", "keys", "lines"],
 )
-def test_what_is_only_long_is_taken(kind: str, text: str, tmp_path: Path) -> None:
+def test_long_files_are_accepted(kind: str, text: str, tmp_path: Path) -> None:
     assert must_be_taken_or_told(kind, tmp_path, text.encode()) is None
 
 

@@ -34,7 +34,7 @@ from tests.drawn import Said, a_signal, a_state, turn_of
 from tests.played import Played
 from workflows.handlers import read_argument
 
-MOST_SECONDS = 1.0
+MAX_SECONDS = 1.0
 EVENT = {
     "type": "evt.adapter.message.created",
     "id": "e-1",
@@ -221,7 +221,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], type[Exception]]] = {
 
 @pytest.mark.parametrize("data", [b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000], ids=len)
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_nested_ten_thousand_deep_is_refused_within_a_tenth_of_a_second(reader: str, data: bytes) -> None:
+def test_ten_thousand_levels_are_rejected_within_a_tenth_of_a_second(reader: str, data: bytes) -> None:
     reads, refusal = READERS[reader]
     took = []
     for _ in range(3):
@@ -233,7 +233,7 @@ def test_what_is_nested_ten_thousand_deep_is_refused_within_a_tenth_of_a_second(
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_name_that_is_there_twice_is_refused_wherever_json_is_read(reader: str) -> None:
+def test_duplicate_names_are_rejected_by_every_reader_of_json(reader: str) -> None:
     reads, refusal = READERS[reader]
     with pytest.raises(refusal, match="twice"):
         reads(json.dumps({**EVENT, "message_id": "m"}).replace('"type"', '"type": "x", "type"').encode())
@@ -243,14 +243,16 @@ SEEDS = st.integers(0, 2**32)
 
 
 @pytest.mark.parametrize("model", RIGHT, ids=lambda model: model.__name__)
-def test_what_the_others_are_made_from_is_taken(model: type[BaseModel]) -> None:
+def test_the_unchanged_examples_are_accepted(model: type[BaseModel]) -> None:
     read_argument(model, [decoded(json.dumps(RIGHT[model]).encode())])
 
 
 @pytest.mark.parametrize("model", RIGHT, ids=lambda model: model.__name__)
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS)
-def test_a_message_is_taken_and_can_be_carried_on_or_is_refused_in_one_line(model: type[BaseModel], seed: int) -> None:
+def test_a_message_is_accepted_and_survives_a_round_trip_or_is_rejected_in_one_line(
+    model: type[BaseModel], seed: int
+) -> None:
     must_be_taken_or_told(model, mutated(RIGHT[model], seed))
 
 
@@ -265,7 +267,7 @@ def must_be_taken_or_told(model: type[BaseModel], data: bytes) -> None:
         assert model.model_validate_json(carried).model_dump_json(by_alias=True) == carried
         if isinstance(taken, ToolResultEvent):
             assert outcome_of_result(taken.payload).model_dump_json()
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.monotonic() - began < MAX_SECONDS
 
 
 @settings(max_examples=40, deadline=None)
@@ -297,7 +299,7 @@ def test_a_signed_webhook_is_an_event_or_is_refused_in_one_line(scheme: str, see
             assert found.model_dump_json()
     except (InvalidEventError, WrongPlatformError, ApiError) as refused:
         must_be_one_line(refused.detail if isinstance(refused, ApiError) else str(refused))
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.monotonic() - began < MAX_SECONDS
 
 
 @settings(max_examples=150, deadline=None)

@@ -27,7 +27,7 @@ def below(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("run_id", "context"), [("x" * 1000, {}), ("wf:x", {}), ("a", {"k": "x" * 3_000_000}), ("b", {})]
 )
-async def test_a_start_that_is_refused_leaves_nothing_behind(
+async def test_a_rejected_start_leaves_no_files(
     client: Client, tmp_path: Path, run_id: str, context: dict[str, str], monkeypatch: Any
 ) -> None:
     """By us, and by the server."""
@@ -42,7 +42,7 @@ async def refuses(*_: Any) -> None:
     raise RejectedError("the server does not take the start")
 
 
-async def test_what_was_there_before_stays(client: Client, tmp_path: Path) -> None:
+async def test_a_failed_start_keeps_existing_files(client: Client, tmp_path: Path) -> None:
     """The runs of a conversation share their files, and an earlier run of this id may have left some."""
     workspace = Workspace(tmp_path / "r")
     workspace.create()
@@ -52,7 +52,7 @@ async def test_what_was_there_before_stays(client: Client, tmp_path: Path) -> No
     assert below(tmp_path) == ["r", "r/artifacts", "r/notes.md"]
 
 
-async def test_a_run_that_is_there_is_found_and_brought_no_file(client: Client, tmp_path: Path) -> None:
+async def test_a_start_that_finds_its_run_writes_no_file(client: Client, tmp_path: Path) -> None:
     run_id, workspace = uuid4().hex, Workspace(tmp_path / "r")
     first = await start_with_file(client, QUEUE, workspace, event(), GOAL, run_id)
     files = below(tmp_path)

@@ -34,26 +34,26 @@ def help_of(*path: str, width: int) -> str:
     return CliRunner().invoke(cli.app, [*path, "--help"], terminal_width=width, prog_name="perdure").output
 
 
-def test_the_overview_says_of_each_command_what_its_own_help_says_first() -> None:
+def test_the_overview_has_the_first_line_of_each_commands_help() -> None:
     first = {name: (ALL[name,].help or "").partition("\n\n")[0] for name in cli.COMMANDS}
-    assert first == {name: told for section in cli.SECTIONS.values() for name, (_, told) in section.items()}
+    assert first == {name: summary for section in cli.SECTIONS.values() for name, (_, summary) in section.items()}
 
 
 @pytest.mark.parametrize("path", [(), *(path for path, each in ALL.items() if isinstance(each, click.Group))])
 def test_no_line_of_an_overview_is_cut_short_at_80_columns(path: tuple[str, ...]) -> None:
-    told = help_of(*path, width=80)
-    assert "..." not in told.replace("COMMAND [ARGS]...", "")
-    assert "\n\n  Examples:\n" in told
-    assert max(map(len, told.splitlines())) <= 80
+    text = help_of(*path, width=80)
+    assert "..." not in text.replace("COMMAND [ARGS]...", "")
+    assert "\n\n  Examples:\n" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_each_command_has_one_line_at_80_columns_below_the_heading_of_its_section() -> None:
-    told = help_of(width=80)
-    at = [told.index(f"\n{title}:\n") for title in cli.SECTIONS]
+    text = help_of(width=80)
+    at = [text.index(f"\n{title}:\n") for title in cli.SECTIONS]
     assert at == sorted(at)
     for section in cli.SECTIONS.values():
         for name, (_, line) in section.items():
-            assert f"\n  {name:<10}  {line}\n" in told
+            assert f"\n  {name:<10}  {line}\n" in text
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
@@ -72,7 +72,7 @@ def test_each_command_has_examples_that_it_takes(path: tuple[str, ...]) -> None:
     ("typed", "meant"),
     [("lst", "'list'"), ("wach r1", "'watch'"), ("list --wating", "--waiting"), ("schedule ad", "'add'")],
 )
-def test_a_name_that_is_not_there_is_answered_with_the_nearest(typed: str, meant: str) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(click.UsageError) as error:
         cli.app(typed.split(), prog_name="perdure", standalone_mode=False)
     assert "Did you mean" in error.value.format_message()
@@ -91,7 +91,7 @@ def test_help_loads_no_command() -> None:
     assert run(f"{shows}; print([name for name in {HEAVY!r} if name in sys.modules])") == "[]"
 
 
-def test_the_worker_as_a_script_takes_no_options_and_says_so() -> None:
+def test_the_worker_script_rejects_options() -> None:
     script = [sys.executable, "worker.py", "--help"]
     done = subprocess.run(
         script, cwd=Path(cli.__file__).parent, capture_output=True, text=True, timeout=60, check=False

@@ -41,7 +41,7 @@ def test_paths_of_files_and_variables_may_begin_at_home(home: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["schema", "command", "cwd"])
-def test_a_home_that_is_not_there_is_said_in_a_line(home: Path, changed: str) -> None:
+def test_an_unknown_home_folder_is_rejected_in_one_line(home: Path, changed: str) -> None:
     (home / "t.json").write_text('{"type": "object"}', encoding="utf-8")
     write_project(home / "project", **{changed: "~no-such-user-here/x"})
     with pytest.raises(ProjectError, match="no-such-user-here/x: no such home folder"):

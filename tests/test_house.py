@@ -124,7 +124,7 @@ def test_the_lock_file_satisfies_the_dependencies() -> None:
     assert broken == []
 
 
-def test_what_we_import_is_among_the_dependencies() -> None:
+def test_every_import_is_a_declared_dependency() -> None:
     packages, _ = shipped()
     files = [*sources().values(), *(folder_of(name) / "__init__.py" for name in packages)]
     names = {name.partition(".")[0] for path in files for name in imported(path)}
@@ -254,13 +254,13 @@ def test_every_module_of_a_folder_is_on_its_map_and_no_other() -> None:
     packages, _ = shipped()
     missing, gone = [], []
     for folder in (folder_of(name) for name in (*sorted(packages), "bench")):
-        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-        beside = re.findall(r"((?:\w+(?:, | and ))*\w+):", told)
-        words = re.findall(r"^\w+(?=\s)|\w+_\w+", told, re.MULTILINE)
+        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+        beside = re.findall(r"((?:\w+(?:, | and ))*\w+):", docstring)
+        words = re.findall(r"^\w+(?=\s)|\w+_\w+", docstring, re.MULTILINE)
         entries = {name for group in beside for name in re.split(r", | and ", group)} | set(words)
         modules = {path.stem for path in folder.iterdir()}
         missing += [f"{folder.name}/{path.stem}" for path in folder.glob("[!_]*.py") if path.stem not in entries]
-        gone += [name for name in re.findall(r"^(\w+) {2,}", told, re.MULTILINE) if name not in modules]
+        gone += [name for name in re.findall(r"^(\w+) {2,}", docstring, re.MULTILINE) if name not in modules]
     assert (missing, gone) == ([], [])
 
 

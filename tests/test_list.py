@@ -55,7 +55,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_what_waits_comes_first_ids_are_whole_and_lines_fit(width: int) -> None:
+def test_waiting_runs_come_first_with_whole_ids_and_fitting_lines(width: int) -> None:
     lines = listed(WAITING, OTHERS, width)
     text = "\n".join(lines)
     at = [text.index(each.run_id) for each in (*WAITING, *OTHERS)]
@@ -89,7 +89,7 @@ def test_a_pipe_has_one_line_for_each_run_however_long_its_id() -> None:
     assert [line.split()[0] for line in lines] == ["run", long, "short"]
 
 
-def test_what_a_terminal_would_obey_is_shown_harmlessly() -> None:
+def test_control_characters_in_a_list_are_neutralized() -> None:
     evil = found("r\x1b[2J", "waiting_on_human", "a\x9bb", "human: \x1b]0;owned\x07 yes\u202eon\r\nx")
     text = "\n".join(listed([evil], [evil]))
     assert not {"\x1b", "\x9b", "\x07", "\u202e", "\r"} & set(text)

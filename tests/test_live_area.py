@@ -28,7 +28,7 @@ from perdure.terminal import progress
 from perdure.terminal.console import SafeConsole, neutralize_controls
 from perdure.terminal.run_view import RunScreen
 from tests import picture
-from tests.screen import Seen
+from tests.screen import Terminal, TerminalScreen
 
 WIDTHS = (60, 80, 120, 200)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -40,12 +40,7 @@ TICKS = ("update_run_journal", {"current_state": "[x] 1.\n[x] 2."})
 NOTE = ToolCall(step=1, tool="note", tool_use_id="u", arguments={"text": EVIL})
 
 
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Wired:
+class ScreenUnderTest:
     """A screen of so many columns, and what a person sees of it."""
 
     def __init__(self, columns: int, rows: int = 24) -> None:
@@ -60,7 +55,7 @@ class Wired:
             _environ={"TERM": "xterm-256color"},
         )
         self.screen = RunScreen(self.console)
-        self.seen = Seen(columns)
+        self.seen = TerminalScreen(columns)
         self._read = 0
 
     def look(self) -> list[str]:
@@ -69,14 +64,14 @@ class Wired:
         self._read = len(written)
         return self.seen.lines
 
-    async def goes_on(self, *happenings: RunEvent) -> list[str]:
-        for happening in happenings:
-            self.screen.show_event(happening, START)
+    async def show_events(self, *events: RunEvent) -> list[str]:
+        for event in events:
+            self.screen.show_event(event, START)
         self.screen._area.draw()
         return self.look()
 
 
-def thought(turn: int, text: str = "", *uses: tuple[str, dict[str, Any]], **more: Any) -> ModelReplied:
+def model_reply(turn: int, text: str = "", *uses: tuple[str, dict[str, Any]], **more: Any) -> ModelReplied:
     blocks = [{"type": "tool_use", "id": "u", "name": name, "input": given} for name, given in uses]
     usage = Usage(input=100, output=10, cache_read=300)
     content = [{"type": "text", "text": text}, *blocks]
@@ -92,13 +87,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(columns: int) -> None:
-    it = Wired(columns)
+async def test_the_area_shows_the_plan_the_open_calls_and_the_totals(columns: int) -> None:
+    it = ScreenUnderTest(columns)
     async with it.screen.live_display():
-        await it.goes_on(RunStarted("all"), thought(1, PLAN, TICKS))
+        await it.show_events(RunStarted("all"), model_reply(1, PLAN, TICKS))
         lasting = len(it.seen.lines) - len(it.screen._area._drawn)
         note = NOTE.model_copy(update={"arguments": {"text": "milk"}})
-        lines = await it.goes_on(ModelCallStarted("reflect", 2), PartialText("so far " * 99), ToolCallStarted(note))
+        lines = await it.show_events(ModelCallStarted("reflect", 2), PartialText("so far " * 99), ToolCallStarted(note))
         area = lines[-len(it.screen._area._drawn) :]
         assert lasting
         assert len(area) <= 24 // 3
@@ -117,25 +112,25 @@ async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(colum
 
 
 @pytest.mark.parametrize("rows", [1, 3, 6, 12, 60])
-async def test_it_takes_a_third_of_the_screen_at_most(rows: int) -> None:
-    it = Wired(80, rows)
+async def test_the_area_takes_at_most_a_third_of_the_screen(rows: int) -> None:
+    it = ScreenUnderTest(80, rows)
     async with it.screen.live_display():
-        await it.goes_on(thought(1, PLAN), ModelCallStarted("reflect", 2), PartialText("words " * 200))
+        await it.show_events(model_reply(1, PLAN), ModelCallStarted("reflect", 2), PartialText("words " * 200))
         assert 1 <= len(it.screen._area._drawn) <= max(rows // 3, 1)
         assert it.screen._area._drawn[0].plain.startswith("─") == (rows == 60)
         assert it.look()[-1].startswith("step 0")
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-async def test_lasting_lines_come_above_it_and_it_leaves_nothing_behind(columns: int) -> None:
-    it = Wired(columns)
+async def test_lasting_lines_come_above_the_area_which_leaves_nothing_behind(columns: int) -> None:
+    it = ScreenUnderTest(columns)
     lasting: list[str] = []
     async with it.screen.live_display():
         for turn in range(1, 6):
-            await it.goes_on(
+            await it.show_events(
                 ModelCallStarted("plan", turn),
                 PartialText("word " * 30 * turn),
-                thought(turn, "said"),
+                model_reply(turn, "said"),
                 ToolCallStarted(NOTE),
             )
             lasting += [f"◆ {'plan' if turn == 1 else 'reflect'}", "  said"]
@@ -145,24 +140,24 @@ async def test_lasting_lines_come_above_it_and_it_leaves_nothing_behind(columns:
 
 @pytest.mark.parametrize("narrower", [100, 79, 60])
 async def test_a_window_that_becomes_narrower_leaves_no_remains(narrower: int) -> None:
-    it = Wired(120)
+    it = ScreenUnderTest(120)
     async with it.screen.live_display():
-        await it.goes_on(
-            RunStarted("all"), thought(1, PLAN), ModelCallStarted("reflect", 2), PartialText("words " * 200)
+        await it.show_events(
+            RunStarted("all"), model_reply(1, PLAN), ModelCallStarted("reflect", 2), PartialText("words " * 200)
         )
         it.look()
-        it.seen.narrows(narrower)
+        it.seen.narrow_to(narrower)
         it.console.width = narrower
-        lines = await it.goes_on()
+        lines = await it.show_events()
         assert len([line for line in lines if line.startswith("step ")]) == 1
         assert len([line for line in lines if line.startswith("plan ")]) == 1
     assert not [line for line in it.look() if line.startswith(("─", "│", "step", "plan", "  ·"))]
 
 
 async def test_nothing_is_written_while_nothing_changes() -> None:
-    it = Wired(80)
+    it = ScreenUnderTest(80)
     async with it.screen.live_display():
-        await it.goes_on(RunStarted("all"), thought(1, PLAN))
+        await it.show_events(RunStarted("all"), model_reply(1, PLAN))
         before = it.file.getvalue()
         for _ in range(3):
             await asyncio.sleep(0)
@@ -172,14 +167,14 @@ async def test_nothing_is_written_while_nothing_changes() -> None:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 async def test_no_code_of_a_model_or_tool_reaches_the_terminal(columns: int) -> None:
-    it = Wired(columns)
+    it = ScreenUnderTest(columns)
     failed = ToolOutcome.model_validate({"status": "error", "error": {"kind": "fault", "message": EVIL}})
     async with it.screen.live_display():
-        lines = await it.goes_on(
+        lines = await it.show_events(
             RunStarted(EVIL),
             ModelCallStarted("plan", 1),
             PartialText(EVIL),
-            thought(1, f"1. {EVIL}\n2. {EVIL}", passed_over=(SkippedModel(model=EVIL, why=EVIL),)),
+            model_reply(1, f"1. {EVIL}\n2. {EVIL}", passed_over=(SkippedModel(model=EVIL, why=EVIL),)),
             RateLimitWait(EVIL),
             ToolCallStarted(NOTE),
             ToolCallFinished(NOTE, ToolOutcome(result=EVIL)),
@@ -192,19 +187,19 @@ async def test_no_code_of_a_model_or_tool_reaches_the_terminal(columns: int) -> 
     assert "\u202e" not in it.file.getvalue()
 
 
-def test_what_is_harmless_stays_as_it_is() -> None:
+def test_printable_text_stays_unchanged() -> None:
     assert neutralize_controls("Grüße, 日本語 👩‍👩‍👧\n\tעברית") == "Grüße, 日本語 👩‍👩‍👧\n\tעברית"
     assert neutralize_controls(EVIL).isprintable() is False  # rich drops what is left: bell, backspace, carriage return
     assert len(neutralize_controls(EVIL)) == len(EVIL)
 
 
-def test_what_is_hidden_from_people_is_a_sign_of_its_own_in_the_terminal() -> None:
+def test_invisible_characters_are_replaced_in_the_terminal() -> None:
     hidden = "\u200b\U000e0041\u115f\u034f\u2062\ufff9\ue000\u0378\u202e"
     assert neutralize_controls(f"pay{hidden}\t9\u00a0€") == f"pay{chr(0xFFFD) * len(hidden)}\t9\u00a0€"
 
 
 @pytest.mark.parametrize("environ", [{"TERM": "dumb"}, None])
-async def test_elsewhere_a_line_is_a_line(environ: dict[str, str] | None) -> None:
+async def test_without_a_terminal_each_event_is_one_line(environ: dict[str, str] | None) -> None:
     file = Terminal() if environ else StringIO()
     console = SafeConsole(file=file, width=80, force_terminal=bool(environ), emoji=False, _environ=environ or {})
     screen = RunScreen(console)
@@ -212,25 +207,25 @@ async def test_elsewhere_a_line_is_a_line(environ: dict[str, str] | None) -> Non
         RunStarted("all\nof it"),
         ModelCallStarted("plan", 1),
         PartialText("fir"),
-        thought(1, PLAN, TICKS),
+        model_reply(1, PLAN, TICKS),
         ToolCallStarted(NOTE),
         ToolCallFinished(NOTE, ToolOutcome(result="x\n" * 500)),
         WaitStarted("waiting_on_tool", "a result"),
     ]
     async with screen.live_display():
-        for happening in shown:
+        for event in shown:
             before = len(file.getvalue().splitlines())
-            screen.show_event(happening)
-            lines = 0 if isinstance(happening, ModelCallStarted | PartialText | ToolCallStarted) else 1
+            screen.show_event(event)
+            lines = 0 if isinstance(event, ModelCallStarted | PartialText | ToolCallStarted) else 1
             assert len(file.getvalue().splitlines()) - before == lines
     assert "\x1b" not in file.getvalue()
 
 
-async def test_without_colours_it_is_there_all_the_same() -> None:
-    it = Wired(80)
+async def test_the_area_works_without_colours() -> None:
+    it = ScreenUnderTest(80)
     it.console.no_color = True
     async with it.screen.live_display():
-        await it.goes_on(
+        await it.show_events(
             RunStarted("all"),
             ToolCallStarted(NOTE),
             ToolCallFinished(NOTE, ToolOutcome(result="x")),
@@ -241,34 +236,36 @@ async def test_without_colours_it_is_there_all_the_same() -> None:
 
 
 async def test_a_hold_is_a_lasting_line_once_a_turn() -> None:
-    it = Wired(100)
+    it = ScreenUnderTest(100)
     held = [RateLimitWait(f"held back by the rate limit of anthropic, {seconds} s") for seconds in (3, 2, 1)]
     async with it.screen.live_display():
-        lines = await it.goes_on(ModelCallStarted("plan", 1), *held)
+        lines = await it.show_events(ModelCallStarted("plan", 1), *held)
         assert re.search("held back.* 1 s · 1:15 min$", lines[-2])
-        lines = await it.goes_on(PartialText("so far"))
+        lines = await it.show_events(PartialText("so far"))
         assert [line for line in lines if "held back" in line] == [lines[0]]
     assert len([line for line in it.look() if "held back" in line]) == 1
 
 
-def test_the_picture_in_the_docs_is_what_is_shown_today() -> None:
+def test_the_picture_in_the_docs_is_current() -> None:
     assert picture.PICTURE.read_text(encoding="utf-8") == picture.draw(), "draw it anew: python -m tests.picture"
 
 
 async def test_an_answer_that_history_has_already_is_not_shown_as_one_that_is_being_written() -> None:
-    it = Wired(80)
+    it = ScreenUnderTest(80)
     async with it.screen.live_display():
-        lines = await it.goes_on(ModelCallStarted("plan", 1), thought(1, "said"), PartialText("sai"))
+        lines = await it.show_events(ModelCallStarted("plan", 1), model_reply(1, "said"), PartialText("sai"))
         assert not any(line.startswith("│") for line in lines)
 
 
-async def test_calls_beside_one_that_ends_or_asks_are_still_shown() -> None:
-    it = Wired(80)
+async def test_other_open_calls_stay_visible() -> None:
+    it = ScreenUnderTest(80)
     others = [NOTE.model_copy(update={"step": step, "arguments": {}}) for step in (2, 3)]
     asks = WaitStarted("waiting_on_human", "human: approve charge")
     async with it.screen.live_display():
-        await it.goes_on(ModelCallStarted("plan", 1), thought(1), *(ToolCallStarted(call) for call in (NOTE, *others)))
-        lines = await it.goes_on(
+        await it.show_events(
+            ModelCallStarted("plan", 1), model_reply(1), *(ToolCallStarted(call) for call in (NOTE, *others))
+        )
+        lines = await it.show_events(
             asks, WaitEnded(), ActivityFailed("note · step 3", "gone"), ToolCallFinished(NOTE, ToolOutcome(result="x"))
         )
         assert re.search("note · step 2 · 1:15 min$", lines[-2])

@@ -73,7 +73,7 @@ async def test_a_server_is_started_when_it_is_first_seen_and_then_only_when_it_i
     assert sorted(read_accepted(folder.load())["h"]) == ["act", "look"]
 
 
-async def test_what_is_pinned_is_offered_also_where_the_server_is_down(folder: Folder) -> None:
+async def test_pinned_tools_are_offered_while_their_server_is_down(folder: Folder) -> None:
     await folder.see()
     folder.servers(h=NOBODY)
     async with offered_tools(folder.load()) as offer:
@@ -113,7 +113,7 @@ def test_a_tool_of_no_server_is_refused_by_name(folder: Folder) -> None:
         folder.load()
 
 
-def test_looking_starts_nothing(folder: Folder) -> None:
+def test_offering_accepted_tools_starts_no_server(folder: Folder) -> None:
     assert offer_accepted_tools(folder.load()).tools == {}
     assert folder.started() == 0
 
@@ -150,7 +150,7 @@ async def test_settings_that_cannot_hold_are_refused_in_a_line(folder: Folder, t
     assert "\n" not in str(caught.value)
 
 
-async def test_a_standing_tells_what_is_new_changed_and_gone(folder: Folder) -> None:
+async def test_a_server_status_lists_new_changed_and_gone_tools(folder: Folder) -> None:
     folder.define({**LOOK, **READ}, {**LOOK, "name": "act"}, {**LOOK, "name": "left"})
     await folder.see()
     assert [each.is_settled for each in await server_statuses(folder.load())] == [True]
@@ -191,7 +191,7 @@ async def test_a_server_that_is_down_keeps_what_it_had(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(("what", "said"), [("g", "no MCP server 'g'"), ("h__none", "has no tool 'none'")])
-async def test_what_is_not_there_cannot_be_accepted(folder: Folder, what: str, said: str) -> None:
+async def test_unknown_tools_cannot_be_accepted(folder: Folder, what: str, said: str) -> None:
     with pytest.raises(ProjectError, match=said):
         await accept_tools(folder.load(), what)
 
@@ -219,7 +219,7 @@ STDIO = {"command": "x"}
         ("[" * 100_000, "nested more than 50 levels deep"),
     ],
 )
-def test_a_file_of_servers_that_is_none_is_told_in_a_line(folder: Folder, text: str, said: str) -> None:
+def test_a_wrong_file_of_servers_is_rejected_in_one_line(folder: Folder, text: str, said: str) -> None:
     (folder.path / ".mcp.json").write_text(text)
     with pytest.raises(ProjectError) as caught:
         folder.load()
@@ -227,7 +227,7 @@ def test_a_file_of_servers_that_is_none_is_told_in_a_line(folder: Folder, text: 
     assert "\n" not in str(caught.value)
 
 
-def test_variables_are_expanded_and_what_others_write_is_left_alone(folder: Folder) -> None:
+def test_variables_are_expanded_and_unknown_fields_ignored(folder: Folder) -> None:
     folder.agent("fetch")
     folder.servers(
         a={"command": "${BIN}/x", "args": ["${N:-1}", "$N"], "env": {"T": "${T:-}"}, "disabled": True, "cwd": "sub"},
@@ -238,7 +238,7 @@ def test_variables_are_expanded_and_what_others_write_is_left_alone(folder: Fold
     assert (b.url, b.headers, b.missing) == ("https://h/mcp", {"X-Key": "0123456789"}, None)  # type: ignore[union-attr]
 
 
-async def test_a_variable_that_is_not_there_is_told_when_the_server_is_needed(folder: Folder) -> None:
+async def test_a_missing_variable_is_reported_when_the_server_is_needed(folder: Folder) -> None:
     folder.servers(h={**STDIO, "env": {"KEY": "${NO_SUCH}"}})
     settings = folder.load()  # commands that need no server do not mind
     [standing] = await server_statuses(settings)
@@ -246,16 +246,16 @@ async def test_a_variable_that_is_not_there_is_told_when_the_server_is_needed(fo
     assert "mcpServers.h: the environment has no NO_SUCH" in standing.down
 
 
-def test_what_servers_are_given_is_secret(folder: Folder) -> None:
+def test_values_given_to_servers_are_secret(folder: Folder) -> None:
     folder.agent("fetch")
     folder.servers(
         a={**STDIO, "env": {"ANY": "canary-one-11", "HOME": "/home/eva/files", "N": "12345678"}},
         b={"type": "http", "url": "https://eva:canary-four@h/", "headers": {"Authorization": "Bearer canary-two-22"}},
     )
     settings = folder.load()
-    told = settings.secrets.redact("canary-one-11 canary-two-22 eva:canary-four@ /home/eva/files 12345678")
-    assert "canary" not in told
-    assert told.endswith("/home/eva/files 12345678")
+    text = settings.secrets.redact("canary-one-11 canary-two-22 eva:canary-four@ /home/eva/files 12345678")
+    assert "canary" not in text
+    assert text.endswith("/home/eva/files 12345678")
     assert "canary" not in repr(settings)
 
 

@@ -28,7 +28,8 @@ from perdure.doctor import run_checks
 from perdure.process.models import create_clients, open_models
 from perdure.process.project import build_project, unpriced_budgets
 from perdure.testkit.model_server import ScriptedModel, says
-from settings import ProjectError, Settings, load_settings
+from settings import ProjectError, Settings
+from tests.projects import load_project, rejection_line
 
 KEY = "canary-0815-of-local"
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
@@ -45,16 +46,6 @@ MESSAGE = {
 }
 
 
-def settings_of(folder: Path, toml: str, **env: str) -> Settings:
-    (folder / "perdure.toml").write_text(toml, encoding="utf-8")
-    return load_settings(env, folder)
-
-
-def agent_of(folder: Path, head: str) -> None:
-    (folder / "agents").mkdir(exist_ok=True)
-    (folder / "agents" / "a.md").write_text(f"---\n{head}\n---\nYou are tested.\n", encoding="utf-8")
-
-
 def project(settings: Settings) -> Project:
     return build_project(settings, SimpleNamespace(spec=httpx.AsyncClient))  # type: ignore[arg-type]
 
@@ -66,28 +57,26 @@ async def ask(settings: Settings, name: str) -> ModelReply:
 
 
 def test_a_default_may_be_one_model_or_a_list_and_an_agents_list_comes_before_it(tmp_path: Path) -> None:
-    assert settings_of(tmp_path, '[model]\ndefault = "one"\n', ANTHROPIC_API_KEY="k").fallbacks == ()
-    agent_of(tmp_path, "model: [mine, yours]\npeers: []")
-    found = settings_of(tmp_path, '[model]\ndefault = ["one", "two", "one"]\n', ANTHROPIC_API_KEY="k")
+    assert load_project(tmp_path, '[model]\ndefault = "one"\n', ANTHROPIC_API_KEY="k").fallbacks == ()
+    two = '[model]\ndefault = ["one", "two", "one"]\n'
+    found = load_project(tmp_path, two, head="model: [mine, yours]\npeers: []", ANTHROPIC_API_KEY="k")
     assert (found.model, found.fallbacks) == ("one", ("two",))
     its = project(found)
     assert build_definition(its, its.agents["default"], may_delegate=True).models == ("one", "two")
     assert build_definition(its, its.agents["a"], may_delegate=True).models == ("mine", "yours")
-    agent_of(tmp_path, "model:")
-    its = project(load_settings({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    its = project(load_project(tmp_path, two, head="model:", ANTHROPIC_API_KEY="k"))
     assert build_definition(its, its.agents["a"], may_delegate=True).models == ("one", "two")
-    agent_of(tmp_path, "model: mine")
-    its = project(load_settings({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    its = project(load_project(tmp_path, two, head="model: mine", ANTHROPIC_API_KEY="k"))
     assert build_definition(its, its.agents["a"], may_delegate=True).models == ("mine",)
 
 
-def test_the_definition_of_an_agent_with_one_model_is_what_it_was_before_there_were_lists() -> None:
+def test_a_definition_with_one_model_has_no_list_in_history() -> None:
     definition = Definition(agent="a", model="one", max_tokens=9, system="s", tools=())
     assert definition.model_dump_json() == '{"agent":"a","model":"one","max_tokens":9,"system":"s","tools":[]}'
 
 
 def test_perdure_model_stands_for_the_projects_default_with_its_list(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, '[model]\ndefault = ["one", "two"]\n', ANTHROPIC_API_KEY="k", PERDURE_MODEL="other")
+    found = load_project(tmp_path, '[model]\ndefault = ["one", "two"]\n', ANTHROPIC_API_KEY="k", PERDURE_MODEL="other")
     assert (found.model, found.fallbacks) == ("other", ())
 
 
@@ -103,12 +92,12 @@ def test_perdure_model_stands_for_the_projects_default_with_its_list(tmp_path: P
 def test_the_rehearsal_stands_in_for_the_default_provider_only(
     tmp_path: Path, toml: str, env: dict[str, str], model: str
 ) -> None:
-    found = settings_of(tmp_path, toml, **env)
+    found = load_project(tmp_path, toml, **env)
     assert (found.model, found.fallbacks) == (model, ())
 
 
 @pytest.mark.parametrize(
-    ("toml", "agent", "env", "told"),
+    ("toml", "agent", "env", "words"),
     [
         ('[model]\ndefault = "one"\n', "", {}, "model one needs ANTHROPIC_API_KEY"),
         ('[model]\ndefault = "one"\n', "", {"ANTHROPIC_API_KEY": " "}, "model one needs ANTHROPIC_API_KEY"),
@@ -125,19 +114,17 @@ def test_the_rehearsal_stands_in_for_the_default_provider_only(
         (f'[model]\ndefault = "lokal:one"\n{LOCAL}', "", {}, "the providers of perdure.toml are: local; "),
     ],
 )
-def test_a_worker_whose_model_lacks_its_key_does_not_rehearse_but_says_so(
-    tmp_path: Path, toml: str, agent: str, env: dict[str, str], told: str
+def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
+    tmp_path: Path, toml: str, agent: str, env: dict[str, str], words: str
 ) -> None:
-    if agent:
-        agent_of(tmp_path, agent)
-    found = settings_of(tmp_path, toml, **env)
+    found = load_project(tmp_path, toml, head=agent or None, **env)
     with pytest.raises(ProjectError) as error:
         create_clients(found)
-    assert told in str(error.value)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("toml", "agent", "told"),
+    ("toml", "agent", "words"),
     [
         ("[model]\ndefault = []\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
         ("[model]\ndefault = [1]\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
@@ -165,15 +152,8 @@ def test_a_worker_whose_model_lacks_its_key_does_not_rehearse_but_says_so(
         (f'{LOCAL}api_key = "sk-1"\n', "", "model.providers.local.api_key: no such setting"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line_that_says_what_to_mend(
-    tmp_path: Path, toml: str, agent: str, told: str
-) -> None:
-    if agent:
-        agent_of(tmp_path, agent)
-    with pytest.raises(ProjectError) as error:
-        settings_of(tmp_path, toml)
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
+def test_wrong_model_settings_are_rejected_in_one_line(tmp_path: Path, toml: str, agent: str, words: str) -> None:
+    assert words in rejection_line(tmp_path, toml, head=agent or None)
 
 
 ADDRESSES = {
@@ -192,18 +172,17 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize("url", ADDRESSES)
-def test_an_address_that_leads_nowhere_is_refused_and_what_is_expected_is_told(tmp_path: Path, url: str) -> None:
+def test_an_invalid_address_is_rejected_with_the_expected_form(tmp_path: Path, url: str) -> None:
     toml = f"[model.providers.local]\nbase_url = {json.dumps(url)}\n"
     in_file = "perdure.toml, line 2: model.providers.local.base_url"
     for text, env, where in (("", {"ANTHROPIC_BASE_URL": url}, "ANTHROPIC_BASE_URL"), (toml, {}, in_file)):
-        with pytest.raises(ProjectError) as error:
-            settings_of(tmp_path, text, **env)
-        assert f"{where}: expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com; " in str(error.value)
-        assert ADDRESSES[url] in str(error.value)
-        assert "hush" not in str(error.value)
+        line = rejection_line(tmp_path, text, **env)
+        assert f"{where}: expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com; " in line
+        assert ADDRESSES[url] in line
+        assert "hush" not in line
 
 
-async def test_the_doctor_finds_an_address_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_doctor_reports_an_invalid_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "127.0.0.1:9")
     found = [check async for check in run_checks()]
@@ -214,41 +193,40 @@ async def test_the_doctor_finds_an_address_that_leads_nowhere(tmp_path: Path, mo
 def test_a_key_and_an_address_of_a_mounted_file_may_end_in_a_line_break(tmp_path: Path) -> None:
     toml = f'{LOCAL}api_key_env = "OF_LOCAL"\n'
     env = {"ANTHROPIC_API_KEY": f"{KEY}\n", "ANTHROPIC_BASE_URL": "http://127.0.0.1:9/\n", "OF_LOCAL": f"{KEY}\r\n"}
-    found = settings_of(tmp_path, toml, **env)
+    found = load_project(tmp_path, toml, **env)
     assert (found.api_key, found.base_url, found.keys) == (KEY, "http://127.0.0.1:9/", {"local": KEY})
-    assert settings_of(tmp_path, "", ANTHROPIC_API_KEY="\n").is_rehearsal
+    assert load_project(tmp_path, "", ANTHROPIC_API_KEY="\n").is_rehearsal
 
 
 @pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "OF_LOCAL"])
 @pytest.mark.parametrize("key", ["canary\n0815", "canary\x000815", "canary\x7f0815", "canäry0815"])
-def test_a_key_that_no_header_takes_is_refused_and_never_told(tmp_path: Path, variable: str, key: str) -> None:
-    with pytest.raises(ProjectError, match=f"^{variable}: expected a key of printable ASCII") as error:
-        settings_of(tmp_path, f'{LOCAL}api_key_env = "OF_LOCAL"\n', **{variable: key})
-    assert "0815" not in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_key_that_no_header_takes_is_rejected_without_showing_it(tmp_path: Path, variable: str, key: str) -> None:
+    line = rejection_line(tmp_path, f'{LOCAL}api_key_env = "OF_LOCAL"\n', **{variable: key})
+    assert line.startswith(f"{variable}: expected a key of printable ASCII")
+    assert "0815" not in line
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/", "/v1/messages"])
 async def test_an_address_may_end_in_v1(tmp_path: Path, ending: str) -> None:
     with ScriptedModel([says("hi")]) as server:
         toml = f'[model.providers.local]\nbase_url = "{server.base_url}{ending}"\n'
-        found = settings_of(tmp_path, toml, ANTHROPIC_BASE_URL=server.base_url + ending)
+        found = load_project(tmp_path, toml, ANTHROPIC_BASE_URL=server.base_url + ending)
         assert (await ask(found, "claude-x")).content[0]["text"] == "hi"
         assert (await ask(found, "local:m")).content[0]["text"] == "hi"
 
 
-async def test_an_address_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+async def test_an_unreachable_address_is_named_without_its_password(tmp_path: Path) -> None:
     with ScriptedModel([says("hi")]) as server:
         address = server.base_url.replace("//", "//me:hush-hush-1@")
         with pytest.raises(ApplicationError, match=r"\(404\) at http://127.0.0.1:\d+/api/v1/messages: ") as failure:
-            await ask(settings_of(tmp_path, "", ANTHROPIC_BASE_URL=f"{address}/api"), "claude-x")
+            await ask(load_project(tmp_path, "", ANTHROPIC_BASE_URL=f"{address}/api"), "claude-x")
         assert "hush" not in failure.value.message
 
 
 async def test_each_provider_is_asked_where_it_is_with_its_own_key(tmp_path: Path) -> None:
     with ScriptedModel([says("from afar")]) as far, ScriptedModel([says("from here")]) as near:
         toml = f'[model.providers.local]\nbase_url = "{near.base_url}"\napi_key_env = "OF_LOCAL"\n'
-        found = settings_of(tmp_path, toml, ANTHROPIC_BASE_URL=far.base_url, OF_LOCAL=KEY)
+        found = load_project(tmp_path, toml, ANTHROPIC_BASE_URL=far.base_url, OF_LOCAL=KEY)
         assert (await ask(found, "claude-x")).content[0]["text"] == "from afar"
         assert (await ask(found, "anthropic:claude-x")).model == "claude-x"
         reply = await ask(found, "local:llama3:8b")
@@ -256,9 +234,9 @@ async def test_each_provider_is_asked_where_it_is_with_its_own_key(tmp_path: Pat
         assert [body["model"] for body in near.requests] == ["llama3:8b"]
 
 
-def test_a_key_is_a_secret_whatever_its_variable_is_called_and_so_is_a_password_in_an_address(tmp_path: Path) -> None:
+def test_keys_and_passwords_in_addresses_are_secrets(tmp_path: Path) -> None:
     toml = '[model.providers.local]\nbase_url = "https://me:hush-hush-1@example.org"\napi_key_env = "OF_LOCAL"\n'
-    found = settings_of(tmp_path, toml, OF_LOCAL=KEY)
+    found = load_project(tmp_path, toml, OF_LOCAL=KEY)
     assert len(KEY) >= MIN_SECRET
     assert found.secrets.redact(f"it said {KEY}, hush-hush-1") == (
         "it said [redacted OF_LOCAL], [redacted model.providers.local.base_url]"
@@ -266,8 +244,8 @@ def test_a_key_is_a_secret_whatever_its_variable_is_called_and_so_is_a_password_
     assert KEY not in repr(found)
 
 
-def test_a_key_that_is_not_there_is_told_by_the_name_of_its_variable(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, f'{LOCAL}api_key_env = "OF_LOCAL"\n')
+def test_a_missing_key_is_reported_by_its_variable(tmp_path: Path) -> None:
+    found = load_project(tmp_path, f'{LOCAL}api_key_env = "OF_LOCAL"\n')
     with pytest.raises(
         ProjectError, match=r"^model\.providers\.local: api_key_env names OF_LOCAL, and that is not set$"
     ):
@@ -280,7 +258,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
 ) -> None:
     monkeypatch.setattr("perdure.process.models.find_spec", lambda _: None)
     more = 'project = "p"\n' if kind == "vertex" else ""
-    found = settings_of(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\nregion = "r"\n{more}')
+    found = load_project(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\nregion = "r"\n{more}')
     with pytest.raises(ProjectError) as error:
         create_clients(found)
     assert str(error.value) == (
@@ -292,7 +270,7 @@ def test_prices_and_windows_are_those_of_the_model_unless_the_project_sets_them_
     tmp_path: Path,
 ) -> None:
     toml = f'{LOCAL}[prices."local:claude-haiku-4-5"]\ninput = 7\noutput = 8\n'
-    its = project(settings_of(tmp_path, toml))
+    its = project(load_project(tmp_path, toml))
     own, known = its.price_of("local:claude-haiku-4-5"), its.price_of("claude-opus-4-6")
     assert (own and own.input, known and known.input) == (7, 5)
     assert its.price_of("local:llama3:8b") is None
@@ -319,7 +297,7 @@ def test_the_price_of_a_claude_model_holds_at_anthropic_and_the_clouds_alone(
     toml = '[model.providers.aws]\nkind = "bedrock"\nregion = "r"\n'
     if base_url:
         toml += f'[model.providers.near]\nbase_url = "{base_url}"\n'
-    its = project(settings_of(tmp_path, toml, ANTHROPIC_BASE_URL=base_url, ANTHROPIC_API_KEY=KEY))
+    its = project(load_project(tmp_path, toml, ANTHROPIC_BASE_URL=base_url, ANTHROPIC_API_KEY=KEY))
     assert (its.price_of("claude-opus-4-6") is not None) is is_known
     assert (its.price_of("near:claude-opus-4-6") is not None) is (is_known and bool(base_url))
     assert its.price_of("aws:claude-opus-4-6") is not None
@@ -328,21 +306,21 @@ def test_the_price_of_a_claude_model_holds_at_anthropic_and_the_clouds_alone(
 # The clouds. They speak the Messages API in envelopes of their own.
 
 
-def test_a_budget_in_usd_without_a_price_is_told_with_what_to_set(tmp_path: Path) -> None:
+def test_a_budget_in_usd_without_a_price_is_a_warning(tmp_path: Path) -> None:
     budget = "[limits]\nbudget_usd = 1\n"
-    assert unpriced_budgets(project(settings_of(tmp_path, budget, ANTHROPIC_API_KEY=KEY))) == []
+    assert unpriced_budgets(project(load_project(tmp_path, budget, ANTHROPIC_API_KEY=KEY))) == []
     elsewhere = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "PERDURE_MODEL": "claude-opus-4-6"}
-    [line] = unpriced_budgets(project(settings_of(tmp_path, budget, **elsewhere)))
+    [line] = unpriced_budgets(project(load_project(tmp_path, budget, **elsewhere)))
     assert line == (
         "agent default: budget_usd has no effect, as the price of claude-opus-4-6 is unknown: "
         'set [prices."claude-opus-4-6"], or budget_tokens'
     )
-    assert unpriced_budgets(project(settings_of(tmp_path, "", **elsewhere))) == []
+    assert unpriced_budgets(project(load_project(tmp_path, "", **elsewhere))) == []
     priced = f'{budget}[prices."claude-opus-4-6"]\ninput = 1\noutput = 2\n'
-    assert unpriced_budgets(project(settings_of(tmp_path, priced, **elsewhere))) == []
+    assert unpriced_budgets(project(load_project(tmp_path, priced, **elsewhere))) == []
 
 
-class Cloud:
+class CloudServer:
     """A server that answers any POST with `body`, and keeps paths, headers and what it was sent."""
 
     def __init__(self, body: bytes, kind: str, encoding: str = "identity") -> None:
@@ -351,7 +329,7 @@ class Cloud:
 
 
 @contextmanager
-def serving(cloud: Cloud) -> Iterator[str]:
+def serving(cloud: CloudServer) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             sent = self.rfile.read(int(self.headers["content-length"]))
@@ -379,9 +357,9 @@ def serving(cloud: Cloud) -> Iterator[str]:
 
 
 async def test_a_compressed_answer_is_refused_and_a_long_error_is_cut(tmp_path: Path) -> None:
-    cloud = Cloud(b"y" * 20_000_000, "text/plain", encoding="gzip, gzip")
+    cloud = CloudServer(b"y" * 20_000_000, "text/plain", encoding="gzip, gzip")
     with serving(cloud) as url:
-        found = settings_of(tmp_path, "", ANTHROPIC_BASE_URL=url)
+        found = load_project(tmp_path, "", ANTHROPIC_BASE_URL=url)
         with pytest.raises(ApplicationError, match="is compressed"):
             await ask(found, "claude-x")
         cloud.encoding, cloud.status = "identity", 500
@@ -395,10 +373,10 @@ async def test_a_compressed_answer_is_refused_and_a_long_error_is_cut(tmp_path: 
 
 
 async def test_vertex_is_asked_for_the_model_of_the_project_in_its_region(tmp_path: Path) -> None:
-    cloud = Cloud(b"".join(encode_stream(MESSAGE)), "text/event-stream")
+    cloud = CloudServer(b"".join(encode_stream(MESSAGE)), "text/event-stream")
     with serving(cloud) as url:
         toml = f'[model.providers.gcp]\nkind = "vertex"\nregion = "here"\nproject = "mine"\nbase_url = "{url}/v1"\n'
-        found = settings_of(tmp_path, f'{toml}api_key_env = "OF_GCP"\n', OF_GCP=KEY)
+        found = load_project(tmp_path, f'{toml}api_key_env = "OF_GCP"\n', OF_GCP=KEY)
         reply = await ask(found, "gcp:claude-x@20251001")
     assert (reply.content[0]["text"], reply.model, reply.usage) == (
         "hello from the cloud",
@@ -442,7 +420,7 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bedrock(folder: Path, url: str, **env: str) -> Settings:
     token = 'api_key_env = "OF_AWS"\n' if env else ""
-    return settings_of(
+    return load_project(
         folder, f'[model.providers.aws]\nkind = "bedrock"\nregion = "here"\nbase_url = "{url}"\n{token}', **env
     )
 
@@ -454,7 +432,7 @@ async def test_bedrock_is_asked_with_the_accounts_keys_or_with_a_token(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA0815")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-account-0815")
-    cloud = Cloud(event_stream(list(encode_stream(MESSAGE))), "application/vnd.amazon.eventstream")
+    cloud = CloudServer(event_stream(list(encode_stream(MESSAGE))), "application/vnd.amazon.eventstream")
     with serving(cloud) as url:
         found = bedrock(tmp_path, url, **({"OF_AWS": token} if token else {}))
         reply = await ask(found, "aws:anthropic.claude-x-v1:0")
@@ -465,9 +443,7 @@ async def test_bedrock_is_asked_with_the_accounts_keys_or_with_a_token(
 
 
 @pytest.mark.usefixtures("aws")
-async def test_a_call_that_nobody_can_sign_is_one_that_could_not_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_cannot_be_signed_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     with pytest.raises(ApplicationError, match=r"could not be signed: .*credentials") as failure:
         await ask(bedrock(tmp_path, "http://127.0.0.1:9"), "aws:anthropic.claude-x-v1:0")
@@ -483,13 +459,13 @@ async def test_a_call_that_nobody_can_sign_is_one_that_could_not_be_made(
         ("validationException", "ModelRefused"),
     ],
 )
-async def test_a_failure_in_the_middle_of_bedrocks_stream_is_told_by_its_kind(
+async def test_a_failure_in_bedrocks_stream_has_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, kind: str
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA0815")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-account-0815")
     failure = event_stream([encode_event({"type": "x", "message": "not now"})], "exception", code)
-    cloud = Cloud(failure, "application/vnd.amazon.eventstream")
+    cloud = CloudServer(failure, "application/vnd.amazon.eventstream")
     with serving(cloud) as url, pytest.raises(ApplicationError, match="not now") as error:
         await ask(bedrock(tmp_path, url), "aws:anthropic.claude-x-v1:0")
     assert error.value.type == kind

@@ -17,7 +17,7 @@ PATIENCE = 60.0
 FROM_NOTHING = [sys.executable, str(ROOT / "cli.py")]
 
 
-def told(command: list[str], folder: Path, typed: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:
+def run_command(command: list[str], folder: Path, typed: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "TEMPORAL_"))}
     environment = {**plain, "TEMPORAL_CONFIG_FILE": str(folder / "none.toml"), **env}
     done = subprocess.run(
@@ -39,11 +39,13 @@ def told(command: list[str], folder: Path, typed: bytes = b"", **env: str) -> tu
     ],
     ids=str,
 )
-def test_it_says_the_same_and_ends_the_same(
+def test_a_forked_command_prints_and_exits_as_a_fresh_one(
     args: tuple[str, ...], typed: bytes, env: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "perdure.toml").touch()
-    assert told([program("cli"), *args], tmp_path, typed, **env) == told([*FROM_NOTHING, *args], tmp_path, typed, **env)
+    assert run_command([program("cli"), *args], tmp_path, typed, **env) == run_command(
+        [*FROM_NOTHING, *args], tmp_path, typed, **env
+    )
 
 
 @contextmanager
@@ -69,14 +71,14 @@ def until_it_is_gone(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_both_and_is_seen_to_have_done_so(number: signal.Signals) -> None:
+def test_a_signal_ends_the_stand_in_and_the_command(number: signal.Signals) -> None:
     with connecting(program("worker")) as (worker, connection):
         worker.send_signal(number)
         assert worker.wait(PATIENCE) == -number
         until_it_is_gone(connection)
 
 
-def test_what_its_parent_ignores_it_ignores_too() -> None:
+def test_signals_that_the_parent_ignores_stay_ignored() -> None:
     """As the background jobs of a script do."""
     with connecting("/bin/sh", "-c", 'trap "" HUP; exec "$0"', program("worker")) as (worker, _):
         worker.send_signal(signal.SIGHUP)
@@ -84,12 +86,12 @@ def test_what_its_parent_ignores_it_ignores_too() -> None:
         assert worker.wait(PATIENCE) == -signal.SIGTERM
 
 
-def test_threads_that_ask_at_once_are_given_the_same() -> None:
+def test_concurrent_threads_share_one_program() -> None:
     asks = "from concurrent.futures import ThreadPoolExecutor as T; from tests.preloaded import program"
     shows = "print(len(set(T(8).map(lambda _: program('cli'), range(8)))))"
     done = subprocess.run([sys.executable, "-c", f"{asks}; {shows}"], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"1\n"
 
 
-def test_with_a_variable_that_python_reads_at_its_start_it_is_a_new_python(tmp_path: Path) -> None:
-    assert b"import 'click'" in told([program("cli"), "--version"], tmp_path, PYTHONVERBOSE="1")[2]
+def test_a_variable_read_at_startup_starts_a_new_python(tmp_path: Path) -> None:
+    assert b"import 'click'" in run_command([program("cli"), "--version"], tmp_path, PYTHONVERBOSE="1")[2]

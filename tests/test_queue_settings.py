@@ -7,7 +7,8 @@ import pytest
 
 from contracts.tool import Effect, ToolKind, ToolRoute
 from perdure.process.project import build_project
-from settings import ProjectError, load_settings
+from settings import ProjectError
+from tests.projects import load_project
 
 TOOL = """
 [tools.weigh]
@@ -19,19 +20,18 @@ WHERE = 'task_queue = "scales"\nactivity = "weigh"\n'
 
 
 async def route_of(folder: Path, lines: str) -> ToolRoute:
-    (folder / "perdure.toml").write_text(TOOL + lines, encoding="utf-8")
     async with httpx.AsyncClient() as client:
-        return build_project(load_settings({}, folder), client).tools["weigh"].route
+        return build_project(load_project(folder, TOOL + lines), client).tools["weigh"].route
 
 
-async def test_a_queue_tool_says_where_it_is(tmp_path: Path) -> None:
+async def test_a_queue_tool_has_its_task_queue_and_activity(tmp_path: Path) -> None:
     route = await route_of(tmp_path, WHERE + 'effect = "keyed"\ntimeout = "1h"\nheartbeat = "10s"\n')
     assert (route.kind, route.effect, route.timeout.total_seconds()) == (ToolKind.queue, Effect.keyed, 3600)
     assert route.queue is not None
     assert route.queue.model_dump(mode="json") == {"task_queue": "scales", "activity": "weigh", "heartbeat": "PT10S"}
 
 
-async def test_without_more_said_it_is_an_effect_that_need_not_beat(tmp_path: Path) -> None:
+async def test_a_queue_tool_is_once_without_heartbeat_by_default(tmp_path: Path) -> None:
     route = await route_of(tmp_path, WHERE)
     assert route.queue is not None
     assert (route.effect, route.queue.heartbeat) == (Effect.once, None)
@@ -47,9 +47,9 @@ async def test_without_more_said_it_is_an_effect_that_need_not_beat(tmp_path: Pa
         (WHERE + 'url = "http://127.0.0.1"\n', ("tools.weigh", "url", "no such setting")),
     ],
 )
-async def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, lines: str, words: tuple[str, ...]) -> None:
-    with pytest.raises(ProjectError) as refused:
+async def test_a_wrong_queue_tool_is_rejected_in_one_line(tmp_path: Path, lines: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ProjectError) as error:
         await route_of(tmp_path, lines)
-    line = str(refused.value)
-    assert line.count("\n") == 0
+    line = str(error.value)
+    assert "\n" not in line
     assert all(word in line for word in words), line

@@ -25,19 +25,19 @@ def line_of(error: Exception) -> dict[str, str]:
     return line
 
 
-def test_a_failure_of_a_named_kind_is_told_without_a_traceback() -> None:
+def test_a_typed_failure_is_logged_without_a_traceback() -> None:
     assert line_of(ApplicationError("charge may have happened", type="InDoubt"))["error"] == (
         "InDoubt: charge may have happened"
     )
 
 
-def test_a_full_disk_is_told_without_a_traceback() -> None:
+def test_a_full_disk_is_logged_without_a_traceback() -> None:
     assert line_of(OSError(errno.ENOSPC, "No space left on device", "/runs/a"))["error"] == (
         "[Errno 28] No space left on device: '/runs/a'"
     )
 
 
-def test_a_bug_is_told_with_its_traceback() -> None:
+def test_a_bug_is_logged_with_its_traceback() -> None:
     with pytest.raises(ValueError) as bug:
         json.loads("{")
     assert "Traceback" in line_of(bug.value)["error"]
@@ -54,14 +54,14 @@ def test_a_line_of_a_run_has_its_trace() -> None:
     assert "step" not in line
 
 
-def test_what_is_not_utf8_costs_no_line() -> None:
+def test_text_that_is_not_utf8_is_logged() -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "no such tool: \ud83d é", None, None)
     line = JsonLines().format(record)
     assert line.encode()
     assert json.loads(line)["message"] == "no such tool: \ud83d é"
 
 
-class Told(logging.Handler):
+class RecordingHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[str] = []
@@ -72,13 +72,13 @@ class Told(logging.Handler):
         self.events.append(record.getMessage())
 
 
-def test_events_are_told_and_one_that_fails_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
-    told, log = Told(), logging.getLogger("perdure.test")
-    with caplog.at_level(logging.INFO), forward_events(told):
+def test_a_failing_listener_keeps_no_other_event_back(caplog: pytest.LogCaptureFixture) -> None:
+    handler, log = RecordingHandler(), logging.getLogger("perdure.test")
+    with caplog.at_level(logging.INFO), forward_events(handler):
         for name in ("first", "bad", "last"):
             log.info(name, extra={"event": {"event": name}})
         log.info("no event")
-    assert told.events == ["first", "last"]
+    assert handler.events == ["first", "last"]
     assert "the event bad is only in the log: a listener failed" in caplog.text
 
 
@@ -97,7 +97,7 @@ def test_the_address_of_the_metrics(said: str, address: str | None, tmp_path: Pa
 
 
 @pytest.mark.parametrize("said", ["no", "9464x", "example.com:9464", "127.0.0.1:", "0", "127.0.0.1:65536", "1.2.3.4:٣"])
-def test_an_address_for_metrics_that_is_none_is_refused(said: str, tmp_path: Path) -> None:
+def test_an_invalid_metrics_address_is_rejected(said: str, tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match=r'PERDURE_METRICS: expected a port or "address:port"'):
         load_settings({"PERDURE_METRICS": said}, tmp_path)
 
@@ -145,7 +145,7 @@ async def test_spans_without_the_extra_are_refused_in_one_line(monkeypatch: pyte
         ),
     ],
 )
-async def test_a_collector_that_we_cannot_speak_to_is_refused_in_one_line(
+async def test_an_unsupported_collector_is_rejected_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, env: dict[str, str], words: str
 ) -> None:
     said = await refused(monkeypatch, tmp_path, env)
@@ -153,11 +153,11 @@ async def test_a_collector_that_we_cannot_speak_to_is_refused_in_one_line(
     assert "\n" not in said
 
 
-def test_every_event_that_is_told_is_on_the_operators_page() -> None:
+def test_every_logged_event_is_on_the_operators_page() -> None:
     root = Path(cli.__file__).parent
     page = (root / "docs" / "operations.md").read_text(encoding="utf-8")
     paths = [path for name in ("workflows", "activities") for path in root.glob(f"{name}/**/*.py")]
     sources = [path.read_text(encoding="utf-8") for path in paths]
-    told = {name for text in sources for name in re.findall(r'"(agent(?:_run\.|\.(?:\w+)\.)\w+)"', text)}
-    assert {"agent.tool.retry", "agent_run.resume_unsafe"} <= told
-    assert {name for name in told if f"`{name}`" not in page} == set()
+    names = {name for text in sources for name in re.findall(r'"(agent(?:_run\.|\.(?:\w+)\.)\w+)"', text)}
+    assert {"agent.tool.retry", "agent_run.resume_unsafe"} <= names
+    assert {name for name in names if f"`{name}`" not in page} == set()

@@ -36,6 +36,7 @@ from perdure.terminal.console import SafeConsole
 from perdure.terminal.prompt import format_input_hint, parse_answer, print_question
 from perdure.terminal.report import to_one_line
 from perdure.terminal.run_view import RunScreen
+from tests.screen import Terminal
 
 SUMMARY = Summary(
     text="So far.",
@@ -110,7 +111,7 @@ def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:
 REFUSED = {"event": "refused", "step": None, "call": "delegate", "kind": "unknown_agent", "error": "no such peer"}
 
 
-def test_what_was_answered_here_is_not_told_again() -> None:
+def test_an_answer_given_here_is_not_shown_again() -> None:
     seen = StringIO()
     screen = RunScreen(Console(file=seen, width=120))
     own = screen.note_answer(HumanInput(question_id="q1", text="the second one"))
@@ -142,16 +143,11 @@ def test_what_was_answered_here_is_not_told_again() -> None:
         ),
     ],
 )
-def test_what_a_run_does_about_itself_is_told_in_a_line(happening: RunEvent, says: str) -> None:
+def test_each_notice_is_one_line(happening: RunEvent, says: str) -> None:
     seen = StringIO()
     RunScreen(Console(file=seen, width=120)).show_event(happening)
     assert says in seen.getvalue()
     assert len(seen.getvalue().splitlines()) == bool(says)
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
@@ -179,13 +175,13 @@ def test_a_question_that_imitates_an_approval_is_introduced_as_the_agents() -> N
         assert "? the agent asks: approve a call: refund 5" in re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
 
 
-def test_a_happening_for_programs_is_one_line_whatever_ends_lines_for_them() -> None:
-    told = event_to_json(NoticeAdded({"event": "first\u2028second\x85third"}))
-    assert len(told.splitlines()) == 1
-    assert json.loads(told)["event"]["event"] == "first\u2028second\x85third"
+def test_a_json_event_is_one_line_with_any_line_separator() -> None:
+    line = event_to_json(NoticeAdded({"event": "first\u2028second\x85third"}))
+    assert len(line.splitlines()) == 1
+    assert json.loads(line)["event"]["event"] == "first\u2028second\x85third"
 
 
-def test_where_no_person_is_the_question_is_one_line() -> None:
+def test_without_a_terminal_a_question_is_one_line() -> None:
     seen = StringIO()
     print_question(SafeConsole(file=seen, width=60), WANTED)
     print_question(SafeConsole(file=seen, width=60), ASKS.model_copy(update={"text": "Which\none?"}))
@@ -205,15 +201,15 @@ def test_where_no_person_is_the_question_is_one_line() -> None:
         (ASKS.model_copy(update={"kind": "choice"}), "type a number from 1 to 2; Ctrl-D leaves the question open"),
     ],
 )
-def test_a_person_is_told_what_is_possible(question: QuestionView, says: str) -> None:
+def test_the_hint_lists_the_possible_answers(question: QuestionView, says: str) -> None:
     assert format_input_hint(question) == says
 
 
 @pytest.mark.parametrize("file", [StringIO, Terminal])
-def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
+def test_the_end_has_the_totals(file: type[StringIO]) -> None:
     seen = file()
     screen = RunScreen(SafeConsole(file=seen, width=100, no_color=True, _environ={"TERM": "xterm"}))
-    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
     reply = ModelTurn(
         content=[],
         stop_reason="x",
@@ -223,9 +219,9 @@ def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
         cost_usd=0.0123,
     )
     call = ToolCall(step=1, tool="note", tool_use_id="u", arguments={})
-    screen.show_event(RunStarted("go"), begun)
-    screen.show_event(ModelReplied("plan", 1, reply), begun + timedelta(seconds=3))
-    screen.show_event(ToolCallFinished(call, ToolOutcome(result="x", duration_ms=1500)), begun + timedelta(seconds=75))
+    screen.show_event(RunStarted("go"), start)
+    screen.show_event(ModelReplied("plan", 1, reply), start + timedelta(seconds=3))
+    screen.show_event(ToolCallFinished(call, ToolOutcome(result="x", duration_ms=1500)), start + timedelta(seconds=75))
     screen.show_end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
     said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
     assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m" in said
@@ -234,7 +230,7 @@ def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
     assert "[done]" in said
 
 
-def test_a_chat_writes_out_what_is_hidden_in_an_answer() -> None:
+def test_a_chat_escapes_hidden_characters_of_an_answer() -> None:
     seen = StringIO()
     page = ChatView(SafeConsole(file=seen, width=80))
     page.show_end(
@@ -243,5 +239,5 @@ def test_a_chat_writes_out_what_is_hidden_in_an_answer() -> None:
     assert "pay[U+FFA0][U+202E]9" in seen.getvalue()
 
 
-def test_the_list_writes_out_what_is_hidden() -> None:
+def test_the_list_escapes_hidden_characters() -> None:
     assert to_one_line("a\u202e\uffa0b") == "a[U+202E][U+FFA0]b"

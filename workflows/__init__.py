@@ -6,7 +6,7 @@ execution          activities as a workflow runs them, and the wait for another 
 failures           classification of a failed activity
 followup           `FollowUp`: tasks that resolve later; then a new request enters a lane
 handlers           the start, signals, updates and queries of a workflow; an unknown type ends at once
-interceptors       what a worker gives its workflows: its transcript cache, and whether payloads are encrypted
+interceptors       facts that a worker gives its workflows: its transcript cache, and whether payloads are encrypted
 mailbox            `Mailbox`: admits messages that come as files, and gives tasks to its bridges
 policies           timeouts and retries, each with its reason
 reconcile          `Reconcile`: a look at all runs of the task queue, every five minutes

@@ -1,4 +1,4 @@
-"""What a worker gives its workflows across the sandbox: its transcript cache, and whether their payloads are encrypted.
+"""Facts that a worker gives its workflows across the sandbox: its transcript cache, and whether payloads are encrypted.
 
 A workflow sees its payloads decrypted, but search attributes are never encrypted: an encrypted run puts no texts there.
 No run depends on the cache; a replay, and a worker without activities, share nothing.

@@ -69,7 +69,7 @@ def test_a_call_costs_each_of_its_tokens_by_its_kind(usage: Usage, usd: float) -
     assert call_cost(usage, CLAUDE_PRICES["claude-sonnet-5-5"]) == pytest.approx(usd)
 
 
-def test_a_call_of_a_model_without_a_price_costs_nobody_knows_what() -> None:
+def test_a_call_of_a_model_without_a_price_has_an_unknown_cost() -> None:
     assert call_cost(Usage(input=1), CLAUDE_PRICES.get("somebody-else-1")) is None
 
 

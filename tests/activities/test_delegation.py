@@ -57,7 +57,7 @@ def view(*artifacts: str) -> Any:
     return SimpleNamespace(parent="lead", artifacts=artifacts, **figures)
 
 
-async def collected(folder: Path, event: Any, answer: Any, most: int = 1000, attempt: int = 1) -> Collected:
+async def collect(folder: Path, event: Any, answer: Any, most: int = 1000, attempt: int = 1) -> Collected:
     client: Any = SimpleNamespace(get_workflow_handle=lambda *_, **__: Closed(event, answer))
     share = Share(steps=5, tokens=100)
     request = CollectRequest(run_id="child", subtask="a", into=("lead", "other"), share=share, most=most)
@@ -70,7 +70,7 @@ def done(outcome: str = "It is 4.") -> dict[str, Any]:
     return {"type": "agent.completed", "payload": {"outcome": outcome}}
 
 
-async def test_named_files_are_copied_to_all_who_need_them_and_nothing_else_is(tmp_path: Path) -> None:
+async def test_only_named_files_are_copied_to_the_runs_that_need_them(tmp_path: Path) -> None:
     theirs = project(tmp_path).workspace("child")
     theirs.create()
     theirs.write("artifacts/x.md", b"x")
@@ -81,7 +81,7 @@ async def test_named_files_are_copied_to_all_who_need_them_and_nothing_else_is(t
     (theirs.root / ".secret").write_text("no")
     links = ("artifacts/link", "artifacts/hard")
     names = ("artifacts/x.md", "notes.md", *links, ".secret", "../lead/y", "gone.md", "/etc/hosts")
-    end = await collected(tmp_path, done(), view(*names))
+    end = await collect(tmp_path, done(), view(*names))
     assert end.artifacts == ("artifacts/a/x.md", "artifacts/a/notes.md")
     for run in ("lead", "other"):
         assert sorted(path.name for path in (tmp_path / run / "artifacts" / "a").iterdir()) == ["notes.md", "x.md"]
@@ -93,7 +93,7 @@ async def test_a_second_subtask_of_one_name_leaves_what_the_first_has_brought(tm
     told: list[str] = []
     for text in (b"first", b"second", b"second"):
         theirs.write("artifacts/x.md", text)
-        told += (await collected(tmp_path, done(), view("artifacts/x.md"))).artifacts
+        told += (await collect(tmp_path, done(), view("artifacts/x.md"))).artifacts
     assert told[0] == "artifacts/a/x.md"
     assert told[1] == told[2] != told[0]  # tried again, it is the same
     for run in ("lead", "other"):
@@ -101,25 +101,25 @@ async def test_a_second_subtask_of_one_name_leaves_what_the_first_has_brought(tm
 
 
 async def test_what_a_run_delegated_counts_with_what_it_used_itself(tmp_path: Path) -> None:
-    end = await collected(tmp_path, done(), view())
+    end = await collect(tmp_path, done(), view())
     assert (end.status, end.outcome) == (SubtaskStatus.done, "It is 4.")
     assert end.spent == Spent(steps=5, tokens=100, usd=0.5)
 
 
 async def test_a_long_outcome_is_cut_and_lies_beside_it_as_a_whole(tmp_path: Path) -> None:
-    end = await collected(tmp_path, done("ä" * 2000), view())
+    end = await collect(tmp_path, done("ä" * 2000), view())
     assert len(end.outcome.encode()) <= 1000
     assert end.artifacts == ("artifacts/a/outcome.md",)
     assert (tmp_path / "lead" / "artifacts" / "a" / "outcome.md").read_text() == "ä" * 2000
 
 
-async def test_what_is_large_is_handed_on_as_a_file_and_only_its_name_is_told(tmp_path: Path) -> None:
+async def test_a_large_outcome_is_handed_on_as_a_named_file(tmp_path: Path) -> None:
     theirs = project(tmp_path).workspace("child")
     theirs.create()
     for name, size in (("large", 50_000_000), ("too-large", 70_000_000)):
         (theirs.root / "artifacts" / name).touch()
         os.truncate(theirs.root / "artifacts" / name, size)
-    end = await collected(tmp_path, done("x" * 1_900_000), view("artifacts/large", "artifacts/too-large"))
+    end = await collect(tmp_path, done("x" * 1_900_000), view("artifacts/large", "artifacts/too-large"))
     assert end.artifacts == ("artifacts/a/large", "artifacts/a/outcome.md")
     assert len(end.model_dump_json()) < 2000
     for run in ("lead", "other"):
@@ -131,12 +131,12 @@ async def test_of_a_run_that_answers_nothing_the_whole_share_is_taken_for_used(t
     terminated = WorkflowFailureError(cause=TerminatedError("by hand"))
     silent = RPCError("no answer", RPCStatusCode.DEADLINE_EXCEEDED, b"")
     with pytest.raises(ApplicationError, match="does not answer"):
-        await collected(tmp_path, terminated, silent)
-    end = await collected(tmp_path, terminated, silent, attempt=4)
+        await collect(tmp_path, terminated, silent)
+    end = await collect(tmp_path, terminated, silent, attempt=4)
     assert end.status is SubtaskStatus.terminated
     assert end.spent == Spent(steps=5, tokens=100)
 
 
 async def test_a_run_that_was_never_started_has_used_nothing(tmp_path: Path) -> None:
-    end = await collected(tmp_path, RPCError("not found", RPCStatusCode.NOT_FOUND, b""), None)
+    end = await collect(tmp_path, RPCError("not found", RPCStatusCode.NOT_FOUND, b""), None)
     assert (end.status, end.spent) == (SubtaskStatus.cancelled, Spent())

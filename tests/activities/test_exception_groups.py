@@ -4,6 +4,7 @@ import pytest
 
 from activities.tools.interface import TransientToolError
 from activities.tools.python import _to_failure
+from tests.activities.calls import error_of
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -16,6 +17,5 @@ def test_a_group_of_passing_errors_may_pass(depth: int) -> None:
 
 
 def test_one_error_that_stays_makes_the_group_stay() -> None:
-    outcome = _to_failure(ExceptionGroup("tasks", [ConnectionError("refused"), ValueError("no such order")]))
-    assert outcome.error is not None
-    assert outcome.error.kind == "tool_error"
+    error = error_of(_to_failure(ExceptionGroup("tasks", [ConnectionError("refused"), ValueError("no such order")])))
+    assert error.kind == "tool_error"

@@ -4,21 +4,24 @@ import asyncio
 import gzip
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from activities.storage.workspace import Workspace
+from activities.tools import html
 from activities.tools.fetch import FetchTool
-from activities.tools.interface import CallContext, Tool, TransientToolError
+from activities.tools.html import read_webpage
+from activities.tools.interface import Tool
 from contracts.tool import Effect, ToolKind, ToolOutcome
-
-Fetch = Callable[[str], Awaitable[ToolOutcome]]
+from tests.activities.calls import error_of, new_context, transient_error
 
 PAGE = """<!doctype html><html><head><title> A  page
  &amp; more</title><style>p{}</style><script>alert(1)</script></head><body>
@@ -137,8 +140,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"short")
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextmanager
+def serve() -> Iterator[Server]:
     server = Server()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -150,19 +153,33 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> CallContext:
-    return CallContext("r", 1, "r:step:1:request", datetime.now(UTC), Workspace(tmp_path))
+def server() -> Iterator[Server]:
+    with serve() as server:
+        yield server
+
+
+class Fetch:
+    """Fetches a path of the server, or any URL, by a tool that may reach the server and what else a test names."""
+
+    def __init__(self, server: Server, workspace: Path) -> None:
+        self.server = server
+        self.context = new_context(Workspace(workspace))
+
+    async def __call__(self, path: str, allowed: Iterable[str] | None = None, **options: Any) -> ToolOutcome:
+        tool = FetchTool(frozenset((self.server.address,) if allowed is None else allowed), **options)
+        url = self.server.url + path if path.startswith("/") else path
+        outcome = await tool.run({"url": url}, self.context)
+        assert outcome.error is None or outcome.error.message.isprintable()
+        return outcome
+
+    async def is_blocked(self, path: str, *words: str, **options: Any) -> bool:
+        error = error_of(await self(path, **options))
+        return error.kind == "blocked" and all(word in error.message for word in words)
 
 
 @pytest.fixture
-def fetch(server: Server, context: CallContext) -> Fetch:
-    """Fetches a path of the server, or any URL."""
-    tool = FetchTool(frozenset({server.address}))
-
-    async def run(path: str) -> ToolOutcome:
-        return await tool.run({"url": server.url + path if path.startswith("/") else path}, context)
-
-    return run
+def fetch(server: Server, tmp_path: Path) -> Fetch:
+    return Fetch(server, tmp_path)
 
 
 def resolving(**table: list[str]) -> Callable[[str, int], Awaitable[list[str]]]:
@@ -174,11 +191,8 @@ def resolving(**table: list[str]) -> Callable[[str, int], Awaitable[list[str]]]:
     return resolve
 
 
-def error_of(outcome: ToolOutcome) -> tuple[str, str]:
-    assert outcome.status == "error"
-    assert outcome.error is not None
-    assert outcome.error.message.isprintable()
-    return outcome.error.kind, outcome.error.message
+async def resolve_nothing(host: str, port: int) -> list[str]:
+    raise AssertionError("must not even be resolved")
 
 
 def test_the_tool_only_looks_and_says_so() -> None:
@@ -227,14 +241,18 @@ async def test_binary_content_is_described_not_shown(fetch: Fetch) -> None:
 
 async def test_packed_text_is_unpacked(fetch: Fetch) -> None:
     assert (await fetch("/packed")).result.endswith("\n\nunpacked")
-    assert error_of(await fetch("/unpackable"))[0] == "http_error"
+    assert error_of(await fetch("/unpackable")).kind == "http_error"
 
 
 async def test_markup_that_takes_too_long_to_read_is_an_error_for_the_model(
-    server: Server, context: CallContext
+    fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = FetchTool(frozenset({server.address}), timeout=timedelta(seconds=18))
-    assert error_of(await tool.run({"url": f"{server.url}/tangled"}, context))[0] == "too_large"
+    def read_briefly(body: bytes, content_type: str, url: str, patience: timedelta) -> html.Webpage:
+        assert patience == timedelta(seconds=10)  # a third of the call's time
+        return read_webpage(body, content_type, url, timedelta(seconds=0.3))
+
+    monkeypatch.setattr(html, "read_webpage", read_briefly)
+    assert error_of(await fetch("/tangled")).kind == "too_large"
 
 
 # What ends a fetch
@@ -250,90 +268,74 @@ async def test_markup_that_takes_too_long_to_read_is_an_error_for_the_model(
         (304, "http_error", "304 Not Modified: "),
     ],
 )
-async def test_what_will_not_pass_goes_to_the_model(
+async def test_an_error_that_a_retry_does_not_help_goes_to_the_model(
     fetch: Fetch, server: Server, code: int, kind: str, message: str
 ) -> None:
     path = f"/status?code={code}"
-    assert error_of(await fetch(path)) == (kind, f"{message}{server.url}{path}")
+    error = error_of(await fetch(path))
+    assert (error.kind, error.message) == (kind, f"{message}{server.url}{path}")
 
 
 @pytest.mark.parametrize("code", [408, 425, 429, 500, 502, 503, 504, 529])
-async def test_what_may_pass_is_raised(fetch: Fetch, code: int) -> None:
-    with pytest.raises(TransientToolError) as failure:
-        await fetch(f"/status?code={code}")
-    assert failure.value.kind == "http_error"
-    assert failure.value.message.startswith(str(code))
-    assert failure.value.retry_after is None
+async def test_an_error_that_a_retry_may_help_is_raised(fetch: Fetch, code: int) -> None:
+    failure = await transient_error(fetch(f"/status?code={code}"))
+    assert failure.kind == "http_error"
+    assert failure.message.startswith(str(code))
+    assert failure.retry_after is None
 
 
 async def test_the_delay_a_server_asks_for_is_handed_on(fetch: Fetch) -> None:
-    with pytest.raises(TransientToolError) as failure:
-        await fetch("/status?code=429&after=7")
-    assert failure.value.retry_after == 7.0
+    assert (await transient_error(fetch("/status?code=429&after=7"))).retry_after == 7.0
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=50), usegmt=True).replace(" ", "%20")
-    with pytest.raises(TransientToolError) as failure:
-        await fetch(f"/status?code=503&after={date}")
-    assert failure.value.retry_after is not None
-    assert 20 < failure.value.retry_after <= 50
+    delay = (await transient_error(fetch(f"/status?code=503&after={date}"))).retry_after
+    assert delay is not None
+    assert 20 < delay <= 50
 
 
 @pytest.mark.parametrize("after", ["soon", "nan", "Mon,%2099%20Jan%2099999%2000:00:00%20GMT"])
-async def test_a_delay_that_is_none_is_ignored(fetch: Fetch, after: str) -> None:
-    with pytest.raises(TransientToolError) as failure:
-        await fetch(f"/status?code=503&after={after}")
-    assert failure.value.retry_after is None
+async def test_an_invalid_delay_is_ignored(fetch: Fetch, after: str) -> None:
+    assert (await transient_error(fetch(f"/status?code=503&after={after}"))).retry_after is None
 
 
 @pytest.mark.parametrize("path", ["/endless", "/bomb", "/declared_huge"])
 async def test_a_page_over_the_cap_is_cut_off_and_the_cap_named(fetch: Fetch, path: str) -> None:
-    kind, message = error_of(await fetch(path))
-    assert kind == "too_large"
-    assert "5,242,880 bytes" in message
+    error = error_of(await fetch(path))
+    assert error.kind == "too_large"
+    assert "5,242,880 bytes" in error.message
 
 
-async def test_the_cap_counts_what_is_unpacked_and_stops_there(server: Server, context: CallContext) -> None:
-    tool = FetchTool(frozenset({server.address}), max_bytes=1000)
-    assert (await tool.run({"url": f"{server.url}/text?body={'x' * 1000}"}, context)).status == "ok"
-    assert error_of(await tool.run({"url": f"{server.url}/text?body={'x' * 1001}"}, context))[0] == "too_large"
-    assert error_of(await tool.run({"url": f"{server.url}/bomb"}, context))[0] == "too_large"
+async def test_the_cap_counts_what_is_unpacked_and_stops_there(fetch: Fetch) -> None:
+    assert (await fetch(f"/text?body={'x' * 1000}", max_bytes=1000)).status == "ok"
+    for path in (f"/text?body={'x' * 1001}", "/bomb"):
+        assert error_of(await fetch(path, max_bytes=1000)).kind == "too_large"
 
 
 @pytest.mark.parametrize("encoding", ["gzip,%20gzip", "br", "zstd"])
-async def test_an_encoding_we_did_not_ask_for_is_not_unpacked(fetch: Fetch, encoding: str) -> None:
-    assert error_of(await fetch(f"/bomb?layers=2&encoding={encoding}"))[0] == "http_error"
+async def test_an_encoding_that_was_not_asked_for_is_not_unpacked(fetch: Fetch, encoding: str) -> None:
+    assert error_of(await fetch(f"/bomb?layers=2&encoding={encoding}")).kind == "http_error"
 
 
 @pytest.mark.parametrize("path", ["/silent", "/trickle"])
-async def test_a_slow_server_cannot_outlast_the_wall_clock(server: Server, context: CallContext, path: str) -> None:
-    tool = FetchTool(frozenset({server.address}), timeout=timedelta(seconds=0.3))
-    with pytest.raises(TransientToolError) as failure:
-        await asyncio.wait_for(tool.run({"url": server.url + path}, context), 10)
-    assert failure.value.kind == "timeout"
-    assert "0.3 s" in failure.value.message
+async def test_a_slow_server_cannot_outlast_the_wall_clock(fetch: Fetch, path: str) -> None:
+    failure = await transient_error(asyncio.wait_for(fetch(path, timeout=timedelta(seconds=0.3)), 10))
+    assert failure.kind == "timeout"
+    assert "0.3 s" in failure.message
 
 
-async def test_a_broken_connection_may_pass(fetch: Fetch) -> None:
-    with pytest.raises(TransientToolError) as failure:
-        await fetch("/cut")
-    assert failure.value.kind == "unreachable"
-
-
-async def test_a_refused_connection_may_pass(context: CallContext) -> None:
+async def test_a_connection_that_breaks_or_is_refused_may_be_retried(fetch: Fetch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(TransientToolError) as failure:
-        await FetchTool(frozenset({address})).run({"url": f"http://{address}/"}, context)
-    assert failure.value.kind == "unreachable"
+    for call in (fetch("/cut"), fetch(f"http://{address}/", allowed=[address])):
+        assert (await transient_error(call)).kind == "unreachable"
 
 
-async def test_a_name_that_does_not_resolve_may_pass(context: CallContext) -> None:
-    async def unknown(host: str, port: int) -> list[str]:
+async def test_a_name_that_does_not_resolve_may_be_retried(fetch: Fetch) -> None:
+    async def resolve_no_name(host: str, port: int) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    with pytest.raises(TransientToolError) as failure:
-        await FetchTool(frozenset(), resolver=unknown).run({"url": "http://no.such.name/"}, context)
-    assert failure.value.kind == "unreachable"
-    assert "no.such.name does not resolve (Name or service not known)" in failure.value.message
+    failure = await transient_error(fetch("http://no.such.name/", resolver=resolve_no_name))
+    assert failure.kind == "unreachable"
+    assert "no.such.name does not resolve (Name or service not known)" in failure.message
 
 
 # What is blocked
@@ -366,11 +368,8 @@ async def test_a_name_that_does_not_resolve_may_pass(context: CallContext) -> No
         "①②⑦.⓪.⓪.①",
     ],
 )
-async def test_this_machine_is_not_reached_however_it_is_spelled(
-    server: Server, context: CallContext, host: str
-) -> None:
-    outcome = await FetchTool(frozenset()).run({"url": f"http://{host}:{server.server_port}/text"}, context)
-    assert error_of(outcome)[0] == "blocked"
+async def test_this_machine_is_not_reached_however_it_is_spelled(fetch: Fetch, server: Server, host: str) -> None:
+    assert await fetch.is_blocked(f"http://{host}:{server.server_port}/text", allowed=())
     assert server.seen == []
 
 
@@ -401,63 +400,53 @@ async def test_this_machine_is_not_reached_however_it_is_spelled(
     ],
     ids=ascii,
 )
-async def test_what_is_not_plainly_http_is_blocked(context: CallContext, url: str) -> None:
-    async def nobody(host: str, port: int) -> list[str]:
-        raise AssertionError("must not even be resolved")
-
-    kind, message = error_of(await FetchTool(frozenset(), resolver=nobody).run({"url": url}, context))
-    assert kind == "blocked"
-    assert len(message) < 1000
+async def test_what_is_not_plainly_http_is_blocked(fetch: Fetch, url: str) -> None:
+    error = error_of(await FetchTool(frozenset(), resolver=resolve_nothing).run({"url": url}, fetch.context))
+    assert error.kind == "blocked"
+    assert len(error.message) < 1000
 
 
 async def test_a_user_name_in_the_url_is_refused_and_not_repeated(fetch: Fetch, server: Server) -> None:
     for path in (f"http://me:hunter2@{server.address}/", f"/to?url=http://me:hunter2@{server.address}/"):
-        kind, message = error_of(await fetch(path))
-        assert kind == "blocked"
-        assert "URLs with a user name" in message
-        if not path.startswith("/"):
-            assert "hunter2" not in message
+        assert await fetch.is_blocked(path, "URLs with a user name")
+        assert path.startswith("/") or not await fetch.is_blocked(path, "hunter2")
 
 
-async def test_one_private_address_among_public_ones_blocks_the_name(context: CallContext) -> None:
-    tool = FetchTool(frozenset(), resolver=resolving(two_faced=["93.184.216.34", "10.0.0.1"]))
-    kind, message = error_of(await tool.run({"url": "http://two.faced/"}, context))
-    assert kind == "blocked"
-    assert "two.faced is at 10.0.0.1, which is not a public address" in message
+async def test_one_private_address_among_public_ones_blocks_the_name(fetch: Fetch) -> None:
+    resolver = resolving(two_faced=["93.184.216.34", "10.0.0.1"])
+    words = "two.faced is at 10.0.0.1, which is not a public address"
+    assert await fetch.is_blocked("http://two.faced/", words, resolver=resolver)
 
 
+@pytest.mark.parametrize("port", [443, 80])
 async def test_a_public_address_of_this_machine_is_not_reached_by_its_name(
-    context: CallContext, monkeypatch: pytest.MonkeyPatch
+    fetch: Fetch, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     """What listens there is ours: the Temporal server, its Web UI, a codec server, the gateway."""
     monkeypatch.setattr("activities.http.ssrf.is_own", lambda address: str(address) == "93.184.216.34")
-    tool = FetchTool(frozenset(), resolver=resolving(runner_test=["93.184.216.34"]))
-    for port in (443, 80):
-        kind, message = error_of(await tool.run({"url": f"http://runner.test:{port}/"}, context))
-        assert (kind, "runner.test is at 93.184.216.34" in message) == ("blocked", True)
+    resolver = resolving(runner_test=["93.184.216.34"])
+    assert await fetch.is_blocked(f"http://runner.test:{port}/", "runner.test is at 93.184.216.34", resolver=resolver)
 
 
-async def test_the_address_that_was_checked_is_the_one_connected_to(server: Server, context: CallContext) -> None:
+async def test_the_address_that_was_checked_is_the_one_connected_to(fetch: Fetch, server: Server) -> None:
     asked: list[str] = []
 
     async def rebinding(host: str, port: int) -> list[str]:
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.99"]
 
-    tool = FetchTool(frozenset({"inside.test"}), resolver=rebinding)
     url = f"http://inside.test:{server.server_port}/text"
-    assert (await tool.run({"url": url}, context)).result.endswith("hello")
+    assert (await fetch(url, allowed=["inside.test"], resolver=rebinding)).result.endswith("hello")
     assert asked == ["inside.test"]
     assert server.seen[0]["host"] == f"inside.test:{server.server_port}"
 
 
-async def test_the_second_address_is_tried_when_the_first_does_not_answer(server: Server, context: CallContext) -> None:
-    tool = FetchTool(frozenset({"inside.test"}), resolver=resolving(inside_test=["127.0.0.99", "127.0.0.1"]))
-    outcome = await tool.run({"url": f"http://inside.test:{server.server_port}/text"}, context)
-    assert outcome.status == "ok"
+async def test_the_second_address_is_tried_when_the_first_does_not_answer(fetch: Fetch, server: Server) -> None:
+    url, resolver = f"http://inside.test:{server.server_port}/text", resolving(inside_test=["127.0.0.99", "127.0.0.1"])
+    assert (await fetch(url, allowed=["inside.test"], resolver=resolver)).status == "ok"
 
 
-async def test_tls_asks_for_the_name_not_the_address(context: CallContext) -> None:
+async def test_tls_asks_for_the_name_not_the_address(fetch: Fetch) -> None:
     hello: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -466,19 +455,17 @@ async def test_tls_asks_for_the_name_not_the_address(context: CallContext) -> No
 
     listener = await asyncio.start_server(listen, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    tool = FetchTool(frozenset({"inside.test"}), resolver=resolving(inside_test=["127.0.0.1"]))
+    resolver = resolving(inside_test=["127.0.0.1"])
     async with listener:
-        with pytest.raises(TransientToolError):
-            await tool.run({"url": f"https://inside.test:{port}/"}, context)
+        await transient_error(fetch(f"https://inside.test:{port}/", allowed=["inside.test"], resolver=resolver))
     assert b"inside.test" in await hello.get()
 
 
-async def test_an_allowed_host_is_allowed_by_name_and_port(server: Server, context: CallContext) -> None:
-    url = f"{server.url}/text"
+async def test_an_allowed_host_is_allowed_by_name_and_port(fetch: Fetch, server: Server) -> None:
     for allowed in (server.address, "127.0.0.1"):
-        assert (await FetchTool(frozenset({allowed})).run({"url": url}, context)).status == "ok"
+        assert (await fetch("/text", allowed=[allowed])).status == "ok"
     for other in ("localhost", "127.0.0.1:1", f"127.0.0.2:{server.server_port}"):
-        assert error_of(await FetchTool(frozenset({other})).run({"url": url}, context))[0] == "blocked"
+        assert await fetch.is_blocked("/text", allowed=[other])
 
 
 async def test_proxies_of_the_environment_are_ignored(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,19 +490,17 @@ async def test_proxies_of_the_environment_are_ignored(fetch: Fetch, monkeypatch:
         "Metadata.Google.Internal.",
     ],
 )
-async def test_metadata_services_stay_blocked_even_where_allowed(context: CallContext, host: str) -> None:
+async def test_metadata_services_stay_blocked_even_where_allowed(fetch: Fetch, host: str) -> None:
     bare = host.strip("[]").lower()
-    tool = FetchTool(frozenset({bare, bare.rstrip("."), f"{host.lower()}:80"}))
-    kind, message = error_of(await tool.run({"url": f"http://{host}/latest/meta-data"}, context))
-    assert kind == "blocked"
-    assert "metadata" in message
+    allowed = (bare, bare.rstrip("."), f"{host.lower()}:80")
+    assert await fetch.is_blocked(f"http://{host}/latest/meta-data", "metadata", allowed=allowed)
 
 
 # Redirects
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-async def test_redirects_are_followed_and_the_last_url_is_told(fetch: Fetch, server: Server, code: int) -> None:
+async def test_redirects_are_followed_and_the_last_url_is_shown(fetch: Fetch, server: Server, code: int) -> None:
     outcome = await fetch(f"/to?code={code}&url=text%23part")
     assert outcome.result.startswith(f"url: {server.url}/text\nstatus: 200 OK\n")
 
@@ -528,8 +513,8 @@ async def test_five_redirects_are_followed_and_not_a_sixth(fetch: Fetch, server:
         return path
 
     assert (await fetch(nested(5))).status == "ok"
-    kind, message = error_of(await fetch(nested(6)))
-    assert (kind, message.startswith("more than 5 redirects")) == ("http_error", True)
+    error = error_of(await fetch(nested(6)))
+    assert (error.kind, error.message.startswith("more than 5 redirects")) == ("http_error", True)
 
 
 @pytest.mark.parametrize(
@@ -548,40 +533,28 @@ async def test_five_redirects_are_followed_and_not_a_sixth(fetch: Fetch, server:
 )
 async def test_a_redirect_to_what_is_blocked_is_not_taken(fetch: Fetch, server: Server, target: str) -> None:
     where = target.format(port=server.server_port, other=server.server_port + 1)
-    assert error_of(await fetch(f"/to?url={where}"))[0] == "blocked"
+    assert await fetch.is_blocked(f"/to?url={where}")
     assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("target", ["http://other.test:22/", "https://other.test:8443/", "http://inside.test:6379/"])
-async def test_a_redirect_to_a_port_that_nobody_named_is_not_taken(
-    server: Server, context: CallContext, target: str
-) -> None:
+async def test_a_redirect_to_a_port_that_is_not_allowed_is_not_taken(fetch: Fetch, server: Server, target: str) -> None:
+    own = f"inside.test:{server.server_port}"
     resolver = resolving(inside_test=["127.0.0.1"])  # the other one must not even be resolved
-    tool = FetchTool(frozenset({f"inside.test:{server.server_port}"}), resolver=resolver)
-    outcome = await tool.run({"url": f"http://inside.test:{server.server_port}/to?url={target}"}, context)
-    kind, message = error_of(outcome)
-    assert kind == "blocked"
-    assert f"unless perdure.toml names host:port, not {target}" in message
+    words = f"unless perdure.toml names host:port, not {target}"
+    assert await fetch.is_blocked(f"http://{own}/to?url={target}", words, allowed=[own], resolver=resolver)
     assert len(server.seen) == 1
 
 
-async def test_a_redirect_may_lead_to_a_port_that_is_allowed(server: Server, context: CallContext) -> None:
-    other = Server()
-    thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        tool = FetchTool(frozenset({server.address, other.address}))
-        outcome = await tool.run({"url": f"{server.url}/to?url={other.url}/text"}, context)
-    finally:
-        other.shutdown()
-        other.server_close()
-        thread.join()
+async def test_a_redirect_may_lead_to_a_port_that_is_allowed(fetch: Fetch, server: Server) -> None:
+    with serve() as other:
+        outcome = await fetch(f"/to?url={other.url}/text", allowed=[server.address, other.address])
     assert outcome.result.endswith("hello")
 
 
 @pytest.mark.parametrize("target", ["http://[", "http://a..b:x/", "http://[::1%5d/"])
 async def test_a_redirect_that_is_no_url_is_an_error_not_a_crash(fetch: Fetch, target: str) -> None:
-    assert error_of(await fetch(f"/to?url={target}"))[0] in {"http_error", "blocked"}
+    assert error_of(await fetch(f"/to?url={target}")).kind in {"http_error", "blocked"}
 
 
 # Where the project lets it go
@@ -603,15 +576,11 @@ async def test_a_redirect_that_is_no_url_is_an_error_not_a_crash(fetch: Fetch, t
     ],
 )
 async def test_what_the_project_does_not_list_is_not_even_resolved_and_no_redirect_leads_there(
-    server: Server, context: CallContext, only: set[str] | None, url: str
+    fetch: Fetch, server: Server, only: set[str] | None, url: str
 ) -> None:
-    async def nobody(host: str, port: int) -> list[str]:
-        raise AssertionError("must not even be resolved")
-
-    tool = FetchTool(frozenset({server.address}), resolver=nobody, only_hosts=None if only is None else frozenset(only))
-    for asked in (url, f"{server.url}/to?url={url}"):
-        kind, message = error_of(await tool.run({"url": asked}, context))
-        assert (kind, "only " in message) == ("blocked", True)
+    options = {"resolver": resolve_nothing, "only_hosts": None if only is None else frozenset(only)}
+    for asked in (url, f"/to?url={url}"):
+        assert await fetch.is_blocked(asked, "only ", **options)
     assert len(server.seen) == 1
 
 
@@ -626,25 +595,21 @@ async def test_what_the_project_does_not_list_is_not_even_resolved_and_no_redire
         ({"*.open.test:8080"}, "http://a.open.test:8080/"),
     ],
 )
-async def test_what_the_project_lists_is_fetched(context: CallContext, only: set[str] | None, url: str) -> None:
+async def test_what_the_project_lists_is_fetched(fetch: Fetch, only: set[str] | None, url: str) -> None:
     asked: list[str] = []
 
-    async def unknown(host: str, port: int) -> list[str]:
+    async def resolve_no_name(host: str, port: int) -> list[str]:
         asked.append(host)
         raise OSError("no such name")
 
-    tool = FetchTool(frozenset(), resolver=unknown, only_hosts=None if only is None else frozenset(only))
-    with pytest.raises(TransientToolError):
-        await tool.run({"url": url}, context)
+    only_hosts = None if only is None else frozenset(only)
+    await transient_error(fetch(url, allowed=(), resolver=resolve_no_name, only_hosts=only_hosts))
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
     "host", ["xn--", "xn--a.com", "a.xn--", "a.xn--zzzzzzzz99999.com", "XN--", "www.xn--abc-.com", "xn--" + "9" * 60]
 )
-async def test_a_host_that_does_not_decode_is_one_error_and_not_tried_again(
-    fetch: Fetch, context: CallContext, host: str
-) -> None:
+async def test_a_host_that_does_not_decode_is_one_error_and_not_tried_again(fetch: Fetch, host: str) -> None:
     for asked in (f"http://{host}/", f"/to?url=http://{host}/"):
-        kind, message = error_of(await fetch(asked))
-        assert (kind, "not a usable URL" in message, "\n" in message) == ("blocked", True, False)
+        assert await fetch.is_blocked(asked, "not a usable URL")

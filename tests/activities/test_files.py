@@ -7,6 +7,7 @@ from activities.storage.workspace import Workspace
 from activities.tools.files import MAX_LISTED_FILES, MAX_READ_CHARACTERS, ListFiles, ReadFile, WriteFile
 from activities.tools.interface import CallContext, Tool, TransientToolError
 from contracts.tool import Effect, ToolKind, ToolOutcome
+from tests.activities.calls import error_of
 
 
 @pytest.fixture
@@ -18,9 +19,8 @@ def context(tmp_path: Path) -> CallContext:
 
 def kind_of(outcome: ToolOutcome) -> str:
     assert outcome.status == "error"
-    assert outcome.error is not None
-    assert outcome.error.message.isprintable()
-    return outcome.error.kind
+    assert error_of(outcome).message.isprintable()
+    return error_of(outcome).kind
 
 
 async def test_the_tools_declare_what_they_do_to_the_world() -> None:
@@ -76,12 +76,11 @@ async def test_line_ends_and_broken_utf8_come_as_they_are_or_replaced(context: C
     assert (await ReadFile().run({"path": "a"}, context)).result == "one\r\ntwo\ufffd\n"
 
 
-async def test_an_offset_beyond_the_end_is_told_with_the_length(context: CallContext) -> None:
+async def test_an_offset_beyond_the_end_is_reported_with_the_length(context: CallContext) -> None:
     context.workspace.write("a", b"0123")
     outcome = await ReadFile().run({"path": "a", "offset": 9}, context)
     assert kind_of(outcome) == "invalid_arguments"
-    assert outcome.error is not None
-    assert "4 characters" in outcome.error.message
+    assert "4 characters" in error_of(outcome).message
 
 
 async def test_an_empty_file_is_said_to_be_empty(context: CallContext) -> None:

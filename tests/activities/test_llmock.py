@@ -170,7 +170,7 @@ async def test_a_real_quota_is_kept_by_waiting_as_long_as_it_asks(llmock: LLMock
 @pytest.mark.parametrize(
     ("kind", "name", "broken"), [("malformed_arguments", "look", True), ("unknown_tool", None, False)]
 )
-async def test_a_broken_tool_use_is_told_to_the_model_and_not_retried(
+async def test_a_broken_tool_use_goes_to_the_model_and_is_not_retried(
     llmock: LLMock, model: MessagesModel, kind: str, name: str | None, broken: bool
 ) -> None:
     llmock.break_tool_call(kind)

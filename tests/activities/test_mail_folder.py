@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> MailFolder:
     return found
 
 
-def put(folder: MailFolder, plan: str, name: str, data: bytes = b"x", age: float = 5) -> Path:
+def put_file(folder: MailFolder, plan: str, name: str, data: bytes = b"x", age: float = 5) -> Path:
     path = folder.root / folder.incoming / plan / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -41,11 +41,11 @@ def put(folder: MailFolder, plan: str, name: str, data: bytes = b"x", age: float
     return path
 
 
-def names(folder: MailFolder, plan: str, where: str) -> list[str]:
+def names_in(folder: MailFolder, plan: str, where: str) -> list[str]:
     return sorted(each.name.partition("~")[2] for each in (folder.root / folder.incoming / plan / where).iterdir())
 
 
-def claimed(folder: MailFolder) -> ClaimedFile:
+def claim_one(folder: MailFolder) -> ClaimedFile:
     found = folder.claim(folder.scan(1)[0])
     assert found is not None
     return found
@@ -62,7 +62,7 @@ def test_a_folder_belongs_to_one_agent(folder: MailFolder) -> None:
 @pytest.mark.parametrize(
     "broken", [b"", b"{}", b"[]", b'{"id": "../x", "agent": "writer"}', b'{"id": 1, "agent": 2}', b"\xff"]
 )
-def test_an_identity_that_is_none_is_told(folder: MailFolder, broken: bytes) -> None:
+def test_an_invalid_identity_is_reported(folder: MailFolder, broken: bytes) -> None:
     (folder.root / ".mailbox.json").write_bytes(broken)
     with pytest.raises(MailFolderError, match="not a valid mailbox identity"):
         MailFolder(folder.root, "writer").open_folder()
@@ -94,12 +94,12 @@ def test_an_inbox_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_not_ready_is_left(folder: MailFolder) -> None:
     for name in (".hidden", "a.tmp", "a~", "a.part", "a.md.swp", "a.envelope.json"):
-        put(folder, "p", name)
-    put(folder, "p", "fresh.md", age=0)
+        put_file(folder, "p", name)
+    put_file(folder, "p", "fresh.md", age=0)
     assert folder.scan(10) == []
     assert folder.has_fresh
-    put(folder, "p", "ready.md")
-    put(folder, "p", "from the future.md", age=-3600)
+    put_file(folder, "p", "ready.md")
+    put_file(folder, "p", "from the future.md", age=-3600)
     assert [each.name for each in folder.scan(10)] == ["ready.md"]
     time.sleep(FRESH)
     (folder.root / folder.incoming / "p" / "fresh.md").unlink()
@@ -108,7 +108,7 @@ def test_what_is_not_ready_is_left(folder: MailFolder) -> None:
 
 
 def test_what_is_no_regular_file_is_never_opened(folder: MailFolder, tmp_path: Path) -> None:
-    place = put(folder, "p", "ok.md").parent
+    place = put_file(folder, "p", "ok.md").parent
     os.mkfifo(place / "pipe.md")
     (place / "link.md").symlink_to("/etc/passwd")
     (place / "folder.md").mkdir()
@@ -121,12 +121,12 @@ def test_what_is_no_regular_file_is_never_opened(folder: MailFolder, tmp_path: P
         got = folder.claim(each)
         assert got is not None
         folder.put_away("p", got.file, DEAD, b"{}")
-    kept = [name for name in names(folder, "p", DEAD) if not name.endswith(".reason.json")]
+    kept = [name for name in names_in(folder, "p", DEAD) if not name.endswith(".reason.json")]
     assert kept == ["folder.md", "link.md", "ok.md", "pipe.md"]
 
 
 def test_a_huge_file_is_refused_by_its_size(folder: MailFolder) -> None:
-    path = put(folder, "p", "huge.md")
+    path = put_file(folder, "p", "huge.md")
     os.truncate(path, 2 * 1024**3)
     os.utime(path, (1, 1))
     (found,) = folder.scan(10)
@@ -136,7 +136,7 @@ def test_a_huge_file_is_refused_by_its_size(folder: MailFolder) -> None:
 
 def test_a_link_that_comes_between_look_and_read_is_not_followed(folder: MailFolder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    path = put(folder, "p", "a.md")
+    path = put_file(folder, "p", "a.md")
     (found,) = folder.scan(1)
     path.unlink()
     path.symlink_to(tmp_path / "secret")
@@ -151,13 +151,13 @@ def test_a_plan_that_is_a_link_is_left_alone(folder: MailFolder, tmp_path: Path)
     (tmp_path / "other" / "a.md").write_text("x")
     os.utime(tmp_path / "other" / "a.md", (1, 1))
     (folder.root / "inbox" / "linked").symlink_to(tmp_path / "other")
-    put(folder, "p", "b.md")
+    put_file(folder, "p", "b.md")
     assert [each.name for each in folder.scan(10)] == ["b.md"]
 
 
 def test_of_several_that_claim_a_file_one_has_it(folder: MailFolder) -> None:
     for number in range(50):
-        put(folder, "p", f"{number}.md")
+        put_file(folder, "p", f"{number}.md")
     others = [MailFolder(folder.root, "writer", id=folder.id) for _ in range(4)]
     got: list[str] = []
 
@@ -175,34 +175,34 @@ def test_of_several_that_claim_a_file_one_has_it(folder: MailFolder) -> None:
 
 
 def test_the_envelope_follows(folder: MailFolder) -> None:
-    put(folder, "p", "a.md")
-    put(folder, "p", "a.envelope.json", b"{}")
-    got = claimed(folder)
-    assert names(folder, "p", PENDING) == ["a.envelope.json", "a.md"]
+    put_file(folder, "p", "a.md")
+    put_file(folder, "p", "a.envelope.json", b"{}")
+    got = claim_one(folder)
+    assert names_in(folder, "p", PENDING) == ["a.envelope.json", "a.md"]
     assert [each.file for each in folder.pending_files()] == [got.file]
     assert folder.read_envelope_file("p", got.file, 100) == b"{}"
     folder.put_away("p", got.file, PROCESSED)
-    assert names(folder, "p", PROCESSED) == ["a.envelope.json", "a.md"]
+    assert names_in(folder, "p", PROCESSED) == ["a.envelope.json", "a.md"]
 
 
 def test_what_is_done_again_is_the_same(folder: MailFolder) -> None:
-    put(folder, "p", "a.md")
-    got = claimed(folder)
+    put_file(folder, "p", "a.md")
+    got = claim_one(folder)
     for _ in range(2):
         folder.put_away("p", got.file, DEAD, b'{"why": "so"}')
-    assert names(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
+    assert names_in(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
     assert folder.dead_letter_reason("p", got.file) == "so"
     folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
     assert folder.dead_letter_reason("p", got.file) == "no reason recorded"
     for _ in range(2):
         folder.restore_file("p", got.file)
     assert [each.name for each in folder.scan(10)] == ["a.md"]
-    assert names(folder, "p", DEAD) == []
+    assert names_in(folder, "p", DEAD) == []
 
 
 def test_nothing_is_overwritten(folder: MailFolder) -> None:
-    put(folder, "p", "a.md", b"first")
-    got = claimed(folder)
+    put_file(folder, "p", "a.md", b"first")
+    got = claim_one(folder)
     other = folder.root / "inbox" / "p" / PROCESSED / got.file
     other.parent.mkdir()
     other.write_bytes(b"somebody else's")
@@ -213,9 +213,9 @@ def test_nothing_is_overwritten(folder: MailFolder) -> None:
 @pytest.mark.parametrize(
     "name", ["x" * 250 + ".md", "é" * 120 + ".md", "a\nb.md", "~.md", "-rf.md", "a b%2F.json", "noend"]
 )
-def test_strange_names_become_names_that_can_be_told(folder: MailFolder, name: str) -> None:
-    put(folder, "p", name)
-    got = claimed(folder)
+def test_strange_names_become_printable_names(folder: MailFolder, name: str) -> None:
+    put_file(folder, "p", name)
+    got = claim_one(folder)
     assert got.file.isprintable()
     assert len(got.file.encode()) <= 255
     assert Path(got.file).suffix == Path(name).suffix
@@ -223,7 +223,7 @@ def test_strange_names_become_names_that_can_be_told(folder: MailFolder, name: s
 
 
 def test_a_name_that_is_no_text_does_not_stop_the_others(folder: MailFolder) -> None:
-    put(folder, "p", "ok.md")
+    put_file(folder, "p", "ok.md")
     strange = (folder.root / "inbox" / "p").joinpath(os.fsdecode(b"\xff.md"))
     strange.write_bytes(b"x")
     os.utime(strange, (1, 1))
@@ -234,16 +234,16 @@ def test_a_name_that_is_no_text_does_not_stop_the_others(folder: MailFolder) -> 
 
 def test_plans_take_turns(folder: MailFolder) -> None:
     for number in range(300):
-        put(folder, "flood", f"{number:03}.md")
-    put(folder, "small", "a.md")
+        put_file(folder, "flood", f"{number:03}.md")
+    put_file(folder, "small", "a.md")
     assert "small" in {each.plan for each in folder.scan(4)}
 
 
 def test_a_flood_is_looked_at_in_pieces(folder: MailFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail_folder, "MAX_LOOKED", 50)
     for number in range(220):
-        put(folder, "p", f"{number}.tmp")
-    put(folder, "p", "ready.md")
+        put_file(folder, "p", f"{number}.tmp")
+    put_file(folder, "p", "ready.md")
     looks, found = 0, list[ArrivedFile]()
     while not found:
         found, looks = folder.scan(10), looks + 1
@@ -259,7 +259,7 @@ def test_a_missing_inbox_comes_back(folder: MailFolder) -> None:
     assert (folder.root / "inbox").is_dir()
 
 
-def full(*_: Any) -> int:
+def fail_as_full(*_: Any) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -267,7 +267,7 @@ def test_a_full_disk_leaves_what_was_there(folder: MailFolder, monkeypatch: pyte
     below = folder.below
     below.write(b"old", "outbox", "p", "a.json")
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
+        patched.setattr(os, "write", fail_as_full)
         for act in (below.write, below.create, below.append):
             with pytest.raises(OSError, match="No space") as raised:
                 act(b"new", "outbox", "p", "a.json")
@@ -305,13 +305,13 @@ def test_an_agent_outside_speaks_through_the_outbox(tmp_path: Path) -> None:
     folder = MailFolder(tmp_path / "box", "peer", outside=True)
     folder.open_folder()
     for name in ("ack_m1.json", "task_state_t.json", "t-reply.md"):
-        put(folder, "p", name)
+        put_file(folder, "p", name)
     assert [(each.plan, each.name) for each in folder.scan(10)] == [("p", "t-reply.md")]
     assert (folder.root / "outbox" / "p" / "t-reply.md").exists()
 
 
 def test_a_look_at_a_hundred_thousand_files_costs_as_much_as_one_at_a_few(folder: MailFolder) -> None:
-    files = [put(folder, "p", f"{number}.md") for number in range(10)]
+    files = [put_file(folder, "p", f"{number}.md") for number in range(10)]
     for file in files:  # one file has 65,000 names at most
         for number in range(1, 10_000):
             os.link(file, file.with_stem(f"{file.stem}-{number}"))
@@ -333,7 +333,7 @@ def test_a_plan_that_may_not_be_looked_at_holds_up_no_other(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for plan in ("closed", "open"):
-        put(folder, plan, "a.md")
+        put_file(folder, plan, "a.md")
     scandir = os.scandir
 
     def refuses(place: Any) -> Any:
@@ -351,7 +351,7 @@ def test_a_plan_that_may_not_be_looked_at_holds_up_no_other(
     assert folder.refused == {}
 
 
-def tried(folder: MailFolder) -> list[tuple[str, str]]:
+def claim_all(folder: MailFolder) -> list[tuple[str, str]]:
     """A scan, and a claim of all that it finds: what was had, by plan and name."""
     had = [folder.claim(each) for each in folder.scan(20)]
     return sorted((each.plan, each.file.partition("~")[2]) for each in had if each is not None)
@@ -361,18 +361,18 @@ def test_a_plan_whose_files_cannot_be_claimed_holds_up_no_other_and_heals(
     folder: MailFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(50):
-        put(folder, "bad", f"{number}.md")
-    put(folder, "bad", PENDING)
-    put(folder, "good", "a.md")
-    assert tried(folder) == [("good", "a.md")]
+        put_file(folder, "bad", f"{number}.md")
+    put_file(folder, "bad", PENDING)
+    put_file(folder, "good", "a.md")
+    assert claim_all(folder) == [("good", "a.md")]
     for _ in range(5):
-        assert tried(folder) == []
+        assert claim_all(folder) == []
     assert folder.is_through
     assert folder.has_unclaimed
     why = {"bad": "bad/.pending: expected a folder, not a link or a device"}
     assert (folder.refused, len(caplog.records)) == (why, 1)
     (folder.root / "inbox/bad" / PENDING).unlink()
-    had = [each for _ in range(5) for each in tried(folder)]
+    had = [each for _ in range(5) for each in claim_all(folder)]
     assert len(had) == 50
     assert (folder.refused, folder.has_unclaimed) == ({}, False)
 
@@ -381,7 +381,7 @@ def test_a_file_that_cannot_be_claimed_holds_up_no_other_of_its_plan(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a.md", "foreign.md", "z.md"):
-        put(folder, "p", name)
+        put_file(folder, "p", name)
     rename = os.rename
 
     def refuses(source: Any, *args: Any, **more: Any) -> None:
@@ -390,12 +390,12 @@ def test_a_file_that_cannot_be_claimed_holds_up_no_other_of_its_plan(
         rename(source, *args, **more)
 
     monkeypatch.setattr(os, "rename", refuses)
-    assert tried(folder) == [("p", "a.md"), ("p", "z.md")]
-    put(folder, "p", "later.md")
-    assert tried(folder) == [("p", "later.md")]
+    assert claim_all(folder) == [("p", "a.md"), ("p", "z.md")]
+    put_file(folder, "p", "later.md")
+    assert claim_all(folder) == [("p", "later.md")]
     assert folder.refused == {"p": "p: Operation not permitted: let the bridge's user read, write and enter it"}
     (folder.root / "inbox/p/foreign.md").unlink()
-    assert tried(folder) == []
+    assert claim_all(folder) == []
     assert (folder.refused, folder.has_unclaimed) == ({}, False)
 
 
@@ -403,22 +403,22 @@ def test_a_file_that_cannot_be_claimed_holds_up_no_other_of_its_plan(
 def test_what_the_whole_disk_lacks_is_no_fault_of_a_plan(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    put(folder, "p", "a.md")
+    put_file(folder, "p", "a.md")
 
     def refuses(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "rename", refuses)
     with pytest.raises(OSError, match=os.strerror(number)):
-        tried(folder)
+        claim_all(folder)
     assert folder.refused == {}
 
 
-def test_a_pending_folder_that_can_be_looked_at_again_is_told_of_no_more(
+def test_a_pending_folder_that_is_readable_again_is_no_longer_reported(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(folder, "p", "a.md")
-    claimed(folder)
+    put_file(folder, "p", "a.md")
+    claim_one(folder)
 
     def refuses(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -435,20 +435,20 @@ def test_a_pending_folder_that_can_be_looked_at_again_is_told_of_no_more(
     "name", ["a." + "\N{GRINNING FACE}" * 60, "x" * 93 + "." + "\N{GRINNING FACE}" * 40, "x" * 255]
 )
 def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name: str) -> None:
-    put(folder, "p", name)
-    got = claimed(folder)
+    put_file(folder, "p", name)
+    got = claim_one(folder)
     folder.put_away("p", got.file, DEAD, b'{"why": "so"}')
     assert folder.dead_letter_reason("p", got.file) == "so"
     folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
     assert folder.dead_letter_reason("p", got.file) == "no reason recorded"
 
 
-def test_plans_that_are_not_looked_at_are_told_of(
+def test_plans_that_are_not_looked_at_are_reported(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mail_folder, "MAX_PLANS", 2)
     for plan in "abc":
-        put(folder, plan, "a.md")
+        put_file(folder, plan, "a.md")
     for _ in range(2):
         assert len({each.plan for each in folder.scan(10)}) == 2
     assert "move finished plans away" in next(iter(folder.refused.values()))

@@ -113,7 +113,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("data", "why"), MALFORMED)
-def test_what_is_no_message_is_told_in_one_line(data: bytes, why: str) -> None:
+def test_an_invalid_message_is_reported_in_one_line(data: bytes, why: str) -> None:
     with pytest.raises(MessageError, match=why) as told:
         parse_message(data, "p")
     assert "\n" not in str(told.value)

@@ -45,36 +45,36 @@ class FakeRun:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> MailWriter:
+def writer(tmp_path: Path) -> MailWriter:
     folder = MailFolder(tmp_path / "box", "writer")
     folder.open_folder()
     letter = InboxMessage(
         key="k", task="d", folder="f", plan="p", message_id="m", plan_id="p", task_id="t", sender="you",
         stage=Stage.admitted, heard_at=NOW,
     )  # fmt: skip
-    told = MailWriter(folder)
-    told.write_request(letter, "run-1", {"data": ("a", "b")})
-    return told
+    writer = MailWriter(folder)
+    writer.write_request(letter, "run-1", {"data": ("a", "b")})
+    return writer
 
 
 @pytest.fixture
-def request_file(told: MailWriter) -> Any:
-    return told.folder.root / "tasks" / "t" / "human_intervention_request.json"
+def request_file(writer: MailWriter) -> Any:
+    return writer.folder.root / "tasks" / "t" / "human_intervention_request.json"
 
 
-async def looks(told: MailWriter, run: FakeRun, count: int = LOOK_EVERY + 1) -> InputPicks:
+async def looks(writer: MailWriter, run: FakeRun, count: int = LOOK_EVERY + 1) -> InputPicks:
     client: Any = run
-    picks = InputPicks(client, told)
+    picks = InputPicks(client, writer)
     for _ in range(count):
         await picks.check_requests()
     return picks
 
 
-async def test_a_pick_is_the_answer_and_ends_the_request(told: MailWriter, request_file: Any) -> None:
+async def test_a_pick_is_the_answer_and_ends_the_request(writer: MailWriter, request_file: Any) -> None:
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
     run = FakeRun()
-    await looks(told, run, 1)
+    await looks(writer, run, 1)
     assert (run.answers, run.signals, request_file.exists()) == (["b"], ["input_picked"], False)
 
 
@@ -94,28 +94,28 @@ async def test_a_pick_is_the_answer_and_ends_the_request(told: MailWriter, reque
         " " * (1024 * 1024 + 1),
     ],
 )
-async def test_a_request_that_somebody_has_spoiled_ends_nothing_and_can_be_mended(
-    told: MailWriter, request_file: Any, spoiled: str
+async def test_a_spoiled_request_file_ends_nothing_and_can_be_mended(
+    writer: MailWriter, request_file: Any, spoiled: str
 ) -> None:
     request_file.write_text(spoiled)
     run = FakeRun()
-    picks = await looks(told, run)
+    picks = await looks(writer, run)
     if not run.answers:
         request_file.write_text('{"pick": {"data": "a"}}')
         await picks.check_requests()
     assert (run.answers, set(run.asked)) == (["a"], {"run:run-1", "mailbox:writer"})
 
 
-async def test_no_other_run_is_answered_than_the_one_that_asks(told: MailWriter, request_file: Any) -> None:
+async def test_no_other_run_is_answered_than_the_one_that_asks(writer: MailWriter, request_file: Any) -> None:
     request_file.write_text('{"run_id": "stranger", "key": "x", "pick": {"data": "a"}}')
     run = FakeRun()
-    await looks(told, run, 1)
+    await looks(writer, run, 1)
     assert "run:stranger" not in run.asked
     assert run.answers == ["a"]
 
 
 async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
-    told: MailWriter, request_file: Any, monkeypatch: pytest.MonkeyPatch
+    writer: MailWriter, request_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent(FakeRun):
         async def execute_update(self, *_: Any) -> None:
@@ -124,17 +124,17 @@ async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
     monkeypatch.setattr("activities.mailbox.picks.ANSWERED_WITHIN", 0.05)
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
-    await asyncio.wait_for(looks(told, Silent(), 1), 10)
+    await asyncio.wait_for(looks(writer, Silent(), 1), 10)
     run = FakeRun()
-    await looks(told, run, 1)
+    await looks(writer, run, 1)
     assert run.answers == ["b"]
 
 
-async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: MailWriter, request_file: Any) -> None:
+async def test_a_request_that_goes_away_while_it_is_edited_comes_back(writer: MailWriter, request_file: Any) -> None:
     before = request_file.read_text()
     request_file.unlink()
     run = FakeRun()
-    picks = await looks(told, run)
+    picks = await looks(writer, run)
     assert json.loads(request_file.read_text()) == json.loads(before)
     other = request_file.with_name("4913")
     other.write_text(json.dumps({**json.loads(before), "pick": {"data": "a"}}))
@@ -144,10 +144,10 @@ async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: Mail
 
 
 async def test_a_request_that_is_no_file_is_said_once(
-    told: MailWriter, request_file: Any, caplog: pytest.LogCaptureFixture
+    writer: MailWriter, request_file: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     request_file.unlink()
     request_file.symlink_to("/etc/passwd")
     with caplog.at_level(logging.WARNING):
-        await looks(told, FakeRun())
+        await looks(writer, FakeRun())
     assert len(caplog.records) == 1

@@ -7,10 +7,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic
@@ -19,49 +18,34 @@ from unittest.mock import patch
 
 import pytest
 
+from activities.mcp import stdio
 from activities.mcp.config import HttpServer, StdioServer
 from activities.mcp.connection import Connection, McpUnreachableError
 from activities.mcp.result import TEXT_ONLY
-from activities.mcp.tool import McpTool
 from activities.security.secrets import Secrets
-from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientToolError
+from activities.tools.interface import TransientToolError
 from contracts.failures import ToolFault
-from contracts.tool import ToolKind, ToolOutcome, ToolRoute
-from decisions.mcp import effect_of
+from contracts.tool import ToolOutcome
+from tests.activities.calls import error_of
+from tests.mcp.client import PATIENCE, McpClient, check
+from tests.waiting import until
 
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(64))).decode()
-LONG = 20.0  # seconds: far more than what is waited for takes
 
 
-class Rig:
-    """A hostile server, the connection to it, and its two tools."""
+class Rig(McpClient):
+    """A hostile server, the connection to it, and its two tools `look` (a read) and `act` (once)."""
 
     def __init__(self, folder: Path, mode: str, secrets: Secrets) -> None:
         self.state = folder / "state"
         self.state.mkdir()
         args = (str(HOSTILE), str(self.state), mode)
         env = {"HOSTILE_TOKEN": "token-canary-5521"}
-        self.connection = Connection(StdioServer("h", sys.executable, args, env, folder), secrets.redact)
-        self.workspace = Workspace(folder / "run")
-        self.workspace.create()
+        super().__init__(Connection(StdioServer("h", sys.executable, args, env, folder), secrets.redact), folder)
 
-    async def tool(self, name: str = "look", timeout: float = LONG) -> McpTool:
-        pin = (await self.connection.tools())[name]
-        route = ToolRoute(
-            name=f"h__{name}",
-            kind=ToolKind.mcp,
-            effect=effect_of(pin.annotations),
-            timeout=timedelta(seconds=timeout),
-        )
-        return McpTool(route, name, pin, self.connection)
-
-    async def run(self, do: str, *, tool: str = "look", timeout: float = LONG, **arguments: Any) -> ToolOutcome:
-        made = await self.tool(tool, timeout)
-        assert await made.check_preflight(made.route.effect, None, timedelta(seconds=LONG)) is None
-        context = CallContext("r", 3, "key", datetime.now(UTC), self.workspace)
-        return await made.run({"do": do, **arguments}, context)
+    async def do(self, what: str, *, tool: str = "look", timeout: float = PATIENCE, **arguments: Any) -> ToolOutcome:
+        return await self.run(tool, timeout, do=what, **arguments)
 
     def calls(self) -> list[dict[str, Any]]:
         path = self.state / "calls"
@@ -76,7 +60,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(folder: Path, mode: str = "plain", secrets: Secrets | None = None) -> AsyncIterator[Rig]:
+async def open_rig(folder: Path, mode: str = "plain", secrets: Secrets | None = None) -> AsyncIterator[Rig]:
     rig = Rig(folder, mode, secrets or Secrets())
     try:
         yield rig
@@ -85,19 +69,19 @@ async def rigged(folder: Path, mode: str = "plain", secrets: Secrets | None = No
             await rig.connection.close()
 
 
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not end by itself is killed after this long, instead of 2 s."""
+    monkeypatch.setattr(stdio, "EXIT_GRACE", 0.5)
+
+
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(tmp_path) as it:
+    async with open_rig(tmp_path) as it:
         yield it
 
 
-async def until(claim: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not claim():  # noqa: ASYNC110 - another process makes it true
-            await asyncio.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -110,24 +94,24 @@ def environment_of(pid: int) -> bytes:
 
 async def test_nothing_is_started_before_the_first_call_and_one_server_serves_all(rig: Rig) -> None:
     assert rig.pids() == []
-    outcomes = await asyncio.gather(*(rig.run("x", n=n) for n in range(20)))
+    outcomes = await asyncio.gather(*(rig.do("x", n=n) for n in range(20)))
     assert [outcome.result for outcome in outcomes] == ["done"] * 20
     assert len(rig.pids()) == 1
 
 
 async def test_the_server_ends_with_its_connection(rig: Rig) -> None:
-    await rig.run("x")
+    await rig.do("x")
     await rig.connection.close()
-    assert not lives(rig.pids()[0])
+    assert not is_alive(rig.pids()[0])
 
 
 @pytest.mark.parametrize("do", ["stays", "deaf"])
 async def test_a_server_that_does_not_mind_is_killed(tmp_path: Path, do: str) -> None:
-    async with rigged(tmp_path, "stays" if do == "stays" else "plain") as rig:
+    async with open_rig(tmp_path, "stays" if do == "stays" else "plain") as rig:
         with suppress(TransientToolError):
-            await rig.run(do, timeout=0.5)
+            await rig.do(do, timeout=0.5)
         await rig.connection.close()
-        assert not lives(rig.pids()[0])
+        assert not is_alive(rig.pids()[0])
 
 
 HOLDS = """
@@ -144,7 +128,7 @@ asyncio.run(main())
 
 
 async def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
-    async with rigged(tmp_path) as rig:
+    async with open_rig(tmp_path) as rig:
         command = (sys.executable, "-c", HOLDS, str(HOSTILE), str(rig.state), "plain")
         worker = await asyncio.create_subprocess_exec(*command, cwd=HOSTILE.parents[2])
         try:
@@ -152,42 +136,41 @@ async def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
         finally:
             worker.kill()
             await worker.wait()
-        await until(lambda: not lives(rig.pids()[0]))
+        await until(lambda: not is_alive(rig.pids()[0]))
 
 
 async def test_a_call_has_its_own_time_and_the_session_survives_it(rig: Rig) -> None:
     with pytest.raises(TransientToolError, match=r"did not answer within 0\.3 s") as caught:
-        await rig.run("hang", timeout=0.3)
+        await rig.do("hang", timeout=0.3)
     assert caught.value.kind == ToolFault.timeout
-    assert (await rig.run("x")).result == "done"
+    assert (await rig.do("x")).result == "done"
     assert len(rig.pids()) == 1
 
 
-async def test_a_server_that_dies_in_a_read_may_be_asked_again_and_is_started_anew(rig: Rig) -> None:
+async def test_a_server_that_dies_in_a_read_is_restarted_and_asked_again(rig: Rig) -> None:
     with pytest.raises(TransientToolError, match="ended the connection") as caught:
-        await rig.run("die")
+        await rig.do("die")
     assert caught.value.kind == ToolFault.unreachable
-    assert (await rig.run("x")).result == "done"
+    assert (await rig.do("x")).result == "done"
     assert len(rig.pids()) == 2
 
 
 async def test_a_server_that_dies_in_a_once_call_leaves_it_in_doubt(rig: Rig) -> None:
-    outcome = await rig.run("die", tool="act")
-    assert outcome.error is not None
-    assert (outcome.error.kind, outcome.error.retryable) == (ToolFault.in_doubt, False)
-    assert "may have happened" in outcome.error.message
+    error = error_of(await rig.do("die", tool="act"))
+    assert (error.kind, error.retryable) == (ToolFault.in_doubt, False)
+    assert "may have happened" in error.message
     assert len(rig.calls()) == 1
 
 
 async def test_a_server_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_others(rig: Rig) -> None:
-    acting = asyncio.create_task(rig.run("later", tool="act"))
+    acting = asyncio.create_task(rig.do("later", tool="act"))
     await until(lambda: bool(rig.calls()))
     (rig.state / "refuse").touch()
     with pytest.raises(McpUnreachableError, match="does not say which tools it has: not just now"):
         await rig.connection.tools(refresh=True)
     assert (await acting).result == "done"
     (rig.state / "refuse").unlink()
-    assert (await rig.run("x")).result == "done"
+    assert (await rig.do("x")).result == "done"
     assert len(rig.pids()) == 1
 
 
@@ -195,20 +178,19 @@ async def test_a_once_call_that_was_not_sent_is_said_not_to_have_been_made(rig: 
     tool = await rig.tool("act")
     await rig.connection.close()
     rig.connection.server = StdioServer("h", "/nowhere/at-all")
-    outcome = await tool.run({}, CallContext("r", 1, "key", datetime.now(UTC), rig.workspace))
-    assert outcome.error is not None
-    assert outcome.error.kind == ToolFault.unreachable
-    assert outcome.error.message.endswith("there is no '/nowhere/at-all' here; the call was not made")
+    error = error_of(await tool.run({}, rig.context))
+    assert error.kind == ToolFault.unreachable
+    assert error.message.endswith("there is no '/nowhere/at-all' here; the call was not made")
     assert rig.calls() == []
 
 
 async def test_a_server_that_dies_by_every_call_is_not_started_by_every_call(rig: Rig) -> None:
-    tool = await rig.tool()
+    tool = await rig.tool("look")
     started = 0
     for _ in range(30):
         with suppress(TransientToolError):
-            await tool.check_preflight(tool.route.effect, None, timedelta(seconds=LONG))
-            await tool.run({"do": "die"}, CallContext("r", 1, "key", datetime.now(UTC), rig.workspace))
+            await check(tool)
+            await tool.run({"do": "die"}, rig.context)
         started = len(rig.pids())
     assert started < 10
     with pytest.raises(McpUnreachableError, match=r"it is tried again in"):
@@ -223,7 +205,7 @@ async def test_a_server_that_has_been_away_for_long_is_still_tried_again(tmp_pat
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async with rigged(tmp_path, "dead") as rig:
+    async with open_rig(tmp_path, "dead") as rig:
         with pytest.raises(
             McpUnreachableError, match=r"cannot be reached: .*its last words: cannot read the configuration"
         ):
@@ -231,20 +213,20 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
-    async with rigged(tmp_path, "silent") as rig:
+    async with open_rig(tmp_path, "silent") as rig:
         rig.connection.server = replace(rig.connection.server, start_timeout=3.0)
         with pytest.raises(McpUnreachableError, match="did not get ready within 3 s"):
             await rig.connection.tools()
-        await until(lambda: bool(rig.pids()) and not lives(rig.pids()[0]))
+        await until(lambda: bool(rig.pids()) and not is_alive(rig.pids()[0]))
 
 
 async def test_the_guard_of_a_call_does_not_wait_longer_than_it_may(tmp_path: Path, rig: Rig) -> None:
-    tool = await rig.tool()
+    tool = await rig.tool("look")
     (tmp_path / "slow").mkdir()
-    async with rigged(tmp_path / "slow", "silent") as slow:
+    async with open_rig(tmp_path / "slow", "silent") as slow:
         tool._connection = slow.connection
         with pytest.raises(TransientToolError, match=r"did not get ready within 0\.5 s") as caught:
-            await tool.check_preflight(tool.route.effect, None, timedelta(seconds=0.5))
+            await check(tool, timeout=0.5)
         assert caught.value.kind == ToolFault.unreachable
 
 
@@ -257,7 +239,7 @@ async def test_an_environment_that_lacks_a_variable_starts_nothing() -> None:
 
 async def test_a_server_gets_none_of_our_environment(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUR_OWN_KEY", "canary-8812")
-    await rig.run("x")
+    await rig.do("x")
     environment = environment_of(rig.pids()[0])
     assert b"canary-8812" not in environment
     assert b"token-canary-5521" in environment
@@ -277,7 +259,7 @@ async def test_a_flood_ends_in_a_typed_failure_and_costs_bounded_memory(rig: Rig
 
     beating = asyncio.create_task(beat())
     with pytest.raises(TransientToolError):
-        await rig.run(do, timeout=6)
+        await rig.do(do, timeout=3)
     beating.cancel()
     assert longest < 4  # seconds: the worker's loop goes on
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 250 * 1024  # KiB
@@ -285,18 +267,18 @@ async def test_a_flood_ends_in_a_typed_failure_and_costs_bounded_memory(rig: Rig
 
 @pytest.mark.parametrize("do", ["not json", "stderr", "ask"])
 async def test_noise_beside_the_answer_is_no_harm(rig: Rig, do: str) -> None:
-    assert (await rig.run(do)).result == "done"
+    assert (await rig.do(do)).result == "done"
 
 
 async def test_answers_to_nothing_are_dropped(rig: Rig) -> None:
     with pytest.raises(TransientToolError, match="did not answer"):
-        await rig.run("wrong id", timeout=0.5)
-    assert (await rig.run("x")).result == "done"
+        await rig.do("wrong id", timeout=0.5)
+    assert (await rig.do("x")).result == "done"
 
 
 async def test_what_a_server_says_beside_is_logged_cut_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        await rig.run("stderr")
+        await rig.do("stderr")
         await until(lambda: "are omitted" in caplog.text)
     lines = [record.getMessage() for record in caplog.records if "noise" in record.getMessage()]
     assert 0 < len(lines) <= 100
@@ -305,33 +287,33 @@ async def test_what_a_server_says_beside_is_logged_cut_and_counted(rig: Rig, cap
 
 async def test_secrets_of_a_server_are_not_in_its_failures(tmp_path: Path) -> None:
     secrets = Secrets([("HOSTILE_TOKEN", "token-canary-5521")])
-    async with rigged(tmp_path, "plain", secrets) as rig:
-        await rig.run("blab")
+    async with open_rig(tmp_path, "plain", secrets) as rig:
+        await rig.do("blab")
         await until(lambda: "my key is" in rig.connection._last_line)
         with pytest.raises(TransientToolError, match="HOSTILE_TOKEN") as caught:
-            await rig.run("die")
+            await rig.do("die")
         assert "token-canary" not in caught.value.message
 
 
 async def test_a_large_answer_arrives_whole(rig: Rig) -> None:
-    assert (await rig.run("large")).result == "x" * 3_000_000
+    assert (await rig.do("large")).result == "x" * 3_000_000
 
 
 async def test_structured_content_goes_before_text(rig: Rig) -> None:
-    assert (await rig.run("structured")).result == {"n": 1}
+    assert (await rig.do("structured")).result == {"n": 1}
 
 
 async def test_an_answer_that_does_not_fit_its_output_schema_comes_with_a_note(rig: Rig) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     rig.define({"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}, "outputSchema": schema})
-    assert (await rig.run("structured")).result == {"n": 1}
-    assert (await rig.run("text")).result == {"content": "done", "note": TEXT_ONLY}
-    unfit = (await rig.run("unfit")).result
+    assert (await rig.do("structured")).result == {"n": 1}
+    assert (await rig.do("text")).result == {"content": "done", "note": TEXT_ONLY}
+    unfit = (await rig.do("unfit")).result
     assert unfit["content"] == {"n": "one"}
     assert "'one' is not of type 'integer'" in unfit["note"]
-    image = (await rig.run("image", data=PNG)).result
+    image = (await rig.do("image", data=PNG)).result
     assert (image["files"][0]["content_type"], "structured" in image["note"]) == ("image/png", True)
-    empty = (await rig.run("nothing")).error
+    empty = (await rig.do("nothing")).error
     assert empty is not None
     assert (empty.kind, "the call was made" in empty.message) == (ToolFault.tool_error, True)
 
@@ -345,40 +327,38 @@ async def test_an_output_schema_that_comes_to_no_end_is_given_up(rig: Rig) -> No
 
 
 async def test_a_tool_that_fails_says_so_to_the_model(rig: Rig) -> None:
-    outcome = await rig.run("fail")
-    assert outcome.error is not None
-    assert (outcome.error.kind, outcome.error.message) == (ToolFault.tool_error, "no such thing")
+    error = error_of(await rig.do("fail"))
+    assert (error.kind, error.message) == (ToolFault.tool_error, "no such thing")
 
 
 @pytest.mark.parametrize(("do", "said"), [("error", "it broke"), ("nonsense", "the call was made, but")])
 async def test_what_is_no_result_is_an_error_that_is_not_tried_again(rig: Rig, do: str, said: str) -> None:
-    outcome = await rig.run(do)
-    assert outcome.error is not None
-    assert outcome.error.kind == ToolFault.tool_error
-    assert said in outcome.error.message
+    error = error_of(await rig.do(do))
+    assert error.kind == ToolFault.tool_error
+    assert said in error.message
 
 
 async def test_an_image_becomes_an_artifact_and_never_base64(rig: Rig) -> None:
-    outcome = await rig.run("image", data=PNG)
-    assert outcome.artifacts == ("artifacts/h__look-03.png",)
+    outcome = await rig.do("image", data=PNG)
+    assert outcome.artifacts == ("artifacts/h__look-01.png",)
     [file] = outcome.result["files"]
-    assert file == {"path": "artifacts/h__look-03.png", "content_type": "image/png", "bytes": 72}
+    assert file == {"path": "artifacts/h__look-01.png", "content_type": "image/png", "bytes": 72}
     assert (rig.workspace.root / file["path"]).read_bytes() == base64.b64decode(PNG)
     assert PNG[:20] not in outcome.model_dump_json()
 
 
 async def test_resources_become_artifacts_and_links_stay_links(rig: Rig) -> None:
-    outcome = await rig.run("blob", data=base64.b64encode(b"%PDF").decode())
+    outcome = await rig.do("blob", data=base64.b64encode(b"%PDF").decode())
     assert outcome.result["content"] == "see"
     pdf, page, link = outcome.result["files"]
-    assert (pdf["path"], pdf["uri"], pdf["bytes"]) == ("artifacts/h__look-03.pdf", "test://blob", 4)
+    assert (pdf["path"], pdf["uri"], pdf["bytes"]) == ("artifacts/h__look-01.pdf", "test://blob", 4)
     assert (rig.workspace.root / page["path"]).read_text() == "# page"
     assert link == {"uri": "test://link", "name": "link", "content_type": None}
     assert outcome.artifacts == (pdf["path"], page["path"])
 
 
 async def test_an_image_that_is_none_costs_only_itself(rig: Rig) -> None:
-    outcome = await rig.run("broken image")
+    outcome = await rig.do("broken image")
     assert outcome.result["files"] == [{"path": None, "content_type": "image/png", "lost": "what came was no base64"}]
 
 
@@ -399,40 +379,34 @@ READ = {"annotations": {"readOnlyHint": True}}
 async def test_a_change_that_is_announced_stops_the_call(
     rig: Rig, now: list[dict[str, Any]], kind: ToolFault, said: str
 ) -> None:
-    tool = await rig.tool()
+    tool = await rig.tool("look")
     rig.define(*now)
     (rig.state / "announce").touch()
-    await rig.run("x")  # by which the server tells of it
+    await rig.do("x")  # by which the server tells of it
     await until(lambda: rig.connection._is_stale)
-    refused = await tool.check_preflight(tool.route.effect, None, timedelta(seconds=LONG))
-    assert refused is not None
-    assert refused.error is not None
-    assert refused.error.kind == kind
-    assert said in refused.error.message
+    refused = await check(tool)
+    assert error_of(refused).kind == kind
+    assert said in error_of(refused).message
     is_asked = kind == ToolFault.changed and "annotations" in now[0]
-    assert (refused.error.definition is not None) == is_asked
-    assert await tool.check_preflight(tool.route.effect, refused.error.definition, timedelta(seconds=LONG)) == (
-        None if is_asked else refused
-    )
+    assert (error_of(refused).definition is not None) == is_asked
+    assert await check(tool, error_of(refused).definition) == (None if is_asked else refused)
 
 
 async def test_a_change_between_the_look_and_the_call_is_not_called(rig: Rig) -> None:
-    look, act = await rig.tool(), await rig.tool("act")
+    look, act = await rig.tool("look"), await rig.tool("act")
     rig.define({**LOOK, **READ, "description": "Another."}, {**LOOK, "name": "act", "description": "Another."})
     await rig.connection.close()
-    context = CallContext("r", 1, "key", datetime.now(UTC), rig.workspace)
     with pytest.raises(TransientToolError, match="changed its tools just now"):
-        await look.run({}, context)
-    outcome = await act.run({}, context)
-    assert outcome.error is not None
-    assert outcome.error.message.endswith("changed its tools just now; the call was not made")
+        await look.run({}, rig.context)
+    error = error_of(await act.run({}, rig.context))
+    assert error.message.endswith("changed its tools just now; the call was not made")
     assert rig.calls() == []
     now = (await rig.connection.tools())["act"].sha256
-    assert (await act.run({}, replace(context, accepts=now))).result == "done"
+    assert (await act.run({}, replace(rig.context, accepts=now))).result == "done"
 
 
 async def test_a_server_that_is_not_ready_yet_is_given_up_at_once_where_its_worker_stops(tmp_path: Path) -> None:
-    async with rigged(tmp_path, "silent") as rig:
+    async with open_rig(tmp_path, "silent") as rig:
         asking = asyncio.create_task(rig.connection.tools())
         await until(lambda: bool(rig.pids()))
         since = monotonic()
@@ -440,17 +414,15 @@ async def test_a_server_that_is_not_ready_yet_is_given_up_at_once_where_its_work
         assert monotonic() - since < 9  # of the 20 s that it would have
         with pytest.raises(McpUnreachableError, match="given up"):
             await asking
-        assert not lives(rig.pids()[0])
+        assert not is_alive(rig.pids()[0])
 
 
 async def test_a_change_is_seen_at_the_next_connection(rig: Rig) -> None:
-    tool = await rig.tool()
+    tool = await rig.tool("look")
     await rig.connection.close()
     rig.define({**LOOK, **READ, "description": "Another."})
-    refused = await tool.check_preflight(tool.route.effect, None, timedelta(seconds=LONG))
-    assert refused is not None
-    assert refused.error is not None
-    assert refused.error.kind == ToolFault.changed
+    error = error_of(await check(tool))
+    assert error.kind == ToolFault.changed
 
 
 async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> None:
@@ -487,23 +459,23 @@ async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> 
 
     def looks_long(_: object) -> None:
         begun.set()
-        assert end.wait(LONG)
+        assert end.wait(PATIENCE)
 
     rig.define(LOOK)
     with patch("activities.tools.json_schema.Draft202012Validator.check_schema", looks_long):
         listing = asyncio.create_task(rig.connection.tools())
-        assert await asyncio.to_thread(begun.wait, LONG)
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
         end.set()
         assert list(await listing) == ["look"]
 
 
-async def test_a_listing_that_is_none_of_mcp_is_told_by_the_place_of_its_fault(rig: Rig) -> None:
+async def test_an_invalid_listing_is_reported_with_the_place_of_its_fault(rig: Rig) -> None:
     rig.define({**LOOK, "inputSchema": {"type": "array"}})
     with pytest.raises(McpUnreachableError, match=r"tools\.0\.inputSchema"):
         await rig.connection.tools()
 
 
-async def test_a_url_where_nobody_listens_is_unreachable() -> None:
+async def test_a_url_without_a_listener_is_unreachable() -> None:
     connection = Connection(HttpServer("web", "http://127.0.0.1:9/mcp"))
     with pytest.raises(McpUnreachableError, match="MCP server web cannot be reached"):
         await connection.tools()

@@ -96,7 +96,7 @@ def test_a_write_that_breaks_leaves_what_was_there(tmp_path: Path, monkeypatch: 
         ('{"servers": {}, "more": 1}', "more"),
     ],
 )
-def test_a_file_that_is_none_is_told_in_a_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_reported_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / LOCK_FILE_NAME
     path.write_text(text)
     with pytest.raises(LockFileError, match=said) as caught:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -19,18 +18,16 @@ import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
 from mcp_types import ToolAnnotations
 
-from activities.mcp.config import HttpServer, McpServer, StdioServer
+from activities.mcp.config import HttpServer, StdioServer
 from activities.mcp.connection import Connection, McpUnreachableError
-from activities.mcp.tool import McpTool
-from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientToolError
+from activities.tools.interface import TransientToolError
 from contracts.failures import ToolFault
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
-from decisions.mcp import effect_of
+from contracts.tool import Effect
+from tests.activities.calls import error_of
+from tests.mcp.client import check, connected
 
 BIN = Path(sys.executable).parent
 NPM = Path(__file__).parents[1] / "mcp" / "node_modules" / ".bin"
-PATIENT = timedelta(seconds=60)
 
 
 def npm(name: str) -> str:
@@ -40,42 +37,6 @@ def npm(name: str) -> str:
     if not (NPM / name).exists():
         pytest.skip(f"{name} is not installed: npm ci --prefix tests/mcp")
     return str(NPM / name)
-
-
-class Server:
-    """A connection, and its tools as a project would have them."""
-
-    def __init__(self, connection: Connection, workspace: Workspace) -> None:
-        self.connection = connection
-        self.workspace = workspace
-
-    async def effects(self) -> dict[str, Effect]:
-        return {name: effect_of(pin.annotations) for name, pin in (await self.connection.tools()).items()}
-
-    async def tool(self, name: str, timeout: timedelta = PATIENT) -> McpTool:
-        pin = (await self.connection.tools())[name]
-        effect = effect_of(pin.annotations)
-        route = ToolRoute(name=f"s__{name}", kind=ToolKind.mcp, effect=effect, timeout=timeout)
-        return McpTool(route, name, pin, self.connection)
-
-    async def run(self, name: str, **arguments: Any) -> ToolOutcome:
-        tool = await self.tool(name)
-        assert await tool.check_preflight(tool.route.effect, None, PATIENT) is None
-        return await tool.run(arguments, self.context())
-
-    def context(self) -> CallContext:
-        return CallContext("r", 1, "key", datetime.now(UTC), self.workspace)
-
-
-@asynccontextmanager
-async def connected(server: McpServer, folder: Path) -> AsyncIterator[Server]:
-    workspace = Workspace(folder / "run")
-    workspace.create()
-    connection = Connection(server)
-    try:
-        yield Server(connection, workspace)
-    finally:
-        await connection.close()
 
 
 def repository(folder: Path) -> Path:
@@ -88,19 +49,18 @@ def repository(folder: Path) -> Path:
 
 
 async def test_time(tmp_path: Path) -> None:
-    async with connected(StdioServer("time", str(BIN / "mcp-server-time")), tmp_path) as time:
+    async with connected(Connection(StdioServer("time", str(BIN / "mcp-server-time"))), tmp_path) as time:
         assert await time.effects() == {"get_current_time": Effect.read, "convert_time": Effect.read}
         outcome = await time.run("get_current_time", timezone="Asia/Tokyo")
         assert outcome.status == "ok"
         assert "Asia/Tokyo" in str(outcome.result)
-        refused = await time.run("get_current_time", timezone="Nowhere/None")
-        assert refused.error is not None
-        assert refused.error.kind == ToolFault.tool_error
+        error = error_of(await time.run("get_current_time", timezone="Nowhere/None"))
+        assert error.kind == ToolFault.tool_error
 
 
 async def test_git(tmp_path: Path) -> None:
     repo = repository(tmp_path)
-    async with connected(StdioServer("git", str(BIN / "mcp-server-git")), tmp_path) as git:
+    async with connected(Connection(StdioServer("git", str(BIN / "mcp-server-git"))), tmp_path) as git:
         effects = await git.effects()
         wanted = {"git_status": Effect.read, "git_add": Effect.keyed, "git_commit": Effect.once}
         assert effects.items() >= wanted.items()
@@ -112,11 +72,10 @@ async def test_git(tmp_path: Path) -> None:
 
 
 async def test_fetch(tmp_path: Path) -> None:
-    async with connected(StdioServer("fetch", str(BIN / "mcp-server-fetch")), tmp_path) as fetch:
+    async with connected(Connection(StdioServer("fetch", str(BIN / "mcp-server-fetch"))), tmp_path) as fetch:
         assert list(await fetch.effects()) == ["fetch"]
-        outcome = await fetch.run("fetch", url="http://127.0.0.1:9/")
-        assert outcome.error is not None
-        assert outcome.error.kind == ToolFault.tool_error
+        error = error_of(await fetch.run("fetch", url="http://127.0.0.1:9/"))
+        assert error.kind == ToolFault.tool_error
 
 
 async def test_filesystem(tmp_path: Path) -> None:
@@ -124,7 +83,7 @@ async def test_filesystem(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.txt").write_text("hello")
     args = (str(folder),)
-    async with connected(StdioServer("fs", npm("mcp-server-filesystem"), args), tmp_path) as files:
+    async with connected(Connection(StdioServer("fs", npm("mcp-server-filesystem"), args)), tmp_path) as files:
         effects = await files.effects()
         assert effects["read_text_file"] is Effect.read
         assert effects["move_file"] is Effect.once
@@ -137,7 +96,7 @@ async def test_filesystem(tmp_path: Path) -> None:
 
 
 async def test_everything(tmp_path: Path) -> None:
-    async with connected(StdioServer("all", npm("mcp-server-everything")), tmp_path) as everything:
+    async with connected(Connection(StdioServer("all", npm("mcp-server-everything"))), tmp_path) as everything:
         assert "hello" in str((await everything.run("echo", message="hello")).result)
         image = await everything.run("get-tiny-image")
         [file] = image.result["files"]
@@ -174,12 +133,12 @@ def web() -> MCPServer:
     return server
 
 
-def serving(server: MCPServer, port: int) -> AbstractAsyncContextManager[None]:
-    return listening(server.streamable_http_app(), port)
+def serve(server: MCPServer, port: int) -> AbstractAsyncContextManager[None]:
+    return listen(server.streamable_http_app(), port)
 
 
 @asynccontextmanager
-async def listening(app: Any, port: int) -> AsyncIterator[None]:
+async def listen(app: Any, port: int) -> AsyncIterator[None]:
     config = uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
     http = uvicorn.Server(config)
     http.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -202,8 +161,8 @@ def free_port() -> int:
 
 async def test_a_server_at_a_url(tmp_path: Path) -> None:
     port = free_port()
-    async with connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client:
-        async with serving(web(), port):
+    async with connected(Connection(HttpServer("web", f"http://127.0.0.1:{port}/mcp")), tmp_path) as client:
+        async with serve(web(), port):
             assert await client.effects() == {
                 "add": Effect.read,
                 "wait": Effect.read,
@@ -212,16 +171,16 @@ async def test_a_server_at_a_url(tmp_path: Path) -> None:
             }
             assert (await client.run("add", a=1, b=2)).result == {"result": 3}
             assert len((await client.run("large")).result["result"]) == 3_000_000
-            assert (await client.run("picture")).artifacts == ("artifacts/s__picture-01.png",)
-            slow = await client.tool("wait", timedelta(seconds=0.3))
+            assert (await client.run("picture")).artifacts == ("artifacts/web__picture-01.png",)
+            slow = await client.tool("wait", 0.3)
             with pytest.raises(TransientToolError, match="did not answer within"):
-                await slow.run({"seconds": 30}, client.context())
+                await slow.run({"seconds": 30}, client.context)
             assert (await client.run("add", a=2, b=2)).result == {"result": 4}
             add = await client.tool("add")
         with pytest.raises(TransientToolError) as caught:  # it is gone
-            await add.check_preflight(add.route.effect, None, PATIENT)
+            await check(add)
         assert caught.value.kind == ToolFault.unreachable
-        async with serving(web(), port):  # and comes back, and knows nothing of the session
+        async with serve(web(), port):  # and comes back, and knows nothing of the session
             async with asyncio.timeout(60):
                 while True:
                     try:
@@ -231,15 +190,15 @@ async def test_a_server_at_a_url(tmp_path: Path) -> None:
                         await asyncio.sleep(0.1)
 
 
-async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tmp_path: Path) -> None:
+async def test_a_restarted_server_at_a_url_is_asked_again_at_once(tmp_path: Path) -> None:
     port = free_port()
-    async with connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client:
-        async with serving(web(), port):
+    async with connected(Connection(HttpServer("web", f"http://127.0.0.1:{port}/mcp")), tmp_path) as client:
+        async with serve(web(), port):
             assert (await client.run("add", a=1, b=2)).result == {"result": 3}
-        async with serving(web(), port):
+        async with serve(web(), port):
             tool = await client.tool("large")
-            assert await tool.check_preflight(tool.route.effect, None, PATIENT) is None
-            assert (await tool.run({}, client.context())).status == "ok"
+            assert await check(tool) is None
+            assert (await tool.run({}, client.context)).status == "ok"
 
 
 class Front:
@@ -265,11 +224,11 @@ class Front:
         if session is not None:
             self.seen.add(session)
         if self.status and b"tools/list" in body:
-            await refused(send, self.status)
+            await refuse(send, self.status)
         elif b"server/discover" in body:
-            await refused(send, 404, -32601, "Method not found")
+            await refuse(send, 404, -32601, "Method not found")
         elif session in self.forgotten:
-            await refused(send, 404, -32001, self.words)
+            await refuse(send, 404, -32001, self.words)
         else:
             waiting = [first]
 
@@ -279,7 +238,7 @@ class Front:
             await self._app(scope, rest, send)
 
 
-async def refused(send: Any, status: int, code: int | None = None, words: str = "") -> None:
+async def refuse(send: Any, status: int, code: int | None = None, words: str = "") -> None:
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": words}} if code else None
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -301,7 +260,7 @@ async def test_a_url_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_ot
 
     front, port = Front(server.streamable_http_app()), free_port()
     web_server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")
-    async with listening(front, port), connected(web_server, tmp_path) as client:
+    async with listen(front, port), connected(Connection(web_server), tmp_path) as client:
         holding = asyncio.create_task(client.run("hold"))
         await asyncio.wait_for(begun.wait(), 60)
         front.status = status
@@ -313,10 +272,10 @@ async def test_a_url_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_ot
         assert (await client.run("add", a=1, b=2)).result == {"result": 3}
 
 
-async def test_a_session_that_a_url_has_forgotten_is_opened_anew_by_whatever_words_it_says_so(tmp_path: Path) -> None:
+async def test_a_forgotten_session_is_opened_again_whatever_the_servers_words(tmp_path: Path) -> None:
     front, port = Front(web().streamable_http_app()), free_port()
     server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")
-    async with listening(front, port), connected(server, tmp_path) as client:
+    async with listen(front, port), connected(Connection(server), tmp_path) as client:
         for words in ("Session not found", "Bad Request: No valid session ID provided"):
             assert (await client.run("add", a=1, b=2)).result == {"result": 3}
             front.words, front.forgotten = words, set(front.seen)
@@ -324,7 +283,7 @@ async def test_a_session_that_a_url_has_forgotten_is_opened_anew_by_whatever_wor
             assert (await client.run("add", a=2, b=2)).result == {"result": 4}
 
 
-async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
+async def test_a_url_that_refuses_access_says_so(tmp_path: Path) -> None:
     async def refuses(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 401, "headers": []})
@@ -332,7 +291,7 @@ async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
 
     port = free_port()
     server = HttpServer("web", f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer wrong"})
-    async with listening(refuses, port), connected(server, tmp_path) as client:
+    async with listen(refuses, port), connected(Connection(server), tmp_path) as client:
         with pytest.raises(McpUnreachableError, match="its last words: HTTP 401 Unauthorized"):
             await client.connection.tools()
 
@@ -366,10 +325,9 @@ async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
 
     port = free_port()
     server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")
-    async with listening(garbling, port), connected(server, tmp_path) as client:
-        outcome = await client.run("picture")
-        assert outcome.error is not None
-        assert "the call was sent, and may have happened" in outcome.error.message
+    async with listen(garbling, port), connected(Connection(server), tmp_path) as client:
+        error = error_of(await client.run("picture"))
+        assert "the call was sent, and may have happened" in error.message
 
 
 async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +344,8 @@ async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatc
 
     port = free_port()
     async with (
-        listening(endless, port),
-        connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
+        listen(endless, port),
+        connected(Connection(HttpServer("web", f"http://127.0.0.1:{port}/mcp")), tmp_path) as client,
     ):
         with pytest.raises(McpUnreachableError, match="larger than 100,000 bytes"):
             await client.connection.tools()
@@ -414,8 +372,8 @@ async def test_the_bound_holds_for_what_an_answer_unpacks_to(
     port = free_port()
     before = getrusage(RUSAGE_SELF).ru_maxrss
     async with (
-        listening(bomb, port),
-        connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
+        listen(bomb, port),
+        connected(Connection(HttpServer("web", f"http://127.0.0.1:{port}/mcp")), tmp_path) as client,
     ):
         with pytest.raises(McpUnreachableError):
             await client.connection.tools()

@@ -49,7 +49,7 @@ async def ask(server: ScriptedModel, **fields: Any) -> ModelReply:
         return await MessagesModel(client).reply(call)
 
 
-async def fault(server: ScriptedModel) -> ApplicationError:
+async def failure_of(server: ScriptedModel) -> ApplicationError:
     with pytest.raises(ApplicationError) as failure:
         await ask(server)
     return failure.value
@@ -87,7 +87,7 @@ async def test_marking_leaves_the_conversation_itself_as_it_is(server: ScriptedM
 
 
 @pytest.mark.parametrize("script", [[slow(says("word " * 40), 0.1)]])
-async def test_the_text_is_told_as_it_grows(server: ScriptedModel) -> None:
+async def test_the_text_is_reported_as_it_grows(server: ScriptedModel) -> None:
     seen: list[str] = []
     await ask(server, on_text=seen.append)
     assert len(seen) > 3
@@ -102,18 +102,18 @@ async def test_broken_arguments_are_named_and_not_kept(server: ScriptedModel) ->
     assert reply.content[0]["input"] == {}
 
 
-def streamed(*uses: tuple[str, str], stop_reason: str = "max_tokens") -> model_server.Reply:
+def stream_of(*uses: tuple[str, str], stop_reason: str = "max_tokens") -> model_server.Reply:
     return model_server.Reply(calls=uses, stop_reason=stop_reason)
 
 
 @pytest.mark.parametrize(
     ("script", "broken"),
     [
-        ([streamed(("look", ""))], ("toolu_0_0",)),
-        ([streamed(("look", ""), ("look", ""))], ("toolu_0_1",)),  # what is not the last one had its end
-        ([streamed(("look", '{"at": "x"}'))], ()),
-        ([streamed(("look", "{}"))], ()),
-        ([streamed(("look", ""), stop_reason="tool_use")], ()),
+        ([stream_of(("look", ""))], ("toolu_0_0",)),
+        ([stream_of(("look", ""), ("look", ""))], ("toolu_0_1",)),  # what is not the last one had its end
+        ([stream_of(("look", '{"at": "x"}'))], ()),
+        ([stream_of(("look", "{}"))], ()),
+        ([stream_of(("look", ""), stop_reason="tool_use")], ()),
     ],
 )
 async def test_a_call_that_is_cut_off_before_its_arguments_is_broken(
@@ -138,7 +138,7 @@ async def test_arguments_count_where_a_server_does_not_say_that_their_block_ends
     usage = {"input_tokens": 1, "output_tokens": 1}
     message = {"id": "m", "role": "assistant", "model": "m", "content": [use], "stop_reason": stop_reason}
     events = [each for each in encode_stream({**message, "usage": usage}) if b"content_block_stop" not in each]
-    reply = await answered(b"".join(events))
+    reply = await read_stream(b"".join(events))
     assert (reply.broken, reply.content[0]["input"]) == (broken, given)
 
 
@@ -150,15 +150,17 @@ EVENTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def answered_with(**other: Any) -> ModelReply:
-    """What is read where some events are others; one that is None is not sent."""
+def encode_events(*events: tuple[str, Any]) -> bytes:
+    return b"".join(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode() for name, data in events)
+
+
+async def read_events(**other: Any) -> ModelReply:
+    """The reply, if some events are others; one that is None is not sent."""
     events = [(event["type"], other.get(name, event)) for name, event in EVENTS.items()]
-    return await answered(
-        b"".join(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode() for name, data in events if data)
-    )
+    return await read_stream(encode_events(*(event for event in events if event[1])))
 
 
-def using(**use: Any) -> dict[str, Any]:
+def tool_use(**use: Any) -> dict[str, Any]:
     return EVENTS["block"] | {"content_block": {"type": "tool_use", **use}}
 
 
@@ -186,7 +188,7 @@ def using(**use: Any) -> dict[str, Any]:
 async def test_a_stream_may_leave_out_usage_and_count_blocks_as_it_likes(
     other: dict[str, Any], counted: tuple[int, int]
 ) -> None:
-    reply = await answered_with(**other)
+    reply = await read_events(**other)
     assert reply.content == [{"type": "text", "text": "hi"}]
     assert (reply.usage.input, reply.usage.output) == counted
     assert type(reply.usage.output) is int
@@ -201,9 +203,9 @@ async def test_a_stream_may_leave_out_usage_and_count_blocks_as_it_likes(
         {"block": EVENTS["block"] | {"content_block": {"text": ""}}},
         {"block": EVENTS["block"] | {"content_block": {"type": "text", "text": 7}}},
         {"block": EVENTS["block"] | {"index": [1]}},
-        {"block": using(id="a", input={}), "more": EVENTS["more"] | {"type": "ping"}},
-        {"block": using(id="a", name=7, input={}), "more": EVENTS["more"] | {"type": "ping"}},
-        {"block": using(id="a", name="look", input={})},
+        {"block": tool_use(id="a", input={}), "more": EVENTS["more"] | {"type": "ping"}},
+        {"block": tool_use(id="a", name=7, input={}), "more": EVENTS["more"] | {"type": "ping"}},
+        {"block": tool_use(id="a", name="look", input={})},
         {"more": EVENTS["more"] | {"delta": None}},
         {"more": EVENTS["more"] | {"delta": {"type": "text_delta", "text": 7}}},
         {"more": [1, 2]},
@@ -211,9 +213,9 @@ async def test_a_stream_may_leave_out_usage_and_count_blocks_as_it_likes(
         {"end": EVENTS["end"] | {"delta": {"stop_reason": 5}}},
     ],
 )
-async def test_what_is_not_the_messages_api_is_told_as_that_and_may_pass(other: dict[str, Any]) -> None:
+async def test_a_stream_that_is_not_the_messages_api_is_named_so_and_retried(other: dict[str, Any]) -> None:
     with pytest.raises(ApplicationError, match="is not the Messages API: ") as failure:
-        await answered_with(**other)
+        await read_events(**other)
     assert (failure.value.type, failure.value.non_retryable) == ("ModelUnavailable", False)
 
 
@@ -244,7 +246,7 @@ async def test_a_null_of_a_later_event_undoes_nothing(again: dict[str, Any], kin
     unsigned = EVENTS["more"] | {"delta": {"type": "signature_delta", "signature": None}}
     extra = (signed, unsigned) if kind == "thinking" else ()
     sent = [EVENTS["start"], block, more, *extra, again, EVENTS["end"], again]
-    reply = await answered(b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in sent))
+    reply = await read_stream(encode_events(*((event["type"], event) for event in sent)))
     assert reply.content[0][kind] == "hi"
     assert kind == "text" or reply.content[0]["signature"] == "s"
     assert (reply.stop_reason, reply.model, reply.usage.input, reply.usage.output) == ("end_turn", "m", 5, 3)
@@ -255,7 +257,7 @@ async def test_half_a_surrogate_pair_becomes_a_replacement_character_and_a_torn_
         EVENTS["more"] | {"delta": {"type": "text_delta", "text": text}} for text in ("a\ud83d", "\ude00", "\udc00b")
     ]
     sent = [EVENTS["start"], EVENTS["block"], *halves, EVENTS["end"]]
-    reply = await answered(b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in sent))
+    reply = await read_stream(encode_events(*((event["type"], event) for event in sent)))
     assert reply.content == [{"type": "text", "text": "a😀\ufffdb"}]
 
 
@@ -264,7 +266,7 @@ WHOLE = {"type": "message", "model": "m", "stop_reason": "end_turn", "content": 
 
 async def test_a_whole_message_is_a_reply_where_a_server_does_not_stream() -> None:
     body = WHOLE | {"usage": {"input_tokens": 5, "output_tokens": 3}}
-    reply = await answered(json.dumps(body).encode(), "application/json; charset=utf-8")
+    reply = await read_stream(json.dumps(body).encode(), "application/json; charset=utf-8")
     assert (reply.content, reply.stop_reason, reply.usage.total) == (WHOLE["content"], "end_turn", 8)
 
 
@@ -285,19 +287,19 @@ JSON = "application/json"
         ("text/plain", "", "ModelRefused", "an empty body"),
     ],
 )
-async def test_an_answer_that_is_no_stream_is_told_in_its_own_words(
+async def test_an_answer_that_is_no_stream_is_reported_in_its_own_words(
     content_type: str, body: Any, named: str, words: str
 ) -> None:
     said = body if isinstance(body, str) else json.dumps({"type": "error", **body} if isinstance(body, dict) else body)
     with pytest.raises(ApplicationError) as failure:
-        await answered(said.encode(), content_type)
+        await read_stream(said.encode(), content_type)
     assert (failure.value.type, failure.value.non_retryable) == (named, named == "ModelRefused")
     assert words in failure.value.message
 
 
 async def test_bytes_that_are_no_text_are_not_the_messages_api() -> None:
     with pytest.raises(ApplicationError, match="is not the Messages API: UnicodeDecodeError"):
-        await answered(b"event: ping\ndata: \xff\xfe\n\n")
+        await read_stream(b"event: ping\ndata: \xff\xfe\n\n")
 
 
 @pytest.mark.parametrize(
@@ -312,12 +314,12 @@ async def test_bytes_that_are_no_text_are_not_the_messages_api() -> None:
 async def test_a_tool_use_is_taken_however_its_id_and_its_arguments_are_written(
     said: dict[str, Any], made: str, given: dict[str, Any], broken: tuple[str, ...]
 ) -> None:
-    reply = await answered_with(block=using(name="look", **said), more=None)
+    reply = await read_events(block=tool_use(name="look", **said), more=None)
     assert [(block["id"], block["input"]) for block in reply.content] == [(made, given)]
     assert reply.broken == broken
 
 
-async def answered(stream: bytes, content_type: str = "text/event-stream") -> ModelReply:
+async def read_stream(stream: bytes, content_type: str = "text/event-stream") -> ModelReply:
     """What is read of these bytes."""
     response = httpx2.Response(200, headers={"content-type": content_type}, content=stream)
     transport = httpx2.MockTransport(lambda _: response)
@@ -367,7 +369,7 @@ async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
 async def test_each_fault_has_its_name_and_says_whether_to_try_again(
     server: ScriptedModel, kind: str, final: bool
 ) -> None:
-    failure = await fault(server)
+    failure = await failure_of(server)
     assert (failure.type, failure.non_retryable) == (kind, final)
 
 
@@ -383,7 +385,7 @@ async def test_each_fault_has_its_name_and_says_whether_to_try_again(
 async def test_the_delay_that_the_server_asks_for_is_kept_capped_and_spread(
     server: ScriptedModel, least: float, most: float
 ) -> None:
-    delay = (await fault(server)).next_retry_delay
+    delay = (await failure_of(server)).next_retry_delay
     assert delay is not None
     assert least <= delay.total_seconds() <= most
 
@@ -392,7 +394,7 @@ async def test_the_delay_that_the_server_asks_for_is_kept_capped_and_spread(
     "script", [[fails(429, retry_after=float("nan"))], [fails(429, retry_after=float("inf"))], [fails(429)]]
 )
 async def test_without_a_usable_delay_the_policy_decides(server: ScriptedModel) -> None:
-    assert (await fault(server)).next_retry_delay is None
+    assert (await failure_of(server)).next_retry_delay is None
 
 
 def test_a_provider_may_name_a_date() -> None:
@@ -406,13 +408,13 @@ def test_a_provider_may_name_a_date() -> None:
 async def test_no_connection_may_pass() -> None:
     with ScriptedModel([]) as gone:
         pass
-    failure = await fault(gone)
+    failure = await failure_of(gone)
     assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
 
 
 async def test_a_name_that_does_not_resolve_may_pass(server: ScriptedModel) -> None:
     server.base_url = "http://no-such-provider.invalid"
-    failure = await fault(server)
+    failure = await failure_of(server)
     assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
 
 
@@ -425,13 +427,13 @@ async def test_a_connection_that_is_reset_may_pass(server: ScriptedModel) -> Non
     listener = await asyncio.start_server(reset, "127.0.0.1", 0)
     server.base_url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     async with listener:
-        failure = await fault(server)
+        failure = await failure_of(server)
     assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
 
 
 @pytest.mark.parametrize("script", [[fails(401, message=f"bad key {KEY}")], [fails(500, message=f"{KEY} {KEY}")]])
 async def test_a_key_that_a_server_repeats_is_taken_out(server: ScriptedModel) -> None:
-    failure = await fault(server)
+    failure = await failure_of(server)
     assert KEY not in failure.message
     assert "[key]" in failure.message
 
@@ -450,12 +452,12 @@ async def test_a_key_that_a_server_repeats_is_taken_out(server: ScriptedModel) -
 async def test_in_the_middle_of_a_stream_a_name_says_whether_a_prompt_may_be_too_long(kind: str, named: str) -> None:
     error = {"type": "error", "error": {"type": kind, "message": "see the context window"}}
     with pytest.raises(ApplicationError) as failure:
-        await answered(f"event: error\ndata: {json.dumps(error)}\n\n".encode())
+        await read_stream(encode_events(("error", error)))
     assert failure.value.type == named
 
 
 @pytest.mark.parametrize("key", ["sk-canary\n51", "sk-canary\x0051"])
-async def test_a_key_that_is_no_header_is_refused_and_never_told(key: str) -> None:
+async def test_a_key_that_is_no_header_is_refused_and_never_shown(key: str) -> None:
     with ScriptedModel([says("hello")]) as model:
         async with AsyncAnthropic(api_key=key, base_url=model.base_url, max_retries=0) as client:
             with pytest.raises(ApplicationError) as failure:
@@ -552,7 +554,7 @@ def test_providers_say_in_many_words_that_a_prompt_is_too_long(message: str, win
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "of another model"}
 
 
-def thoughtful(*more: dict[str, Any]) -> list[dict[str, Any]]:
+def with_thinking(*more: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         *GOAL,
         {"role": "assistant", "content": [THOUGHT]},
@@ -563,7 +565,7 @@ def thoughtful(*more: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def refusing(message: str, refuses: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def refuse_if(message: str, refuses: Callable[[Any], bool]) -> Callable[[Any], Any]:
     return lambda body: fails(400, message=message) if refuses(body) else says("hello")
 
 
@@ -572,13 +574,13 @@ def has_thoughts(body: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "script", [refusing("messages.1.content.0: Invalid `signature` in `thinking` block", has_thoughts)]
+    "script", [refuse_if("messages.1.content.0: Invalid `signature` in `thinking` block", has_thoughts)]
 )
 @pytest.mark.parametrize("force", [None, "look"])
 async def test_the_thinking_of_another_model_is_left_out_where_a_provider_refuses_it(
     server: ScriptedModel, force: str | None
 ) -> None:
-    reply = await ask(server, messages=thoughtful(), force=force)
+    reply = await ask(server, messages=with_thinking(), force=force)
     assert reply.content == [{"type": "text", "text": "hello"}]
     first, second = server.requests
     assert has_thoughts(first)
@@ -586,10 +588,10 @@ async def test_the_thinking_of_another_model_is_left_out_where_a_provider_refuse
     assert first.get("tool_choice") == second.get("tool_choice")
 
 
-@pytest.mark.parametrize("script", [refusing("thinking may not be enabled when tool_choice forces", lambda _: True)])
+@pytest.mark.parametrize("script", [refuse_if("thinking may not be enabled when tool_choice forces", lambda _: True)])
 async def test_what_can_be_left_out_is_left_out_once_and_then_the_refusal_stands(server: ScriptedModel) -> None:
     with pytest.raises(ApplicationError, match="thinking may not"):
-        await ask(server, messages=thoughtful(), force="look")
+        await ask(server, messages=with_thinking(), force="look")
     assert [("tool_choice" in body, has_thoughts(body)) for body in server.requests] == [
         (True, True),
         (False, True),
@@ -597,8 +599,8 @@ async def test_what_can_be_left_out_is_left_out_once_and_then_the_refusal_stands
     ]
 
 
-@pytest.mark.parametrize("script", [refusing("messages.1: `thinking` is not for us", has_thoughts)])
-async def test_thinking_is_kept_where_nobody_minds(server: ScriptedModel) -> None:
+@pytest.mark.parametrize("script", [refuse_if("messages.1: `thinking` is not for us", has_thoughts)])
+async def test_thinking_is_kept_if_no_provider_refuses_it(server: ScriptedModel) -> None:
     assert (await ask(server)).content == [{"type": "text", "text": "hello"}]
     assert len(server.requests) == 1
 

@@ -138,7 +138,7 @@ async def outcome(model: ScriptedModel, messages: list[Any]) -> str:
         return str(error.type)
 
 
-async def test_a_cut_stream_ends_after_its_first_event_and_nobody_says_so() -> None:
+async def test_a_cut_stream_ends_after_its_first_event_without_an_end_event() -> None:
     with ScriptedModel([cut(says("never heard"))]) as model:
         assert [event.type for event in await events(model)] == ["message_start"]
 

@@ -28,13 +28,14 @@ from contracts.followup import FollowUpCommands, NotifyRequest, Outbound, TaskCo
 from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from settings import ProjectError, load_settings
+from tests.activities.calls import error_of
 
 MESSAGE = Outbound(channel_id="x", text="I asked B: £5?")
 REQUEST = NotifyRequest(task_id="t1", number=1, execution="0123456789ab", message=MESSAGE)
 KEY = "workflow:f:task:t1:notify"
 
 
-class Dying:
+class DyingOutbox:
     """Sends, and then its worker goes."""
 
     effect = Effect.once
@@ -51,7 +52,7 @@ class Dying:
         raise AssertionError("nobody waits for this")
 
 
-def project(outbox: Any, folder: Path) -> Project:
+def new_project(outbox: Any, folder: Path) -> Project:
     return Project(
         agents={},
         tools={},
@@ -64,19 +65,19 @@ def project(outbox: Any, folder: Path) -> Project:
     )
 
 
-def attempt(number: int = 1) -> ActivityEnvironment:
+def new_attempt(number: int = 1) -> ActivityEnvironment:
     env = ActivityEnvironment()
     env.info = replace(env.info, workflow_id="wf:f", attempt=number)
     return env
 
 
 async def notify(outbox: Any, folder: Path, number: int = 1) -> ToolOutcome:
-    follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, folder))
-    outcome: ToolOutcome = await attempt(number).run(follow_ups.notify, REQUEST)
+    follow_ups = FollowUps(create_autospec(Client, instance=True), new_project(outbox, folder))
+    outcome: ToolOutcome = await new_attempt(number).run(follow_ups.notify, REQUEST)
     return outcome
 
 
-def webhook(answer: Callable[[httpx.Request], httpx.Response], effect: Effect = Effect.keyed) -> WebhookOutbox:
+def webhook_outbox(answer: Callable[[httpx.Request], httpx.Response], effect: Effect = Effect.keyed) -> WebhookOutbox:
     def stream(request: httpx.Request) -> httpx.Response:
         """As a server's answer comes: nothing of it is read yet."""
         made = answer(request)
@@ -89,21 +90,20 @@ def webhook(answer: Callable[[httpx.Request], httpx.Response], effect: Effect = 
 
 
 async def test_what_was_claimed_and_not_recorded_is_not_sent_again(tmp_path: Path) -> None:
-    dying, env = Dying(), attempt()
-    follow_ups = FollowUps(create_autospec(Client, instance=True), project(dying, tmp_path))
+    dying, env = DyingOutbox(), new_attempt()
+    follow_ups = FollowUps(create_autospec(Client, instance=True), new_project(dying, tmp_path))
     sending = asyncio.ensure_future(env.run(follow_ups.notify, REQUEST))
     await dying.begun.wait()
     env.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
     for _ in range(2):
-        outcome = await notify(dying, tmp_path, 2)
-        assert outcome.error is not None
-        assert outcome.error.kind == "in_doubt"
+        error = error_of(await notify(dying, tmp_path, 2))
+        assert error.kind == "in_doubt"
     assert dying.sent == 1
 
 
-async def test_a_message_that_is_being_written_down_is_waited_for_and_not_told_as_in_doubt(
+async def test_a_message_that_is_being_recorded_is_waited_for_and_not_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording, go_on = threading.Event(), threading.Event()
@@ -123,18 +123,18 @@ async def test_a_message_that_is_being_written_down_is_waited_for_and_not_told_a
     monkeypatch.setattr(LedgerEntry, "record", recorded_late)
     monkeypatch.setattr(LedgerEntry, LedgerEntry.read_outcome.__name__, looking)
     outbox = LogOutbox(tmp_path / "home")
-    follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
-    first = asyncio.ensure_future(attempt().run(follow_ups.notify, REQUEST))
+    follow_ups = FollowUps(create_autospec(Client, instance=True), new_project(outbox, tmp_path))
+    first = asyncio.ensure_future(new_attempt().run(follow_ups.notify, REQUEST))
     try:
         assert await asyncio.to_thread(recording.wait, 20)
-        second = await attempt(2).run(follow_ups.notify, REQUEST)
+        second = await new_attempt(2).run(follow_ups.notify, REQUEST)
     finally:
         go_on.set()
     assert await first == second == ToolOutcome(result="written")
     assert len((tmp_path / "home" / FILE).read_text(encoding="utf-8").splitlines()) == 1
 
 
-async def test_what_was_recorded_is_told_and_not_sent_again(tmp_path: Path) -> None:
+async def test_a_recorded_message_is_returned_and_not_sent_again(tmp_path: Path) -> None:
     outbox = LogOutbox(tmp_path / "home")
     first, second = await notify(outbox, tmp_path), await notify(outbox, tmp_path, 2)
     assert first == second == ToolOutcome(result="written")
@@ -144,7 +144,7 @@ async def test_what_was_recorded_is_told_and_not_sent_again(tmp_path: Path) -> N
 
 
 @contextmanager
-def room_for(most: int) -> Iterator[None]:
+def limit_file_size(most: int) -> Iterator[None]:
     """For a file, as on a disk that is nearly full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
@@ -154,11 +154,11 @@ def room_for(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_a_line_that_a_full_disk_cuts_off_is_not_told_as_written_and_spoils_no_other(tmp_path: Path) -> None:
+async def test_a_line_that_a_full_disk_cuts_off_does_not_count_and_spoils_no_other(tmp_path: Path) -> None:
     outbox = LogOutbox(tmp_path)
     await outbox.send(MESSAGE, "k1")
     size = (tmp_path / FILE).stat().st_size
-    with room_for(size + 20), pytest.raises(OSError, match="No space left"):
+    with limit_file_size(size + 20), pytest.raises(OSError, match="No space left"):
         await outbox.send(MESSAGE, "k2")
     assert (tmp_path / FILE).stat().st_size == size + 20
     assert [await outbox.send(MESSAGE, key) for key in ("k3", "k4")] == [ToolOutcome(result="written")] * 2
@@ -174,7 +174,7 @@ async def test_a_webhook_gets_the_message_and_its_key(tmp_path: Path) -> None:
         seen.append(request)
         return httpx.Response(204)
 
-    assert await notify(webhook(answer), tmp_path) == ToolOutcome(result="sent")
+    assert await notify(webhook_outbox(answer), tmp_path) == ToolOutcome(result="sent")
     assert seen[0].headers["idempotency-key"] == KEY
     assert json.loads(seen[0].content) == {"channelId": "x", "text": "I asked B: £5?"}
 
@@ -187,24 +187,23 @@ async def test_a_key_in_any_letters_is_a_header(tmp_path: Path) -> None:
         seen.append(request.headers["idempotency-key"])
         return httpx.Response(204)
 
-    assert (await webhook(answer).send(MESSAGE, "workflow:größe:task:t1:notify")).result == "sent"
+    assert (await webhook_outbox(answer).send(MESSAGE, "workflow:größe:task:t1:notify")).result == "sent"
     assert seen == ["workflow%3Agr%C3%B6%C3%9Fe%3Atask%3At1%3Anotify"]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, "http_error"), (429, "http_error")])
 async def test_a_keyed_message_is_tried_again_and_given_up_typed(tmp_path: Path, status: int, kind: str) -> None:
-    outbox = webhook(lambda _: httpx.Response(status, headers={"retry-after": "7"}))
+    outbox = webhook_outbox(lambda _: httpx.Response(status, headers={"retry-after": "7"}))
     with pytest.raises(ApplicationError) as raised:
         await notify(outbox, tmp_path)
     assert (raised.value.type, raised.value.next_retry_delay) == (kind, timedelta(seconds=7))
-    outcome = await notify(outbox, tmp_path, MAX_SENDS)
-    assert outcome.error is not None
-    assert outcome.error.kind == kind
+    error = error_of(await notify(outbox, tmp_path, MAX_SENDS))
+    assert error.kind == kind
 
 
 @pytest.mark.parametrize("asked", ["Mon, 01 Jan 99999999999 00:00:00 GMT", "inf"])
 async def test_a_delay_that_is_beyond_all_years_leaves_a_message_to_be_tried_again(tmp_path: Path, asked: str) -> None:
-    outbox = webhook(lambda _: httpx.Response(503, headers={"retry-after": asked}))
+    outbox = webhook_outbox(lambda _: httpx.Response(503, headers={"retry-after": asked}))
     with pytest.raises(ApplicationError) as raised:
         await notify(outbox, tmp_path)
     assert (raised.value.type, raised.value.next_retry_delay) == ("http_error", None)
@@ -215,16 +214,15 @@ async def test_whatever_fails_a_keyed_message_it_is_not_tried_for_ever(tmp_path:
         raise OverflowError("beyond all years")
 
     with pytest.raises(OverflowError):
-        await notify(webhook(answer), tmp_path, MAX_SENDS - 1)
-    error = (await notify(webhook(answer), tmp_path, MAX_SENDS)).error
+        await notify(webhook_outbox(answer), tmp_path, MAX_SENDS - 1)
+    error = (await notify(webhook_outbox(answer), tmp_path, MAX_SENDS)).error
     assert error is not None
     assert (error.kind, error.message) == ("tool_error", "OverflowError: beyond all years")
 
 
 async def test_a_refused_message_is_final(tmp_path: Path) -> None:
-    outcome = await notify(webhook(lambda _: httpx.Response(403, text="no such channel")), tmp_path)
-    assert outcome.error is not None
-    assert outcome.error.message == "403 from the outbox: no such channel"
+    error = error_of(await notify(webhook_outbox(lambda _: httpx.Response(403, text="no such channel")), tmp_path))
+    assert error.message == "403 from the outbox: no such channel"
 
 
 async def test_a_url_that_is_none_fails_typed_and_is_not_tried_for_ever(tmp_path: Path) -> None:
@@ -238,9 +236,8 @@ async def test_an_outbox_that_cannot_be_reached_fails_a_once_message_typed(tmp_p
     def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    outcome = await notify(webhook(answer, Effect.once), tmp_path)
-    assert outcome.error is not None
-    assert outcome.error.kind == "unreachable"
+    error = error_of(await notify(webhook_outbox(answer, Effect.once), tmp_path))
+    assert error.kind == "unreachable"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +267,7 @@ async def test_an_answer_of_any_size_costs_no_memory(status: int, tmp_path: Path
             pulled += 1
             yield b"x" * 65_536
 
-    outbox = webhook(lambda _: httpx.Response(status, content=endless()))
+    outbox = webhook_outbox(lambda _: httpx.Response(status, content=endless()))
     with suppress(TransientToolError):
         outcome = await outbox.send(MESSAGE, KEY)
         assert (outcome.error is None) is (status == 200)
@@ -302,7 +299,7 @@ async def test_a_message_goes_only_to_a_channel_that_is_listed(
     given = {"channelId": "x", "text": "hi", **({"platform": platform} if platform else {})}
     headers = Headers(request_id="r", session_id="s", request_client="c")
     task = TaskCommand(headers=headers, data=TaskData.model_validate({**data, "input": given}))
-    follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
+    follow_ups = FollowUps(create_autospec(Client, instance=True), new_project(outbox, tmp_path))
     follow_ups._submit_task = AsyncMock(return_value=None)  # type: ignore[method-assign]
-    told = await attempt().run(follow_ups.command_follow_up, FollowUpCommands(task=task))
+    told = await new_attempt().run(follow_ups.command_follow_up, FollowUpCommands(task=task))
     assert told.error is None if is_sent else told.error is not None and told.error.kind == "blocked"

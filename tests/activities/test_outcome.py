@@ -29,7 +29,7 @@ def test_a_result_tells_the_end(event: dict[str, Any], status: RunStatus, said: 
     assert end.turn_end.end is TurnEnd(status)
 
 
-def test_a_follow_up_that_people_cancelled_too_late_is_told_as_completed() -> None:
+def test_a_follow_up_that_is_cancelled_too_late_is_listed_as_completed() -> None:
     assert end_from_event({"type": "evt.workflow.resolved", "data": {}}).status is RunStatus.completed
 
 
@@ -58,7 +58,7 @@ class Ended:
         (ApplicationError("no"), "failed", "no", None),
     ],
 )  # fmt: skip
-async def test_what_a_run_brings_whoever_delegated_it(end: Any, status: str, text: str, fault: str | None) -> None:
+async def test_what_a_run_returns_to_its_delegation(end: Any, status: str, text: str, fault: str | None) -> None:
     outcome = await wait_for_outcome(Ended(end))  # type: ignore[arg-type]
     assert outcome is not None
     assert (outcome.status, outcome.text, outcome.fault) == (status, text, fault)

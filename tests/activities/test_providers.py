@@ -32,15 +32,15 @@ class Endpoint:
         return ModelReply([{"type": "text", "text": "hello"}], "end_turn", call.definition.model, Usage(input=1))
 
 
-def failed(kind: RunFailure | Stop, *, final: bool = False, delay: float | None = None) -> ApplicationError:
+def new_failure(kind: RunFailure | Stop, *, final: bool = False, delay: float | None = None) -> ApplicationError:
     after = None if delay is None else timedelta(seconds=delay)
     return ApplicationError(f"said {kind}", type=kind, non_retryable=final, next_retry_delay=after)
 
 
-DOWN = failed(RunFailure.model_unavailable)
+DOWN = new_failure(RunFailure.model_unavailable)
 
 
-class World:
+class TwoProviders:
     """Two providers, at a pace that holds nobody back by itself, and a clock that the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, default: Answers, local: Answers = lambda _: None) -> None:
@@ -68,12 +68,12 @@ class World:
         return failure.value
 
 
-MakeWorld = Callable[..., World]
+MakeWorld = Callable[..., TwoProviders]
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> MakeWorld:
-    return lambda *answers: World(monkeypatch, *answers)
+    return lambda *answers: TwoProviders(monkeypatch, *answers)
 
 
 def down(*names: str) -> Answers:
@@ -87,14 +87,14 @@ async def test_the_first_of_the_list_answers_and_the_others_are_not_asked(world:
     assert (it.default.asked, it.local.asked) == (["one"], [])
 
 
-async def test_a_provider_is_asked_for_its_own_name_of_the_model_and_told_with_the_reply(world: MakeWorld) -> None:
+async def test_a_provider_gets_its_own_name_of_the_model_and_the_reply_names_it(world: MakeWorld) -> None:
     it = world(down())
     reply = await it.ask("local:llama3:8b")
     assert (reply.model, reply.asked) == ("local:llama3:8b", "local:llama3:8b")
     assert it.local.asked == ["llama3:8b"]
 
 
-async def test_where_a_model_is_down_the_next_answers_and_it_is_told_why(world: MakeWorld) -> None:
+async def test_if_a_model_is_down_the_next_answers_and_the_reply_has_the_reason(world: MakeWorld) -> None:
     it = world(down("one", "two"))
     reply = await it.ask("one", "two", "local:three")
     assert reply.model == "local:three"
@@ -108,13 +108,13 @@ async def test_where_a_model_is_down_the_next_answers_and_it_is_told_why(world: 
 async def test_what_is_refused_for_good_is_for_a_person_or_the_run_and_no_other_model_is_asked(
     world: MakeWorld, kind: RunFailure | Stop
 ) -> None:
-    it = world(lambda _: failed(kind, final=True))
+    it = world(lambda _: new_failure(kind, final=True))
     assert (await it.failure("one", "local:two")).type == kind
     assert it.local.asked == []
 
 
 async def test_a_refusal_of_a_name_whose_provider_is_unknown_says_so(world: MakeWorld) -> None:
-    it = world(lambda _: failed(RunFailure.model_refused, final=True))
+    it = world(lambda _: new_failure(RunFailure.model_refused, final=True))
     assert (await it.failure("locl:three")).message == (
         "said ModelRefused ('locl:three' is no provider's: there is no 'locl' among anthropic, local)"
     )
@@ -181,7 +181,7 @@ async def test_one_that_was_not_needed_has_not_been_tried(world: MakeWorld) -> N
     assert (await it.ask("one", "local:two")).asked == "local:two"
 
 
-async def test_where_all_rest_all_are_tried_and_the_last_ones_failure_is_told(world: MakeWorld) -> None:
+async def test_if_all_models_rest_all_are_tried_and_the_last_failure_is_reported(world: MakeWorld) -> None:
     it = world(down("one"), down("two"))
     for _ in range(3):
         failure = await it.failure("one", "local:two")
@@ -197,12 +197,12 @@ async def test_a_model_without_another_one_is_asked_each_time(world: MakeWorld) 
 
 
 async def test_a_short_wait_for_a_rate_limit_is_waited_and_a_long_one_is_another_models(world: MakeWorld) -> None:
-    it = world(lambda _: failed(RunFailure.rate_limited, delay=3))
+    it = world(lambda _: new_failure(RunFailure.rate_limited, delay=3))
     failure = await it.failure("one", "local:two")
     assert (failure.type, isinstance(failure, RateLimitedError)) == ("RateLimited", False)
     assert failure.next_retry_delay == timedelta(seconds=3)
     it.now += 60
-    it.default.fails = lambda _: failed(RunFailure.rate_limited, delay=40)
+    it.default.fails = lambda _: new_failure(RunFailure.rate_limited, delay=40)
     assert (await it.ask("one", "local:two")).asked == "local:two"
     reply = await it.ask("one", "local:two")
     assert reply.passed_over[0].why.startswith("held back by the rate limit of anthropic, ")
@@ -210,14 +210,14 @@ async def test_a_short_wait_for_a_rate_limit_is_waited_and_a_long_one_is_another
 
 
 async def test_a_rate_limit_is_one_of_the_provider_and_of_all_its_models(world: MakeWorld) -> None:
-    it = world(lambda _: failed(RunFailure.rate_limited, delay=40))
+    it = world(lambda _: new_failure(RunFailure.rate_limited, delay=40))
     await it.failure("one")
     assert isinstance(await it.failure("two"), RateLimitedError)
     assert it.default.asked == ["one"]
 
 
 async def test_who_is_held_back_by_one_and_finds_the_others_down_has_lost_nothing_yet(world: MakeWorld) -> None:
-    it = world(lambda _: failed(RunFailure.rate_limited, delay=40), down("two"))
+    it = world(lambda _: new_failure(RunFailure.rate_limited, delay=40), down("two"))
     await it.failure("one")
     failure = await it.failure("one", "local:two")
     assert isinstance(failure, RateLimitedError)

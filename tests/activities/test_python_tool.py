@@ -11,6 +11,7 @@ from activities.storage.workspace import Workspace
 from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.python import BadTargetError, PythonTool
 from contracts.tool import Effect, ToolKind, ToolRoute
+from tests.activities.calls import error_of
 
 
 def route(name: str) -> ToolRoute:
@@ -162,12 +163,11 @@ async def test_a_plain_function_and_a_coroutine_are_called_alike(module: str, co
 
 
 @pytest.mark.parametrize("arguments", [{}, {"a": "x"}, {"a": 1, "c": 2}, {"a": None}])
-async def test_arguments_that_do_not_fit_are_told_to_the_model(
+async def test_arguments_that_do_not_fit_are_an_error_for_the_model(
     module: str, context: CallContext, arguments: dict[str, Any]
 ) -> None:
-    outcome = await python(module, "add").run(arguments, context)
-    assert outcome.error is not None
-    assert outcome.error.kind == "invalid_arguments"
+    error = error_of(await python(module, "add").run(arguments, context))
+    assert error.kind == "invalid_arguments"
 
 
 async def test_a_model_cannot_choose_the_idempotency_key(module: str, context: CallContext) -> None:
@@ -176,9 +176,8 @@ async def test_a_model_cannot_choose_the_idempotency_key(module: str, context: C
 
 
 async def test_an_exception_goes_to_the_model_and_a_lost_connection_may_pass(module: str, context: CallContext) -> None:
-    outcome = await python(module, "broken").run({}, context)
-    assert outcome.error is not None
-    assert outcome.error.message == "ValueError: no luck"
+    error = error_of(await python(module, "broken").run({}, context))
+    assert error.message == "ValueError: no luck"
     for function, why in (("down", "nobody listens"), ("late", "no answer yet")):
         with pytest.raises(TransientToolError, match=why):
             await python(module, function).run({}, context)
@@ -190,10 +189,9 @@ async def test_an_exception_goes_to_the_model_and_a_lost_connection_may_pass(mod
 async def test_a_request_that_could_not_be_sent_is_the_callers_mistake(
     module: str, context: CallContext, function: str, why: str
 ) -> None:
-    outcome = await python(module, function).run({}, context)
-    assert outcome.error is not None
-    assert outcome.error.kind == "tool_error"
-    assert outcome.error.message.startswith(why)
+    error = error_of(await python(module, function).run({}, context))
+    assert error.kind == "tool_error"
+    assert error.message.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +208,7 @@ async def test_what_no_future_takes_and_what_ends_a_process_go_to_the_model_too(
 ) -> None:
     async with asyncio.timeout(10):  # a StopIteration would leave the call without an end
         outcome = await python(module, function).run(arguments, context)
-    assert outcome.error is not None
-    assert (outcome.error.kind, outcome.error.message) == ("tool_error", told)
+    assert (error_of(outcome).kind, error_of(outcome).message) == ("tool_error", told)
 
 
 async def test_a_plain_function_around_a_coroutine_is_waited_for(module: str, context: CallContext) -> None:
@@ -220,12 +217,11 @@ async def test_a_plain_function_around_a_coroutine_is_waited_for(module: str, co
         await python(module, "wrapped_down").run({"name": "eva"}, context)
 
 
-async def test_an_async_generator_is_never_told_as_a_success(module: str, context: CallContext) -> None:
+async def test_an_async_generator_is_never_a_success(module: str, context: CallContext) -> None:
     with pytest.raises(BadTargetError, match="is an async generator"):
         python(module, "pages")
-    outcome = await python(module, "wrapped_pages").run({"name": "eva"}, context)
-    assert outcome.error is not None
-    assert outcome.error.message.startswith("nothing was done")
+    error = error_of(await python(module, "wrapped_pages").run({"name": "eva"}, context))
+    assert error.message.startswith("nothing was done")
 
 
 async def test_whatever_a_function_returns_becomes_json_or_a_clear_error(module: str, context: CallContext) -> None:

@@ -78,17 +78,17 @@ async def ask(client: AsyncAnthropic, messages: list[Any], tools: tuple[str, ...
         return await stream.get_final_message()
 
 
-def calls(message: Message) -> list[tuple[str, dict[str, Any]]]:
+def tool_uses(message: Message) -> list[tuple[str, dict[str, Any]]]:
     return [(block.name, dict(block.input)) for block in message.content if block.type == "tool_use"]
 
 
-def text(message: Message) -> str:
+def text_of(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def followed(messages: list[Any], message: Message, *results: str | Exception) -> list[Any]:
+def add_results(messages: list[Any], message: Message, *results: str | Exception) -> list[Any]:
     """The conversation, one turn on. An exception stands for a failed call."""
-    said: list[Any] = [{"type": "text", "text": text(message)}]
+    said: list[Any] = [{"type": "text", "text": text_of(message)}]
     uses = [block for block in message.content if block.type == "tool_use"]
     said += [{"type": "tool_use", "id": use.id, "name": use.name, "input": use.input} for use in uses]
     answers = [
@@ -103,10 +103,10 @@ def followed(messages: list[Any], message: Message, *results: str | Exception) -
     return [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": answers}]
 
 
-async def written(client: AsyncAnthropic, goal: str, *pages: str | Exception) -> str:
+async def write_document(client: AsyncAnthropic, goal: str, *pages: str | Exception) -> str:
     messages: list[Any] = [{"role": "user", "content": goal}]
-    message = await ask(client, followed(messages, await ask(client, messages), *pages))
-    [(name, arguments)] = calls(message)
+    message = await ask(client, add_results(messages, await ask(client, messages), *pages))
+    [(name, arguments)] = tool_uses(message)
     assert name == "write_file"
     return str(arguments["content"])
 
@@ -119,31 +119,35 @@ async def test_work_for_a_peer_is_delegated_and_what_comes_back_is_handed_on(cli
     tools = (*TOOLS, "delegate")
     messages: list[Any] = [{"role": "user", "content": "Please ask scribe to write two lines on bees."}]
     asked = await ask(client, messages, tools)
-    assert calls(asked) == [
+    assert tool_uses(asked) == [
         ("delegate", {"subtasks": [{"id": "part", "agent": "scribe", "instructions": "write two lines on bees."}]})
     ]
     came = json.dumps({"subtasks": [{"id": "part", "agent": "scribe", "status": "done", "outcome": "Bees hum."}]})
-    assert calls(await ask(client, followed(messages, asked, came), tools)) == [("finish", {"outcome": "Bees hum."})]
-    refused = await ask(client, followed(messages, asked, RuntimeError("scribe is none of your peers")), tools)
-    [(tool, why)] = calls(refused)
+    assert tool_uses(await ask(client, add_results(messages, asked, came), tools)) == [
+        ("finish", {"outcome": "Bees hum."})
+    ]
+    refused = await ask(client, add_results(messages, asked, RuntimeError("scribe is none of your peers")), tools)
+    [(tool, why)] = tool_uses(refused)
     assert (tool, why["reason"]) == ("escalate", "scribe did not do it: scribe is none of your peers")
 
 
 async def test_the_worked_example_goes_from_goal_to_artifact(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
     first = await ask(client, messages)
-    assert re.match(r"(?s)Frame: .*\n\nPlan:\n1\. ", text(first))
-    assert calls(first) == [("fetch", {"url": URL})]
+    assert re.match(r"(?s)Frame: .*\n\nPlan:\n1\. ", text_of(first))
+    assert tool_uses(first) == [("fetch", {"url": URL})]
     assert (first.model, first.stop_reason) == ("rehearsal", "tool_use")
 
-    messages = followed(messages, first, GOOD)
+    messages = add_results(messages, first, GOOD)
     second = await ask(client, messages)
-    assert text(second).startswith("Finding: “Bees in winter”")
-    assert [(name, arguments["path"]) for name, arguments in calls(second)] == [("write_file", "artifacts/critique.md")]
+    assert text_of(second).startswith("Finding: “Bees in winter”")
+    assert [(name, arguments["path"]) for name, arguments in tool_uses(second)] == [
+        ("write_file", "artifacts/critique.md")
+    ]
 
-    third = await ask(client, followed(messages, second, "written"))
+    third = await ask(client, add_results(messages, second, "written"))
     outcome = {"outcome": "Two paragraph critique generated in artifacts/critique.md"}
-    assert calls(third) == [("finish", {**outcome, "artifacts": ["artifacts/critique.md"]})]
+    assert tool_uses(third) == [("finish", {**outcome, "artifacts": ["artifacts/critique.md"]})]
 
 
 async def test_a_retried_call_gets_a_byte_identical_answer() -> None:
@@ -156,7 +160,7 @@ async def test_a_retried_call_gets_a_byte_identical_answer() -> None:
 async def test_another_turn_gets_other_tool_use_ids(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
     first = await ask(client, messages)
-    second = await ask(client, followed(messages, first, GOOD))
+    second = await ask(client, add_results(messages, first, GOOD))
     ids = [block.id for message in (first, second) for block in message.content if block.type == "tool_use"]
     assert len(set(ids)) == len(ids) == 2
 
@@ -165,8 +169,8 @@ async def test_streaming_or_not_the_reply_is_the_same(client: AsyncAnthropic) ->
     messages: list[Any] = [{"role": "user", "content": GOAL}]
     whole = await client.messages.create(model="m", max_tokens=9, messages=messages)
     streamed = await ask(client, messages, tools=())
-    assert (text(whole), whole.id, whole.usage.output_tokens) == (
-        text(streamed),
+    assert (text_of(whole), whole.id, whole.usage.output_tokens) == (
+        text_of(streamed),
         streamed.id,
         streamed.usage.output_tokens,
     )
@@ -181,7 +185,7 @@ async def test_text_arrives_in_many_pieces(client: AsyncAnthropic) -> None:
 
 
 async def test_two_pages_get_two_different_critiques_made_from_what_they_hold(client: AsyncAnthropic) -> None:
-    good, bad = await written(client, GOAL, GOOD), await written(client, GOAL, BAD)
+    good, bad = await write_document(client, GOAL, GOOD), await write_document(client, GOAL, BAD)
     assert "“The ball”" in good
     assert "says who wrote it, and when" in good
     assert "click here” (twice)" in bad
@@ -206,7 +210,7 @@ async def test_two_pages_get_two_different_critiques_made_from_what_they_hold(cl
 async def test_the_number_of_paragraphs_is_the_one_asked_for(
     client: AsyncAnthropic, wish: str, number: int, page: str
 ) -> None:
-    document = await written(client, f"Fetch {URL} and write {wish}", page)
+    document = await write_document(client, f"Fetch {URL} and write {wish}", page)
     assert document.startswith("# A ")
     assert len(paragraphs(document)) == number
 
@@ -215,21 +219,21 @@ async def test_where_a_page_cannot_fill_the_paragraphs_the_outcome_names_the_rea
     client: AsyncAnthropic,
 ) -> None:
     messages: list[Any] = [{"role": "user", "content": f"a 40 paragraph critique of {URL}"}]
-    writing = await ask(client, messages := followed(messages, await ask(client, messages), GOOD))
-    number = len(paragraphs(calls(writing)[0][1]["content"]))
-    [(_, arguments)] = calls(await ask(client, followed(messages, writing, "written")))
+    writing = await ask(client, messages := add_results(messages, await ask(client, messages), GOOD))
+    number = len(paragraphs(tool_uses(writing)[0][1]["content"]))
+    [(_, arguments)] = tool_uses(await ask(client, add_results(messages, writing, "written")))
     assert 7 < number < 40
     words = {8: "Eight", 9: "Nine", 10: "Ten"}
     assert arguments["outcome"].startswith(f"{words.get(number, number)} paragraph critique")
 
 
 async def test_a_critique_says_that_no_language_model_wrote_it(client: AsyncAnthropic) -> None:
-    assert "no language model" in (await written(client, GOAL, GOOD)).splitlines()[-1]
+    assert "no language model" in (await write_document(client, GOAL, GOOD)).splitlines()[-1]
 
 
 async def test_a_constructive_tone_turns_each_weak_point_into_advice(client: AsyncAnthropic) -> None:
-    plain = await written(client, GOAL, BAD)
-    kind = await written(client, f"{GOAL}\n\nContext:\n- tone: constructive", BAD)
+    plain = await write_document(client, GOAL, BAD)
+    kind = await write_document(client, f"{GOAL}\n\nContext:\n- tone: constructive", BAD)
     assert "; it would help to " not in plain
     assert kind.count("; it would help to ") >= 2
 
@@ -237,38 +241,42 @@ async def test_a_constructive_tone_turns_each_weak_point_into_advice(client: Asy
 async def test_several_pages_are_fetched_at_once_and_judged_together(client: AsyncAnthropic) -> None:
     goal = f'Review "{URL}", (http://127.0.0.1:8000/b.html) and http://127.0.0.1:8000/b.html.'
     first = await ask(client, [{"role": "user", "content": goal}])
-    assert calls(first) == [("fetch", {"url": URL}), ("fetch", {"url": "http://127.0.0.1:8000/b.html"})]
-    document = await written(client, goal, GOOD, BAD)
+    assert tool_uses(first) == [("fetch", {"url": URL}), ("fetch", {"url": "http://127.0.0.1:8000/b.html"})]
+    document = await write_document(client, goal, GOOD, BAD)
     assert "“Bees in winter” leaves the least to mend" in document
 
 
 async def test_a_page_that_failed_is_said_to_have_failed(client: AsyncAnthropic) -> None:
     goal = f"critique {URL} and http://gone.example"
-    document = await written(client, goal, GOOD, RuntimeError("not_found: 404"))
+    document = await write_document(client, goal, GOOD, RuntimeError("not_found: 404"))
     assert "http://gone.example could not be fetched (not_found: 404)" in document
 
 
 async def test_where_no_page_came_it_escalates_with_the_reason(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
-    last = await ask(client, followed(messages, await ask(client, messages), RuntimeError("blocked: private address")))
-    [(name, arguments)] = calls(last)
+    last = await ask(
+        client, add_results(messages, await ask(client, messages), RuntimeError("blocked: private address"))
+    )
+    [(name, arguments)] = tool_uses(last)
     assert name == "escalate"
     assert "blocked: private address" in arguments["reason"]
 
 
 async def test_where_the_artifact_cannot_be_written_it_escalates(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
-    messages = followed(messages, await ask(client, messages), GOOD)
-    last = await ask(client, followed(messages, await ask(client, messages), RuntimeError("denied: no")))
-    assert [name for name, _ in calls(last)] == ["escalate"]
+    messages = add_results(messages, await ask(client, messages), GOOD)
+    last = await ask(client, add_results(messages, await ask(client, messages), RuntimeError("denied: no")))
+    assert [name for name, _ in tool_uses(last)] == ["escalate"]
 
 
 async def test_without_an_address_it_asks_and_goes_on_with_the_answer(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": "produce a 2 para critique"}]
     asked = await ask(client, messages)
-    assert [name for name, _ in calls(asked)] == ["ask_human"]
-    assert calls(await ask(client, followed(messages, asked, f"Take {URL}, please"))) == [("fetch", {"url": URL})]
-    [(name, arguments)] = calls(await ask(client, followed(messages, asked, "no idea")))
+    assert [name for name, _ in tool_uses(asked)] == ["ask_human"]
+    assert tool_uses(await ask(client, add_results(messages, asked, f"Take {URL}, please"))) == [
+        ("fetch", {"url": URL})
+    ]
+    [(name, arguments)] = tool_uses(await ask(client, add_results(messages, asked, "no idea")))
     assert name == "finish"
     assert "ANTHROPIC_API_KEY" in arguments["outcome"]
 
@@ -276,19 +284,19 @@ async def test_without_an_address_it_asks_and_goes_on_with_the_answer(client: As
 async def test_a_later_goal_of_the_conversation_starts_afresh(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
     for result in (GOOD, "written", "finished"):
-        messages = followed(messages, await ask(client, messages), result)
+        messages = add_results(messages, await ask(client, messages), result)
     messages[-1]["content"].append({"type": "text", "text": "Now a report on http://other.example/"})
-    assert calls(await ask(client, messages)) == [("fetch", {"url": "http://other.example/"})]
+    assert tool_uses(await ask(client, messages)) == [("fetch", {"url": "http://other.example/"})]
 
 
 async def test_it_calls_only_tools_that_the_request_offers(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
-    assert not calls(await ask(client, messages, tools=("read_file",)))
-    assert not calls(await ask(client, messages, tools=()))
+    assert not tool_uses(await ask(client, messages, tools=("read_file",)))
+    assert not tool_uses(await ask(client, messages, tools=()))
     fetching = await ask(client, messages, tools=("fetch",))
-    answered = await ask(client, followed(messages, fetching, GOOD), tools=("fetch",))
-    assert not calls(answered)
-    assert "# A critique of “Bees in winter”" in text(answered)
+    answered = await ask(client, add_results(messages, fetching, GOOD), tools=("fetch",))
+    assert not tool_uses(answered)
+    assert "# A critique of “Bees in winter”" in text_of(answered)
 
 
 @pytest.mark.parametrize(
@@ -302,12 +310,12 @@ async def test_it_calls_only_tools_that_the_request_offers(client: AsyncAnthropi
 )
 async def test_a_forced_choice_of_tool_is_respected(client: AsyncAnthropic, choice: Any, expected: list[str]) -> None:
     message = await ask(client, [{"role": "user", "content": GOAL}], tool_choice=choice)
-    assert [name for name, _ in calls(message)] == expected
+    assert [name for name, _ in tool_uses(message)] == expected
 
 
 async def test_a_tool_use_without_its_result_is_refused_as_the_api_refuses_it(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
-    broken = followed(messages, await ask(client, messages), GOOD)
+    broken = add_results(messages, await ask(client, messages), GOOD)
     broken[-1]["content"] = [{"type": "text", "text": "go on"}]
     with pytest.raises(BadRequestError, match="without `tool_result`") as caught:
         await ask(client, broken)

@@ -105,7 +105,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_secret_is_found_whoever_writes_it(writer: str) -> None:
+def test_a_secret_is_found_in_any_form(writer: str) -> None:
     secrets, said = Secrets([("KEY", WRITTEN)]), WRITERS[writer]
     assert secrets.redact(f"<{said}>") == "<[redacted KEY]>"
     assert secrets.redact_bytes(f"<{said}>".encode()) == b"<[redacted KEY]>"
@@ -122,7 +122,7 @@ def test_a_secret_is_found_whoever_writes_it(writer: str) -> None:
         ("pa(ss)word!12/3", "pa(ss)word!12%2F3"),
     ],
 )
-def test_a_key_or_a_password_is_found_whoever_writes_it(secret: str, said: str) -> None:
+def test_a_key_or_a_password_is_found_in_any_form(secret: str, said: str) -> None:
     assert Secrets([("X", secret)]).redact(f"<{said}>") == "<[redacted X]>"
 
 

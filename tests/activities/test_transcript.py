@@ -27,7 +27,7 @@ def result(use: str) -> Part:
     return result_part(use, "look", 1, ToolOutcome(result=f"result of {use}"))
 
 
-class Run:
+class FakeRun:
     """Stands for the server and the run behind it: answers the query `transcript`, and counts."""
 
     def __init__(self, base: int = 0, head: str = "", segments: tuple[Segment, ...] = ()) -> None:
@@ -35,7 +35,7 @@ class Run:
         self.segments = segments
         self.asked: list[int] = []
 
-    def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "Run":
+    def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "FakeRun":
         return self
 
     async def query(self, name: str, asked: dict[str, int], *, result_type: type) -> TranscriptPage:
@@ -54,8 +54,8 @@ def store_of(root: Path) -> LocalStore:
     return store
 
 
-class Worker:
-    def __init__(self, run: Run, root: Path, max_bytes: int = 10**9) -> None:
+class CachingWorker:
+    def __init__(self, run: FakeRun, root: Path, max_bytes: int = 10**9) -> None:
         self.run, self.store = run, store_of(root)
         self.cache = TranscriptCache(cast("Client", run), LocalStores(root), max_bytes)
 
@@ -69,18 +69,18 @@ class Worker:
 
 
 @pytest.fixture
-def run() -> Run:
-    run = Run()
+def run() -> FakeRun:
+    run = FakeRun()
     run.add(goal_part("see", {}))
     return run
 
 
 @pytest.fixture
-def worker(run: Run, tmp_path: Path) -> Worker:
-    return Worker(run, tmp_path)
+def worker(run: FakeRun, tmp_path: Path) -> CachingWorker:
+    return CachingWorker(run, tmp_path)
 
 
-async def test_a_worker_that_did_all_the_work_asks_only_once(run: Run, worker: Worker) -> None:
+async def test_a_worker_that_did_all_the_work_asks_only_once(run: FakeRun, worker: CachingWorker) -> None:
     await worker.at()
     for turn in range(5):
         uses = [f"{turn}-{n}" for n in range(3)]
@@ -93,7 +93,9 @@ async def test_a_worker_that_did_all_the_work_asks_only_once(run: Run, worker: W
     assert [block["tool_use_id"] for block in messages[-1]["content"]] == ["4-0", "4-1", "4-2"]
 
 
-async def test_a_worker_that_missed_something_asks_from_the_longest_prefix_it_has(run: Run, worker: Worker) -> None:
+async def test_a_worker_that_missed_something_asks_from_the_longest_prefix_it_has(
+    run: FakeRun, worker: CachingWorker
+) -> None:
     await worker.at()
     run.add(reply(0, "a"), result("a"), note_part("elsewhere"))
     await worker.at()
@@ -103,7 +105,7 @@ async def test_a_worker_that_missed_something_asks_from_the_longest_prefix_it_ha
     assert run.asked == [0, 1, 4]
 
 
-async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: Run, worker: Worker) -> None:
+async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: FakeRun, worker: CachingWorker) -> None:
     worker.cache.share_live("r", run.transcript)
     await worker.at()
     run.add(reply(0, "a"), result("a"), note_part("a person's answer"))
@@ -113,7 +115,7 @@ async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: Ru
     assert run.asked == []
 
 
-async def test_a_worker_has_the_parts_of_a_run_in_its_memory_once(run: Run, worker: Worker) -> None:
+async def test_a_worker_has_the_parts_of_a_run_in_its_memory_once(run: FakeRun, worker: CachingWorker) -> None:
     worker.cache.share_live("r", run.transcript)
     await worker.at()
     worker.cache.feed_reply("w", reply(0, "a"))
@@ -131,7 +133,7 @@ async def test_a_worker_has_the_parts_of_a_run_in_its_memory_once(run: Run, work
     assert run.asked == []
 
 
-async def test_a_run_in_memory_that_was_reset_takes_its_own_way(run: Run, worker: Worker) -> None:
+async def test_a_run_in_memory_that_was_reset_takes_its_own_way(run: FakeRun, worker: CachingWorker) -> None:
     worker.cache.share_live("r", run.transcript)
     run.add(reply(0, "a"), result("a"))
     await worker.at()
@@ -142,7 +144,7 @@ async def test_a_run_in_memory_that_was_reset_takes_its_own_way(run: Run, worker
     assert run.asked == []
 
 
-async def test_a_run_that_is_in_no_memory_any_more_is_asked(run: Run, worker: Worker) -> None:
+async def test_a_run_that_is_in_no_memory_any_more_is_asked(run: FakeRun, worker: CachingWorker) -> None:
     evicted = Transcript()
     worker.cache.share_live("r", evicted)
     del evicted
@@ -152,12 +154,12 @@ async def test_a_run_that_is_in_no_memory_any_more_is_asked(run: Run, worker: Wo
 
 async def test_of_a_run_in_memory_only_what_lies_in_the_store_is_asked(tmp_path: Path) -> None:
     parts = [goal_part("see", {}), reply(0, "a"), result("a")]
-    whole = Run()
+    whole = FakeRun()
     whole.add(*parts)
     segment = await write_segment(store_of(tmp_path), parts, 0, whole.transcript.head)
-    run = Run(segment.end, segment.head, (segment,))
+    run = FakeRun(segment.end, segment.head, (segment,))
     run.add(note_part("after the rotation"))
-    worker = Worker(run, tmp_path)
+    worker = CachingWorker(run, tmp_path)
     worker.cache.share_live("r", run.transcript)
     await worker.at()
     run.add(reply(1, "b"), result("b"))
@@ -165,13 +167,13 @@ async def test_of_a_run_in_memory_only_what_lies_in_the_store_is_asked(tmp_path:
     assert run.asked == [0]
 
 
-async def test_the_rendered_messages_grow_and_what_was_rendered_stays(run: Run, worker: Worker) -> None:
+async def test_the_rendered_messages_grow_and_what_was_rendered_stays(run: FakeRun, worker: CachingWorker) -> None:
     first = [dict(message) for message in await worker.at()]
     run.add(reply(0, "a"), result("a"))
     assert (await worker.at())[: len(first)] == first
 
 
-async def test_a_reply_that_the_run_did_not_keep_is_forgotten(run: Run, worker: Worker) -> None:
+async def test_a_reply_that_the_run_did_not_keep_is_forgotten(run: FakeRun, worker: CachingWorker) -> None:
     await worker.at()
     worker.cache.feed_reply("w", reply(0))
     run.add(note_part("Your reply was empty."))
@@ -179,7 +181,7 @@ async def test_a_reply_that_the_run_did_not_keep_is_forgotten(run: Run, worker: 
     assert [message["role"] for message in messages] == ["user"]
 
 
-async def test_a_turn_that_is_tried_again_replaces_what_was_fed(run: Run, worker: Worker) -> None:
+async def test_a_turn_that_is_tried_again_replaces_what_was_fed(run: FakeRun, worker: CachingWorker) -> None:
     await worker.at()
     worker.cache.feed_reply("w", reply(0, "lost"))
     worker.cache.feed_result("w", "lost", result("lost"))
@@ -190,14 +192,14 @@ async def test_a_turn_that_is_tried_again_replaces_what_was_fed(run: Run, worker
     assert run.asked == [0]
 
 
-async def test_an_earlier_point_can_be_asked_for_again(run: Run, worker: Worker) -> None:
+async def test_an_earlier_point_can_be_asked_for_again(run: FakeRun, worker: CachingWorker) -> None:
     run.add(reply(0, "a"), result("a"), reply(1))
     whole = len(await worker.at())
     assert len(await worker.at(1)) == 1
     assert len(await worker.at()) == whole
 
 
-async def test_a_run_that_was_reset_is_read_anew(run: Run, worker: Worker) -> None:
+async def test_a_run_that_was_reset_is_read_again(run: FakeRun, worker: CachingWorker) -> None:
     run.add(reply(0, "a"), result("a"))
     await worker.at()
     run.transcript.truncate(1)
@@ -206,14 +208,14 @@ async def test_a_run_that_was_reset_is_read_anew(run: Run, worker: Worker) -> No
     assert messages[1]["content"][1]["id"] == "other"
 
 
-async def test_a_transcript_that_the_run_does_not_have_is_refused(run: Run, worker: Worker) -> None:
+async def test_a_transcript_that_the_run_does_not_have_is_refused(run: FakeRun, worker: CachingWorker) -> None:
     for length, head in ((1, "wrong"), (5, run.transcript.head)):
         with pytest.raises(TranscriptMismatchError):
             await worker.cache.read_conversation(TranscriptCursor("w", "r", length, head))
     assert len(await worker.at()) == 1
 
 
-async def test_large_conversations_come_in_pages(run: Run, worker: Worker) -> None:
+async def test_large_conversations_come_in_pages(run: FakeRun, worker: CachingWorker) -> None:
     run.add(*(note_part(str(n) + "x" * 400_000) for n in range(7)))
     (message,) = await worker.at()
     assert len(message["content"]) == 8
@@ -230,9 +232,9 @@ async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
         for part in parts[start:end]:
             whole.append(part)
         segments.append(await write_segment(store, parts[start:end], start, whole.head))
-    run = Run(4, whole.head, tuple(segments))
+    run = FakeRun(4, whole.head, tuple(segments))
     run.add(parts[4])
-    messages = await Worker(run, tmp_path).at()
+    messages = await CachingWorker(run, tmp_path).at()
     assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant", "user"]
     assert run.asked == [0]
 
@@ -241,15 +243,15 @@ async def test_a_segment_that_was_changed_in_the_store_is_noticed(tmp_path: Path
     head = Transcript()
     head.append(goal_part("see", {}))
     segment = await write_segment(store_of(tmp_path), [goal_part("do harm", {})], 0, head.head)
-    run = Run(1, head.head, (segment,))
+    run = FakeRun(1, head.head, (segment,))
     run.add(note_part("go on"))
     with pytest.raises(TranscriptMismatchError):
-        await Worker(run, tmp_path).at()
+        await CachingWorker(run, tmp_path).at()
 
 
-async def test_above_its_size_the_cache_drops_what_was_used_longest_ago(run: Run, tmp_path: Path) -> None:
+async def test_above_its_size_the_cache_drops_what_was_used_longest_ago(run: FakeRun, tmp_path: Path) -> None:
     run.add(note_part("x" * 1000))
-    worker = Worker(run, tmp_path, max_bytes=3000)
+    worker = CachingWorker(run, tmp_path, max_bytes=3000)
     for workflow in ("a", "b", "a", "c", "a", "b"):
         await worker.at(workflow=workflow)
     assert len(run.asked) == 4  # a, b, c, and b again
@@ -259,8 +261,10 @@ async def test_above_its_size_the_cache_drops_what_was_used_longest_ago(run: Run
     assert len(run.asked) == 5
 
 
-async def test_what_a_worker_was_fed_for_other_workers_turns_counts_and_is_dropped(run: Run, tmp_path: Path) -> None:
-    cache = Worker(run, tmp_path, max_bytes=10_000).cache
+async def test_what_a_worker_was_fed_for_other_workers_turns_counts_and_is_dropped(
+    run: FakeRun, tmp_path: Path
+) -> None:
+    cache = CachingWorker(run, tmp_path, max_bytes=10_000).cache
     for number in range(200):
         cache.feed_result(f"w{number}", "use", result("use"))
     assert 0 < len(cache._held) < 150
@@ -268,9 +272,9 @@ async def test_what_a_worker_was_fed_for_other_workers_turns_counts_and_is_dropp
 
 
 async def test_a_conversation_that_is_dropped_while_it_is_filled_leaves_no_weight(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Worker(run, tmp_path)
+    worker = CachingWorker(run, tmp_path)
     asked = run.query
 
     async def dropping(name: str, body: dict[str, int], *, result_type: type) -> TranscriptPage:

@@ -380,5 +380,5 @@ def test_a_folder_tells_its_run_except_where_the_id_was_too_long(run_id: str) ->
 
 
 @pytest.mark.parametrize("name", ["", "%empty", "%FF", "%2e", ".hidden", "a b", "%41", "x" * 101, "a%"])
-def test_a_folder_that_is_none_of_ours_tells_no_run(name: str) -> None:
+def test_a_foreign_folder_name_has_no_run(name: str) -> None:
     assert run_id_in(name) is None

@@ -8,21 +8,21 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from temporalio.client import Client
 
 from devserver import DevServer, embedded_server
 from perdure.client.connection import connect, register_search_attributes
 from perdure.process.shutdown import exit_now
-from tests.chaos.report import page, versions
+from tests.chaos.context import Row, ScenarioContext
+from tests.chaos.report import cells, page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario
-from tests.chaos.stage import Row, Stage
 from tests.conftest import SHORT_HISTORY
 
 HEAD = ("scenario", "runs", "faults", "effects", "twice", "lost", "in doubt", "window", "longest", "took", "verdict")
+SUMMED = ("runs", "faults", "effects", "duplicates", "lost", "in_doubt", "seconds")
 WIDTHS = (29, 5, 6, 7, 5, 4, 8, 6, 7, 6, 7)
 
 
@@ -47,10 +47,10 @@ async def play(chosen: Sequence[Scenario], seed: int, minutes: float, *, short: 
             if "minutes" in sizes:
                 sizes["minutes"] = minutes
             try:
-                row = await scenario.run(Stage(home / scenario.name, seed, plain, early), sizes)
+                row = await scenario.run(ScenarioContext(home / scenario.name, seed, plain, early), sizes)
             except Exception as error:  # noqa: BLE001 - the others are worth playing all the same
-                told = "".join(traceback.format_exception(error))
-                row = Row(f"{scenario.name} {scenario.title}", seed, violations=[told])
+                trace = "".join(traceback.format_exception(error))
+                row = Row(f"{scenario.name} {scenario.title}", seed, violations=[trace])
             print(_line(_cells(row)), flush=True)
             rows.append(row)
         return rows, await versions(plain)
@@ -66,10 +66,8 @@ SHORT = {"limit.historyCount.suggestContinueAsNew": SHORT_HISTORY}
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    counts = (row.runs, row.faults, row.effects, row.duplicates, row.lost, row.in_doubt)
-    window = "" if row.window is None else f"{row.window:.0%}"
-    verdict = "ok" if not row.violations else "BROKEN"
-    return (row.scenario, *map(str, counts), window, f"{row.recovery:.1f} s", f"{row.seconds:.0f} s", verdict)
+    *counts, longest, took, verdict = cells(row)
+    return (*counts, "" if row.window is None else f"{row.window:.0%}", longest, took, verdict)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -78,20 +76,10 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _summary(rows: Sequence[Row], seed: int) -> None:
-    total = Row("all", seed)
-    for row in rows:
-        total = replace(
-            total,
-            runs=total.runs + row.runs,
-            faults=total.faults + row.faults,
-            effects=total.effects + row.effects,
-            duplicates=total.duplicates + row.duplicates,
-            lost=total.lost + row.lost,
-            in_doubt=total.in_doubt + row.in_doubt,
-            recovery=max(total.recovery, row.recovery),
-            seconds=total.seconds + row.seconds,
-            violations=[*total.violations, *row.violations],
-        )
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in SUMMED}
+    recovery = max((row.recovery for row in rows), default=0.0)
+    violations = [violation for row in rows for violation in row.violations]
+    total = Row("all", seed, recovery=recovery, violations=violations, **sums)
     print(_line(_cells(total)), "\n")
     print("window: kills that left a call between its claim and its result; longest: that any run stood still")
     for row in rows:

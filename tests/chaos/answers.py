@@ -14,38 +14,38 @@ from activities.demo.sse import Json
 from contracts.run.signals import CancelRequest
 from perdure.client.runs import request_cancel
 from perdure.testkit.model_server import Reply, ScriptedAnswer, cut, fails
-from tests.chaos.arena import pid_of, until
 from tests.chaos.auditor import Audit, audit, memory_peak
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import pid_of, until
 from tests.chaos.task import Task, Use, mixed, script
 from tests.chaos.tool_server import ToolServer
 
 MEGABYTE = 1_000_000
-MOST_MEMORY = 500 * MEGABYTE
+MAX_MEMORY = 500 * MEGABYTE
 
 
-async def large_results(stage: Stage) -> Row:
+async def large_results(context: ScenarioContext) -> Row:
     """R13: whatever a tool returns, its effect happens once, the run ends, and the worker lives."""
     sizes = [int(size * MEGABYTE) for size in (1.9, 2.1, 3, 50)]
-    async with stage.arena(tools=ToolServer(stage.seed, takes=0)) as it:
-        crew = it.crew("r13", 1)
+    async with context.environment(tools=ToolServer(context.seed, takes=0)) as it:
+        workers = it.start_workers("r13", 1)
         for size in sizes:
             await it.start(Task(f"r13-{size}", ((("charge", {"bytes": size}),),)), "r13")
         await it.start(Task("r13-error", ((("charge", {"bytes": 5 * MEGABYTE, "status": 422}),),)), "r13")
         many: tuple[Use, ...] = tuple(("look", {"bytes": 300_000, "nr": number}) for number in range(12))
         await it.start(Task("r13-many", (many,)), "r13")
         late = await it.all_ended()
-        peak = memory_peak(pid_of(crew.workers[0]))
+        peak = memory_peak(pid_of(workers.processes[0]))
         found = await audit(it, late=late)
-        if peak > MOST_MEMORY:
+        if peak > MAX_MEMORY:
             found.wrong(f"the worker held {peak / MEGABYTE:.0f} MB")
         return row(it, found, f"peak memory {peak / MEGABYTE:.0f} MB")
 
 
-FINDING = 8  # calls that are refused until two workers know a limit that nobody has told them
+UNKNOWN_LIMIT_REFUSALS = 8  # calls that are refused until two workers know a limit that nobody has told them
 
 
-class Flaky:
+class FlakyModel:
     """A model with a rate limit, which fails at the first request of some turns: a tenth for each kind of fault."""
 
     KINDS: tuple[Callable[[Reply], ScriptedAnswer], ...] = (
@@ -86,18 +86,18 @@ class Flaky:
         return takes
 
 
-async def storm(stage: Stage, *, runs: int) -> Row:
+async def storm(context: ScenarioContext, *, runs: int) -> Row:
     """R14: rate limits of tools and model, and faults of the model, answered with patience and nothing more."""
 
     def refuses(effect: str, key: str, earlier: int) -> Response | None:
-        if earlier >= Random(f"{stage.seed} {key}").choice((0, 0, 1, 2)):
+        if earlier >= Random(f"{context.seed} {key}").choice((0, 0, 1, 2)):
             return None
         return Response("slow down", status_code=429, headers={"retry-after": "1"})
 
-    model = Flaky(stage.seed, max(10.0, runs / 8))
-    tools = ToolServer(stage.seed, refuses=refuses)
-    async with stage.arena(tools=tools, says=model) as it:
-        it.crew("r14", 2)
+    model = FlakyModel(context.seed, max(10.0, runs / 8))
+    tools = ToolServer(context.seed, refuses=refuses)
+    async with context.environment(tools=tools, says=model) as it:
+        it.start_workers("r14", 2)
         for number in range(runs):
             await it.start(mixed(f"r14-{number}", it.random, 8), "r14")
         late = await it.all_ended(within=120)
@@ -105,7 +105,7 @@ async def storm(stage: Stage, *, runs: int) -> Row:
         turns = sum(len(task.turns) + 1 for task in it.tasks.values())
         it.fault(counts=False)
         it.faults = model.given + model.refused + sum(tools.refused.values())
-        _must_be_few(found, "model calls", len(it.model.requests) - FINDING, turns + model.given)
+        _must_be_few(found, "model calls", len(it.model.requests) - UNKNOWN_LIMIT_REFUSALS, turns + model.given)
         steps = sum(len(task.tools) for task in it.tasks.values())
         refused_once = sum(n for place, n in tools.refused.items() if it.tasks[place[0]].tools[place[1]] == "charge")
         allowed = steps + sum(tools.refused.values()) - refused_once
@@ -118,17 +118,17 @@ def _must_be_few(found: Audit, what: str, made: int, allowed: int) -> None:
         found.wrong(f"{made} {what}, and {allowed} were called for")
 
 
-async def long_call(stage: Stage, *, seconds: float) -> Row:
+async def long_call(context: ScenarioContext, *, seconds: float) -> Row:
     """R15: a long answer is neither cut off nor waited for in vain."""
-    async with stage.arena() as it:
+    async with context.environment() as it:
         task = {name: Task(f"r15-{name}", (), pause=seconds) for name in ("whole", "killed", "cancelled")}
-        crews = {name: it.crew(f"r15-{name}", 1) for name in task}
+        workers = {name: it.start_workers(f"r15-{name}", 1) for name in task}
         for name, each in task.items():
             await it.start(each, f"r15-{name}")
         await until(lambda: len(it.model.requests) == 3)
         await asyncio.sleep(2)
         began = time.monotonic()
-        await crews["killed"].fault("kill", it.random)
+        await workers["killed"].fault("kill")
         await request_cancel(it.client, "r15-cancelled", CancelRequest(reason="enough"))
         with suppress(WorkflowFailureError):
             await it.handles["r15-cancelled"].result()

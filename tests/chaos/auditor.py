@@ -20,7 +20,7 @@ from contracts.run.state import RunStatus, Snapshot
 from contracts.run.transcript import Part, PartKind
 from decisions.ids import run_workflow_id
 from perdure.client.run_list import find_run
-from tests.chaos.arena import Arena, unfailing
+from tests.chaos.environment import Environment, retry_until_accepted
 from tests.chaos.task import Task
 
 WORDS = ("Traceback", "TMPRL1100", "TMPRL1101", "Unfinished")
@@ -37,7 +37,7 @@ OVERTAKEN = re.compile(
 
 
 @dataclass
-class Told:
+class RunHistory:
     """What the history of a run tells, across its executions."""
 
     ends: list[str] = field(default_factory=list)
@@ -68,7 +68,11 @@ class Audit:
 
 
 async def audit(
-    it: Arena, *, late: list[str] | None = None, status: RunStatus | None = RunStatus.completed, quiet: bool = True
+    it: Environment,
+    *,
+    late: list[str] | None = None,
+    status: RunStatus | None = RunStatus.completed,
+    quiet: bool = True,
 ) -> Audit:
     """`late` are the runs that did not end in time; `status` is how each must have ended; None: in any way.
 
@@ -82,35 +86,35 @@ async def audit(
 
     async def of(run: str) -> None:
         async with turn:
-            told = await unfailing(lambda: _told(it.client, run))
-            _judge(found, it, run, told, status)
+            history = await retry_until_accepted(lambda: read_history(it.client, run))
+            _judge(found, it, run, history, status)
             if run not in (late or ()):
-                snapshot, parts = await unfailing(lambda: _conversation(it, run))
-                _judge_parts(found, it, run, parts, cancelled=told.ends == ["canceled"])
+                snapshot, parts = await retry_until_accepted(lambda: _conversation(it, run))
+                _judge_parts(found, it, run, parts, cancelled=history.ends == ["canceled"])
                 _judge_tokens(found, run, snapshot, parts)
 
     await asyncio.gather(*(of(run) for run in it.handles))
-    _judge_deeds(found, it)
+    _judge_effects(found, it)
     judge_logs(found, it, quiet=quiet)
     return found
 
 
-async def _told(client: Client, run: str) -> Told:
-    told = Told()
+async def read_history(client: Client, run: str) -> RunHistory:
+    history = RunHistory()
     execution: str | None = (await find_run(client, run)).first_execution
     while execution:
         handle = client.get_workflow_handle(run_workflow_id(run), run_id=execution)
         events = [event async for event in handle.fetch_history_events()]
-        told.executions += 1
-        execution = _read(told, events)
-    return told
+        history.executions += 1
+        execution = _read(history, events)
+    return history
 
 
-def _read(told: Told, events: list[HistoryEvent]) -> str | None:
+def _read(history: RunHistory, events: list[HistoryEvent]) -> str | None:
     """Adds one execution's history; gives the next one's id."""
     times = [event.event_time.ToDatetime() for event in events]
-    told.standstill = max([told.standstill, *((b - a).total_seconds() for a, b in pairwise(times))])
-    _read_timers(told, events)
+    history.standstill = max([history.standstill, *((b - a).total_seconds() for a, b in pairwise(times))])
+    _read_timers(history, events)
     steps: dict[int, int] = {}
     for event in events:
         match event.event_type:
@@ -121,15 +125,15 @@ def _read(told: Told, events: list[HistoryEvent]) -> str | None:
             case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
                 failed = event.activity_task_failed_event_attributes
                 if failed.failure.application_failure_info.type == Stop.in_doubt:
-                    told.doubts[steps[failed.scheduled_event_id]] += 1
+                    history.doubts[steps[failed.scheduled_event_id]] += 1
             case EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
-                told.failed_tasks += failed_task(event)
+                history.failed_tasks += failed_task(event)
             case _:
                 pass
     last = events[-1]
     if last.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
         return last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
-    told.ends.append(EventType.Name(last.event_type).removeprefix("EVENT_TYPE_WORKFLOW_EXECUTION_").lower())
+    history.ends.append(EventType.Name(last.event_type).removeprefix("EVENT_TYPE_WORKFLOW_EXECUTION_").lower())
     return None
 
 
@@ -141,33 +145,33 @@ def failed_task(event: HistoryEvent) -> list[str]:
     return [task.failure.message or WorkflowTaskFailedCause.Name(task.cause)]
 
 
-def _read_timers(told: Told, events: list[HistoryEvent]) -> None:
+def _read_timers(history: RunHistory, events: list[HistoryEvent]) -> None:
     started = {e.event_id: e for e in events if e.event_type == EventType.EVENT_TYPE_TIMER_STARTED}
     for event in events:
         if event.event_type == EventType.EVENT_TYPE_TIMER_FIRED:
             timer = started[event.timer_fired_event_attributes.started_event_id]
             due = timer.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta()
             late = event.event_time.ToDatetime() - timer.event_time.ToDatetime() - due
-            told.lateness = max(told.lateness, late.total_seconds())
+            history.lateness = max(history.lateness, late.total_seconds())
 
 
-def _judge(found: Audit, it: Arena, run: str, told: Told, status: RunStatus | None) -> None:
-    if told.standstill > found.recovery:
-        found.recovery, found.slowest = told.standstill, run
-    found.lateness = max(found.lateness, told.lateness)
-    found.rotations += told.executions - 1
+def _judge(found: Audit, it: Environment, run: str, history: RunHistory, status: RunStatus | None) -> None:
+    if history.standstill > found.recovery:
+        found.recovery, found.slowest = history.standstill, run
+    found.lateness = max(found.lateness, history.lateness)
+    found.rotations += history.executions - 1
     wanted = {RunStatus.completed: "completed", RunStatus.cancelled: "canceled", RunStatus.failed: "failed"}
-    ended = told.ends[0]
+    ended = history.ends[0]
     if ended not in ("completed", "canceled", "failed") or (status is not None and ended != wanted[status]):
         found.wrong(f"{run} is {ended}")
-    for failure in told.failed_tasks:
+    for failure in history.failed_tasks:
         found.wrong(f"{run} has a failed workflow task: {failure[:200]}")
     asked = Counter(asked.step for asked in it.asked if asked.run == run)
-    if set(asked) != set(told.doubts):
-        found.wrong(f"{run}: in doubt at steps {sorted(told.doubts)}, and a person was asked about {sorted(asked)}")
+    if set(asked) != set(history.doubts):
+        found.wrong(f"{run}: in doubt at steps {sorted(history.doubts)}, and a person was asked about {sorted(asked)}")
 
 
-async def _conversation(it: Arena, run: str) -> tuple[Snapshot, list[Part]]:
+async def _conversation(it: Environment, run: str) -> tuple[Snapshot, list[Part]]:
     """The whole conversation, proven by its hash: segments from the store, the rest from the run."""
     handle = it.client.get_workflow_handle(run_workflow_id(run))
     snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
@@ -184,7 +188,7 @@ def _judge_tokens(found: Audit, run: str, snapshot: Snapshot, parts: list[Part])
         found.wrong(f"{run}: {snapshot.state.usage.output} tokens of output were counted, and {replies} received")
 
 
-def _judge_parts(found: Audit, it: Arena, run: str, parts: list[Part], *, cancelled: bool) -> None:
+def _judge_parts(found: Audit, it: Environment, run: str, parts: list[Part], *, cancelled: bool) -> None:
     """A run that is cancelled while a call is in doubt may say so; one that goes on must know."""
     asked = [b["id"] for p in parts if p.kind is PartKind.reply for b in p.content if b["type"] == "tool_use"]
     answered = [b["tool_use_id"] for p in parts if p.kind is PartKind.result for b in p.content]
@@ -195,15 +199,15 @@ def _judge_parts(found: Audit, it: Arena, run: str, parts: list[Part], *, cancel
         if cancelled and shown.get(step, "").startswith("in_doubt:"):
             del shown[step]
             continue
-        for deed in it.tools.of(run, step):
-            if deed.receipt not in shown.get(step, ""):
+        for effect in it.tools.of(run, step):
+            if effect.receipt not in shown.get(step, ""):
                 found.lost += 1
-                found.wrong(f"{run}: the result of step {step} ({deed.receipt}) is lost: {shown.get(step)!r:.200}")
+                found.wrong(f"{run}: the result of step {step} ({effect.receipt}) is lost: {shown.get(step)!r:.200}")
     if task := it.tasks.get(run):
         _judge_steps(found, it, task, parts, shown)
 
 
-def _judge_steps(found: Audit, it: Arena, task: Task, parts: list[Part], shown: dict[int, str]) -> None:
+def _judge_steps(found: Audit, it: Environment, task: Task, parts: list[Part], shown: dict[int, str]) -> None:
     """Each step is the one that was planned, and shows what its tool answered."""
     tools = {p.about["step"]: p.about["tool"] for p in parts if p.about.get("step") is not None}
     if any(task.tools.get(step) != tool for step, tool in tools.items()):
@@ -217,10 +221,10 @@ def _judge_steps(found: Audit, it: Arena, task: Task, parts: list[Part], shown: 
             found.wrong(f"{task.run}: step {step} shows {text[:200]!r}")
 
 
-def _judge_deeds(found: Audit, it: Arena) -> None:
-    found.effects = len(it.tools.deeds)
-    places = Counter((deed.run, deed.step) for deed in it.tools.deeds)
-    keys = Counter(deed.key for deed in it.tools.deeds)
+def _judge_effects(found: Audit, it: Environment) -> None:
+    found.effects = len(it.tools.effects)
+    places = Counter((effect.run, effect.step) for effect in it.tools.effects)
+    keys = Counter(effect.key for effect in it.tools.effects)
     for (run, step), times in places.items():
         if times > 1:
             found.duplicates += times - 1
@@ -229,28 +233,28 @@ def _judge_deeds(found: Audit, it: Arena) -> None:
         if times > 1:
             found.wrong(f"{key}: {times} effects under one key")
     stores = LocalStores(it.workspaces)
-    for deed in it.tools.deeds:
-        if deed.effect == "once" and not _is_claimed(stores, deed.run, deed.step):
-            found.wrong(f"{deed.run}: step {deed.step} had an effect without a record of its claim")
+    for effect in it.tools.effects:
+        if effect.effect == "once" and not _is_claimed(stores, effect.run, effect.step):
+            found.wrong(f"{effect.run}: step {effect.step} had an effect without a record of its claim")
 
 
 def _is_claimed(stores: LocalStores, run: str, step: int) -> bool:
     return any(f"step-{step:05}" in name for name in stores.of(run).names("ledger"))
 
 
-def judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
-    told: set[tuple[str, int]] = set()
+def judge_logs(found: Audit, it: Environment, *, quiet: bool) -> None:
+    logged: set[tuple[str, int]] = set()
     for log in it.logs:
         for line in log.read_text(errors="replace").splitlines():
             if quiet and not _is_refusal(line) and (word := next((word for word in WORDS if word in line), None)):
-                found.wrong(f"{word} in a worker's log: {_short(line)}")
+                found.wrong(f"{word} in a worker's log: {shorten_log_line(line)}")
             if '"agent_run.resume_unsafe"' in line:
                 event: dict[str, Any] = json.loads(line)
-                told.add((event["run_id"], event.get("step", 0)))
+                logged.add((event["run_id"], event.get("step", 0)))
     asked = {(asked.run, asked.step) for asked in it.asked}
-    if told != asked:
+    if logged != asked:
         found.wrong(
-            f"events agent_run.resume_unsafe tell of {sorted(told - asked)} more and {sorted(asked - told)} fewer"
+            f"events agent_run.resume_unsafe tell of {sorted(logged - asked)} more and {sorted(asked - logged)} fewer"
         )
 
 
@@ -263,7 +267,7 @@ def _is_refusal(line: str) -> bool:
     return error.rpartition("\n")[2].startswith("temporalio.service.RPCError: ")
 
 
-def _short(line: str) -> str:
+def shorten_log_line(line: str) -> str:
     try:
         entry = json.loads(line)
     except ValueError:

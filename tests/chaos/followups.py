@@ -8,13 +8,13 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 
 from activities.followup.topic import signal_event
-from contracts.conversation import LaneView, TurnEnd
+from contracts.conversation import TurnEnd
 from contracts.topic import Event
-from perdure.client import lanes
-from tests.chaos.arena import PATIENCE, Arena, Crew, unfailing, until
 from tests.chaos.auditor import Audit, judge_logs
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import PATIENCE, Environment, Workers, retry_until_accepted, until
 from tests.chaos.lanes import reply as says
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.lanes import until_idle
 
 QUEUE = "r17"
 WAYS = ("early", "late", "twice", "wrong", "deadline", "restart", "never")
@@ -24,10 +24,10 @@ Handle = WorkflowHandle[Any, Any]
 
 
 @dataclass
-class Plot:
+class FollowUpPlan:
     """What comes for each task. `gone` is when all workers have been killed; `waiting` tasks have their event then."""
 
-    it: Arena
+    it: Environment
     session: str
     ways: dict[str, list[str]] = field(default_factory=dict)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,13 +46,13 @@ class Plot:
     async def add(self, run: Handle, kind: str, task_id: str, **given: Any) -> None:
         data = {"workflowId": run.id.removeprefix("wf:"), "taskId": task_id, "kind": kind, "input": given}
         command = {"type": "cmd.workflow.task.create", "data": {**data, "description": f"wait for {task_id}"}}
-        await unfailing(lambda: run.signal("task_create", command))
+        await retry_until_accepted(lambda: run.signal("task_create", command))
 
     async def says(self, to: str, user: str = "B", number: int = 1) -> None:
-        told = {"channelId": "dm-b", "messageId": f"{to}-{user}-{number}", "userId": user, "text": f"{user} {number}"}
-        data = {"platform": "discord", "ts": 1, **told, "raw": {"discord": {"replyToMessageId": to}}}
+        fields = {"channelId": "dm-b", "messageId": f"{to}-{user}-{number}", "userId": user, "text": f"{user} {number}"}
+        data = {"platform": "discord", "ts": 1, **fields, "raw": {"discord": {"replyToMessageId": to}}}
         event = Event.model_validate({"type": "evt.adapter.message.created", "data": data})
-        await unfailing(lambda: signal_event(self.it.client, QUEUE, event))
+        await retry_until_accepted(lambda: signal_event(self.it.client, QUEUE, event))
 
     async def play(self, run: Handle, number: int, way: str) -> None:
         """A task, and what comes for it."""
@@ -76,57 +76,55 @@ class Plot:
             await self.says(message, number=2)
 
 
-async def resolved_once(stage: Stage, *, follow_ups: int, tasks: int, kills: int) -> Row:
+async def resolved_once(context: ScenarioContext, *, follow_ups: int, tasks: int, kills: int) -> Row:
     """R17: each task is resolved once, and each follow-up resumes the work once, in one real lane for all of them."""
-    async with stage.arena(says=says) as it:
-        crew, plot = it.crew(QUEUE, 2), Plot(it, f"r17-{stage.seed}")
-        runs = [await plot.create(f"r17-{stage.seed}-{number}") for number in range(follow_ups)]
+    async with context.environment(says=says) as it:
+        workers, plan = it.start_workers(QUEUE, 2), FollowUpPlan(it, f"r17-{context.seed}")
+        runs = [await plan.create(f"r17-{context.seed}-{number}") for number in range(follow_ups)]
         for run in runs:
-            plot.ways[run.id] = ["restart", *it.random.choices(WAYS, k=tasks - 1)]
+            plan.ways[run.id] = ["restart", *it.random.choices(WAYS, k=tasks - 1)]
         plays = [
-            asyncio.create_task(plot.play(run, number, way))
+            asyncio.create_task(plan.play(run, number, way))
             for run in runs
-            for number, way in enumerate(plot.ways[run.id])
+            for number, way in enumerate(plan.ways[run.id])
         ]
-        for _ in range(kills):
-            await asyncio.sleep(it.random.uniform(0.2, 1.0))
-            await crew.fault("kill", it.random)
-        left = sum(ways.count("restart") for ways in plot.ways.values())
-        await until(lambda: plot.waiting == left)
-        await _all_gone(crew)
-        plot.gone.set()  # what comes now finds no worker at all
+        await workers.kill_some(kills, 0.2, 1.0)
+        left = sum(ways.count("restart") for ways in plan.ways.values())
+        await until(lambda: plan.waiting == left)
+        await _all_gone(workers)
+        plan.gone.set()  # what comes now finds no worker at all
         await asyncio.wait_for(asyncio.gather(*plays), PATIENCE)
-        crew.join(2)
+        workers.add(2)
         for run in runs:
             await run.signal("human_input", {"text": "yes"})
-        found = await _judged(plot, runs)
+        found = await _judged(plan, runs)
         judge_logs(found, it, quiet=True)
         return row(it, found, f"{follow_ups} follow-ups of {tasks} tasks each")
 
 
-async def _all_gone(crew: Crew) -> None:
+async def _all_gone(workers: Workers) -> None:
     """Kills every worker, and has none in their place."""
-    for worker in crew.workers:
+    for worker in workers.processes:
         worker.kill()
         await asyncio.to_thread(worker.join)
-        crew.arena.killed(worker)
-        crew.arena.fault()
-    crew.workers.clear()
+        workers.environment.killed(worker)
+        workers.environment.fault()
+    workers.processes.clear()
 
 
-async def _judged(plot: Plot, runs: list[Handle]) -> Audit:
+async def _judged(plan: FollowUpPlan, runs: list[Handle]) -> Audit:
     found = Audit()
     await asyncio.wait_for(asyncio.gather(*(run.result() for run in runs)), PATIENCE)
     for run in runs:
         state = await run.query("state")
         by_name = {task["taskId"]: task for task in state["tasks"]}
-        told = [each["data"]["taskId"] for each in state["events"] if each["type"] == "evt.workflow.task.resolved"]
-        if len(set(told)) != len(told):
-            found.wrong(f"{run.id}: a task was resolved twice: {told}")
-        for number, way in enumerate(plot.ways[run.id]):
+        resolved = [each["data"]["taskId"] for each in state["events"] if each["type"] == "evt.workflow.task.resolved"]
+        if len(set(resolved)) != len(resolved):
+            found.wrong(f"{run.id}: a task was resolved twice: {resolved}")
+        for number, way in enumerate(plan.ways[run.id]):
             if why := _fault(way, by_name[f"t{number}"]):
                 found.wrong(f"{run.id}, {way}: {why}")
-    lane = await _idle_lane(plot)
+    lane = await until_idle(plan.it, plan.session, len(runs))
     ended = {turn.request_id: turn.end for turn in lane.recent}
     if lane.accepted != len(runs) or ended != {f"{run.id}:1": TurnEnd.completed for run in runs}:
         found.wrong(f"{len(runs)} follow-ups, and the lane: {lane}")
@@ -143,12 +141,3 @@ def _fault(way: str, task: Mapping[str, Any]) -> str | None:
         return None if (by, result["status"]) == ("timeout", "timeout") else f"resolved by {by}"
     texts = ("B 1", "B 2") if way == "late" else ("B 1",)
     return None if result.get("replyUserId") == "B" and result["text"] in texts else f"resolved to {result}"
-
-
-async def _idle_lane(plot: Plot) -> LaneView:
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            lane: LaneView | None = await unfailing(lambda: lanes.query_lane(plot.it.client, plot.session))
-            if lane is not None and lane.active is None and not lane.queued:
-                return lane
-            await asyncio.sleep(0.1)

@@ -8,33 +8,33 @@ from pathlib import Path
 
 from temporalio.api.enums.v1 import EventType
 
-from tests.chaos.arena import Arena, until
 from tests.chaos.auditor import audit
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import Environment, until
 from tests.chaos.task import mixed
 
 
-async def full_disk(stage: Stage, *, seconds: float, runs: int, mounted: bool) -> Row:
+async def full_disk(context: ScenarioContext, *, seconds: float, runs: int, mounted: bool) -> Row:
     """R20: without a record there is no effect; runs wait, say so, and go on when there is room again."""
     note = "patched store"
-    async with stage.arena(full_disk=True) as it, it.person(), AsyncExitStack() as held:
+    async with context.environment(full_disk=True) as it, it.person(), AsyncExitStack() as held:
         flag = it.project.full_disk
         if flag is None:
-            raise AssertionError("the arena was asked for a disk that can be full")
+            raise AssertionError("the environment was asked for a disk that can be full")
         full, room = flag.touch, flag.unlink
         if mounted and _small_disk(it.workspaces):
             held.push_async_callback(asyncio.to_thread, _unmount, it.workspaces)
             full, room, note = partial(_fill, it.workspaces), (it.workspaces / "filling").unlink, "tmpfs of 2 MB"
-        it.crew("r20", 2)
+        it.start_workers("r20", 2)
         for number in range(runs):
             await it.start(mixed(f"r20-{number}", it.random, 6, pause=0.3, tools=("charge", "charge", "look")), "r20")
-        await until(lambda: len(it.tools.deeds) >= runs)
+        await until(lambda: len(it.tools.effects) >= runs)
         full()
         it.fault()
         await asyncio.sleep(1)
-        before = len(it.tools.deeds)
+        before = len(it.tools.effects)
         await asyncio.sleep(seconds)
-        after = len(it.tools.deeds)
+        after = len(it.tools.effects)
         waiting = await _sleeping(it)
         room()
         it.fault(counts=False)
@@ -47,7 +47,7 @@ async def full_disk(stage: Stage, *, seconds: float, runs: int, mounted: bool) -
         return row(it, found, f"{note}; {waiting} runs waited")
 
 
-async def _sleeping(it: Arena) -> int:
+async def _sleeping(it: Environment) -> int:
     """How many runs wait in a timer that says that the ledger takes no claim."""
     count = 0
     for handle in it.handles.values():

@@ -60,12 +60,17 @@ class Project:
         return process
 
 
-def _bridge(project: Project, task_queue: str, folder: Path, agent: str, trap: Trap | None) -> None:
+def _prepare(project: Project, trap: Trap | None) -> None:
+    """In the new process."""
     _die_with_parent()
     if project.logs is not None:
         _log_into(project.logs / f"{os.getpid()}.log")
     if trap is not None:
         arm(trap)
+
+
+def _bridge(project: Project, task_queue: str, folder: Path, agent: str, trap: Trap | None) -> None:
+    _prepare(project, trap)
     asyncio.run(_bridging(project, task_queue, folder, agent))
     exit_now(0)
 
@@ -81,11 +86,7 @@ async def _bridging(project: Project, task_queue: str, folder: Path, agent: str)
 
 
 def _work(project: Project, task_queue: str, trap: Trap | None) -> None:
-    _die_with_parent()
-    if project.logs is not None:
-        _log_into(project.logs / f"{os.getpid()}.log")
-    if trap is not None:
-        arm(trap)
+    _prepare(project, trap)
     if project.full_disk is not None:
         fill_disk_while(project.full_disk)
     try:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import quantiles
-from typing import Any
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 
@@ -17,9 +16,10 @@ from decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
 from perdure.client import lanes
 from perdure.client.errors import RejectedError
 from perdure.testkit.model_server import ScriptedAnswer, fails, says, slow
-from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import Audit, judge_logs
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import PATIENCE, Environment, retry_until_accepted, wait_for_value
+from tests.workflows.script import texts
 
 SENDERS = 8
 TWICE = 0.05  # share of requests that are sent again
@@ -27,16 +27,16 @@ TWICE = 0.05  # share of requests that are sent again
 
 def reply(body: Json) -> ScriptedAnswer:
     """To what was said last: the name of the request."""
-    texts = [block["text"] for message in body["messages"] for block in message["content"] if block["type"] == "text"]
-    if texts[-1].startswith("slow"):
+    request = texts(body)[-1]
+    if request.startswith("slow"):
         return slow(says("at last"), 20)
-    return fails(401, message="no") if texts[-1].startswith("poison") else says(f"done {texts[-1][:40]}")
+    return fails(401, message="no") if request.startswith("poison") else says(f"done {request[:40]}")
 
 
-async def fifo(stage: Stage, *, requests: int, kills: int) -> Row:
+async def fifo(context: ScenarioContext, *, requests: int, kills: int) -> Row:
     """R9: many requests in one lane that rotates every few turns, while workers die."""
-    async with stage.arena(stage.short_history, says=reply) as it:
-        crew, lane = it.crew("r9", 2), f"r9-{stage.seed}"
+    async with context.environment(context.short_history, says=reply) as it:
+        workers, lane = it.start_workers("r9", 2), f"r9-{context.seed}"
         known: list[Submitted] = []
 
         async def send(sender: int) -> None:
@@ -52,17 +52,15 @@ async def fifo(stage: Stage, *, requests: int, kills: int) -> Row:
         async with asyncio.TaskGroup() as senders:
             for sender in range(SENDERS):
                 senders.create_task(send(sender))
-            for _ in range(kills):
-                await asyncio.sleep(it.random.uniform(0.5, 1.5))
-                await crew.fault("kill", it.random)
+            await workers.kill_some(kills, 0.5, 1.5)
         names = [[f"{sender}-{n}" for n in range(requests // SENDERS)] for sender in range(SENDERS)]
         total = sum(map(len, names))
-        await _until_idle(it, lane, total, patience=PATIENCE + total)
-        runs = {name: await _described(it, turn_run_id(lane, name)) for sender in names for name in sender}
+        await until_idle(it, lane, total, patience=PATIENCE + total)
+        runs = {name: await describe_run(it, turn_run_id(lane, name)) for sender in names for name in sender}
         _judge_order(found, runs, names)
         found.runs = len(runs)
         found.duplicates += sum(not each.duplicate for each in known)
-        found.rotations = await _executions(it, lane) - 1
+        found.rotations = await count_executions(it, lane) - 1
         judge_logs(found, it, quiet=True)
         return row(it, found, f"{total} requests, {len(known)} of them twice; {found.rotations} rotations")
 
@@ -90,47 +88,47 @@ class _Flood:
     is_full: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
 
-async def flood(stage: Stage, *, requests: int, size: int, healthy: int, ratio: float | None) -> Row:
+async def flood(context: ScenarioContext, *, requests: int, size: int, healthy: int, ratio: float | None) -> Row:
     """R10: a lane is flooded, one is slow, one fails each time; the others notice nothing."""
-    async with stage.arena(says=reply) as it:
-        it.crew("r10", 2)
-        found, flooded, poisoned = Audit(), _Flood(), f"poison-{stage.seed}"
-        await _say(it, "r10", f"warm-{stage.seed}", "warm")
-        alone = await _healthy(it, f"alone-{stage.seed}", healthy)
-        await _say(it, "r10", f"slow-{stage.seed}", "slow")
+    async with context.environment(says=reply) as it:
+        it.start_workers("r10", 2)
+        found, flooded, poisoned = Audit(), _Flood(), f"poison-{context.seed}"
+        await _say(it, "r10", f"warm-{context.seed}", "warm")
+        alone = await time_healthy_lanes(it, f"alone-{context.seed}", healthy)
+        await _say(it, "r10", f"slow-{context.seed}", "slow")
         for number in range(3):
             await _say(it, "r10", poisoned, f"poison {number}")
-        flooding = asyncio.create_task(_flood(it, f"flood-{stage.seed}", requests, size, flooded))
-        beside = await _healthy(it, f"taking-{stage.seed}", healthy)
+        flooding = asyncio.create_task(_flood(it, f"flood-{context.seed}", requests, size, flooded))
+        beside = await time_healthy_lanes(it, f"taking-{context.seed}", healthy)
         await asyncio.wait([flooding, asyncio.create_task(flooded.is_full.wait())], return_when="FIRST_COMPLETED")
-        beside += await _healthy(it, f"refusing-{stage.seed}", healthy)
+        beside += await time_healthy_lanes(it, f"refusing-{context.seed}", healthy)
         await flooding
-        view = await _until_idle(it, poisoned, 3)
+        view = await until_idle(it, poisoned, 3)
         if {turn.end for turn in view.recent} != {TurnEnd.failed}:
             found.wrong(f"the poisoned lane ended {[turn.end for turn in view.recent]}")
-        lane = await lanes.query_lane(it.client, f"flood-{stage.seed}")
+        lane = await lanes.query_lane(it.client, f"flood-{context.seed}")
         if lane is None or lane.queued > lane.most_queued or flooded.refused == 0 or flooded.untyped:
             found.wrong(f"the flood: {flooded}, {lane and lane.queued} queued")
-        for left in (f"flood-{stage.seed}", f"slow-{stage.seed}"):
-            await _stopped(it, left)  # others look for open runs on this server
-        alone += await _healthy(it, f"again-{stage.seed}", healthy)
+        for left in (f"flood-{context.seed}", f"slow-{context.seed}"):
+            await stop_lane(it, left)  # others look for open runs on this server
+        alone += await time_healthy_lanes(it, f"again-{context.seed}", healthy)
         first, second = _p95(alone), _p95(beside)
         if ratio is not None and second > ratio * first:
             found.wrong(f"healthy lanes: p95 {second:.2f} s beside the flood, {first:.2f} s alone")
         found.runs = len(alone) + len(beside) + 5 + flooded.accepted
         judge_logs(found, it, quiet=True)
-        told = f"{flooded.accepted} taken, {flooded.refused} refused; p95 {first:.2f} s alone, {second:.2f} s beside it"
-        return row(it, found, told)
+        note = f"{flooded.accepted} taken, {flooded.refused} refused; p95 {first:.2f} s alone, {second:.2f} s beside it"
+        return row(it, found, note)
 
 
-async def _stopped(it: Arena, lane: str) -> None:
+async def stop_lane(it: Environment, lane: str) -> None:
     handle = it.client.get_workflow_handle(conversation_workflow_id(lane))
     await handle.cancel()
     with suppress(WorkflowFailureError):
         await asyncio.wait_for(handle.result(), PATIENCE)
 
 
-async def _flood(it: Arena, lane: str, requests: int, size: int, told: _Flood) -> None:
+async def _flood(it: Environment, lane: str, requests: int, size: int, counts: _Flood) -> None:
     at_once = asyncio.Semaphore(SENDERS)
 
     async def send(number: int) -> None:
@@ -138,22 +136,22 @@ async def _flood(it: Arena, lane: str, requests: int, size: int, told: _Flood) -
             body = SubmitRequest(request_id=f"{number}", goal="x" * size)
             try:
                 await lanes.submit_with_retry(it.client, "r10", lane, body)
-                told.accepted += 1
+                counts.accepted += 1
             except RejectedError as refused:
-                told.refused += 1
-                told.is_full.set()
-                told.untyped += "the lane is full" not in str(refused)
+                counts.refused += 1
+                counts.is_full.set()
+                counts.untyped += "the lane is full" not in str(refused)
 
     await asyncio.gather(*(send(number) for number in range(requests)))
 
 
-async def _healthy(it: Arena, name: str, number: int) -> list[float]:
+async def time_healthy_lanes(it: Environment, name: str, number: int) -> list[float]:
     """Seconds from the request to the end of its turn, in lanes of their own, all at once."""
 
     async def one(lane: str) -> float:
         began = time.monotonic()
         submitted = await _say(it, "r10", lane, lane)
-        await _ended(it, submitted.run_id)
+        await wait_for_end(it, submitted.run_id)
         return time.monotonic() - began
 
     return await asyncio.gather(*(one(f"{name}-{n}") for n in range(number)))
@@ -163,13 +161,13 @@ def _p95(took: list[float]) -> float:
     return quantiles(took, n=20)[-1]
 
 
-async def _say(it: Arena, queue: str, lane: str, name: str) -> Submitted:
+async def _say(it: Environment, queue: str, lane: str, name: str) -> Submitted:
     request = SubmitRequest(request_id=name, goal=name)
-    submitted: Submitted = await unfailing(lambda: lanes.submit_with_retry(it.client, queue, lane, request))
+    submitted: Submitted = await retry_until_accepted(lambda: lanes.submit_with_retry(it.client, queue, lane, request))
     return submitted
 
 
-async def _ended(it: Arena, run_id: str) -> None:
+async def wait_for_end(it: Environment, run_id: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -182,19 +180,18 @@ async def _ended(it: Arena, run_id: str) -> None:
                 return
 
 
-async def _until_idle(it: Arena, lane: str, accepted: int, patience: float = PATIENCE) -> LaneView:
-    async with asyncio.timeout(patience):
-        while True:
-            view: Any = await unfailing(lambda: lanes.query_lane(it.client, lane))
-            if view and view.active is None and not view.queued and view.accepted >= accepted:
-                return LaneView.model_validate(view)
-            await asyncio.sleep(0.1)
+async def until_idle(it: Environment, lane: str, accepted: int, patience: float = PATIENCE) -> LaneView:
+    def is_idle(view: LaneView | None) -> bool:
+        return view is not None and view.active is None and not view.queued and view.accepted >= accepted
+
+    view: LaneView = await wait_for_value(lambda: lanes.query_lane(it.client, lane), is_idle, patience)
+    return view
 
 
-async def _described(it: Arena, run_id: str) -> WorkflowExecutionDescription:
+async def describe_run(it: Environment, run_id: str) -> WorkflowExecutionDescription:
     return await it.client.get_workflow_handle(run_workflow_id(run_id)).describe()
 
 
-async def _executions(it: Arena, lane: str) -> int:
+async def count_executions(it: Environment, lane: str) -> int:
     query = f"WorkflowId = '{conversation_workflow_id(lane)}'"
     return len([each async for each in it.client.list_workflows(query)])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 
@@ -21,10 +20,10 @@ from contracts.mail.mailbox import MailboxView
 from contracts.mail.message import MAX_MESSAGE_BYTES
 from decisions.ids import mailbox_workflow_id
 from perdure.testkit.model_server import Reply, says, slow
-from tests.chaos.arena import PATIENCE, Arena, until
 from tests.chaos.auditor import Audit, judge_logs
+from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.crash_points import MAIL_POINTS, Trap
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.environment import PATIENCE, Environment, Workers, until
 
 PLANS = ("spring", "summer", "autumn")
 GIGABYTES = 2 * 1024**3
@@ -65,47 +64,47 @@ def reply(body: Json) -> Reply:
     return says(f"done {body['messages'][-1]['content'][-1]['text'][:40]}")
 
 
-async def exchanged(stage: Stage, *, files: int, bridges: int, kills: int) -> Row:
+async def exchanged(context: ScenarioContext, *, files: int, size: int, kills: int) -> Row:
     """R18: files of every kind come while bridges are killed."""
-    async with stage.arena(says=reply) as it:
+    async with context.environment(says=reply) as it:
         agent, folder = _agent(it, "r18"), it.project.folder / "mail"
-        it.crew("r18", 2)
-        guild = Guild(it, "r18", folder, agent)
-        guild.join(bridges)
+        it.start_workers("r18", 2)
+        bridges = bridges_of(it, "r18", folder, agent)
+        bridges.add(size)
         wrote = Written()
         writing = asyncio.create_task(_write(it, folder, files, wrote))
         for _ in range(kills):
             await asyncio.sleep(it.random.uniform(0.2, 1.0))
-            guild.kill()
+            bridges.kill()
         await writing
         found = Audit()
-        await _settled(it, guild, found, PATIENCE + files)
+        await _settled(it, bridges, found, PATIENCE + files)
         await _judge(it, folder, wrote, found)
         judge_logs(found, it, quiet=True)
-        return row(it, found, f"{wrote.files} files, {len(wrote.tasks)} messages, {bridges} bridges")
+        return row(it, found, f"{wrote.files} files, {len(wrote.tasks)} messages, {size} bridges")
 
 
-async def killed_at(stage: Stage, *, messages: int) -> Row:
+async def killed_at(context: ScenarioContext, *, messages: int) -> Row:
     """R18: a bridge dies at each named point; the next one goes on."""
-    async with stage.arena(says=reply) as it:
+    async with context.environment(says=reply) as it:
         found = Audit()
 
         async def at(number: int) -> None:
             point = MAIL_POINTS[number]
             queue, folder = f"r18-{number}", it.project.folder / f"mail-{number}"
-            guild = Guild(it, queue, folder, _agent(it, queue))
-            it.crew(queue, 1)
+            bridges = bridges_of(it, queue, folder, _agent(it, queue))
+            it.start_workers(queue, 1)
             wrote = Written()
             for each in range(messages):
                 _put(folder / "inbox" / "plan", f"{each}.md", _task("plan", f"{number}-{each}"), wrote)
-            guild.join(1, Trap(point))
-            fallen = guild.bridges[0]
+            bridges.add(1, Trap(point))
+            fallen = bridges.processes[0]
             await until(lambda: not fallen.is_alive())
             if fallen.exitcode != -signal.SIGKILL:
                 found.wrong(f"{point}: the bridge did not come by there, and left with {fallen.exitcode}")
             it.fault()
-            guild.join(1)
-            await _settled(it, guild, found, PATIENCE)
+            bridges.add(1)
+            await _settled(it, bridges, found, PATIENCE)
             await _judge(it, folder, wrote, found, queue)
 
         await asyncio.gather(*(at(number) for number in range(len(MAIL_POINTS))))
@@ -113,17 +112,17 @@ async def killed_at(stage: Stage, *, messages: int) -> Row:
         return row(it, found, f"{len(MAIL_POINTS)} points")
 
 
-async def shared(stage: Stage, *, many: int, few: int, ratio: float) -> Row:
+async def shared(context: ScenarioContext, *, many: int, few: int, ratio: float) -> Row:
     """C3: a few messages of one plan come after many of another, and the model takes its time."""
-    async with stage.arena(says=lambda body: slow(reply(body), 0.3)) as it:
+    async with context.environment(says=lambda body: slow(reply(body), 0.3)) as it:
         agent, folder, wrote, found = _agent(it, "fair"), it.project.folder / "mail", Written(), Audit()
         for plan, count in (("many", many), ("few", few)):
             for number in range(count):
                 _put(folder / "inbox" / plan, f"{number}.md", _task(plan, f"{plan}{number}"), wrote)
-        it.crew("fair", 1)
-        guild = Guild(it, "fair", folder, agent)
-        guild.join()
-        await _settled(it, guild, found, PATIENCE + many)
+        it.start_workers("fair", 1)
+        bridges = bridges_of(it, "fair", folder, agent)
+        bridges.add()
+        await _settled(it, bridges, found, PATIENCE + many)
         await _judge(it, folder, wrote, found, "fair")
         began = min(_times(folder, "archive/*/*"))
         took = {plan: max(_times(folder, f"outbox/{plan}/ack_*")) - began for plan in ("many", "few")}
@@ -139,30 +138,25 @@ def _times(folder: Path, pattern: str) -> list[float]:
 
 
 @dataclass
-class Guild:
-    """The bridges of one folder. Each that is killed has a successor."""
+class Bridges(Workers):
+    """The bridges of one folder."""
 
-    arena: Arena
-    queue: str
-    folder: Path
-    agent: str
-    bridges: list[BaseProcess] = field(default_factory=list)
-
-    def join(self, size: int = 1, trap: Trap | None = None) -> None:
-        for _ in range(size):
-            process = self.arena.project.bridge(self.queue, self.folder, self.agent, trap)
-            self.bridges.append(process)
-            self.arena.processes.append(process)
+    folder: Path = Path()
+    agent: str = ""
 
     def kill(self) -> None:
-        bridge = self.bridges.pop(self.arena.random.randrange(len(self.bridges)))
+        bridge = self.processes.pop(self.environment.random.randrange(len(self.processes)))
         bridge.kill()
         bridge.join()
-        self.arena.fault()
-        self.join()
+        self.environment.fault()
+        self.add()
 
 
-async def _write(it: Arena, folder: Path, files: int, wrote: Written) -> None:
+def bridges_of(it: Environment, queue: str, folder: Path, agent: str) -> Bridges:
+    return Bridges(it, lambda trap: it.project.bridge(queue, folder, agent, trap), folder=folder, agent=agent)
+
+
+async def _write(it: Environment, folder: Path, files: int, wrote: Written) -> None:
     """In bursts, as senders do."""
     random = Random(it.seed)
     kinds = random.choices(list(KINDS), list(KINDS.values()), k=files)
@@ -244,7 +238,7 @@ def _hash(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def _agent(it: Arena, name: str) -> str:
+def _agent(it: Environment, name: str) -> str:
     """One whose mailbox no other scenario has."""
     agent = f"{name}-{it.seed}"
     (it.project.folder / "agents").mkdir(parents=True, exist_ok=True)
@@ -252,9 +246,9 @@ def _agent(it: Arena, name: str) -> str:
     return agent
 
 
-async def _settled(it: Arena, guild: Guild, found: Audit, patience: float) -> None:
+async def _settled(it: Environment, bridges: Bridges, found: Audit, patience: float) -> None:
     """Until nothing is left to come, and nothing in hand."""
-    box, folder = it.client.get_workflow_handle(mailbox_workflow_id(guild.agent)), guild.folder
+    box, folder = it.client.get_workflow_handle(mailbox_workflow_id(bridges.agent)), bridges.folder
     try:
         async with asyncio.timeout(patience):
             while True:
@@ -276,7 +270,7 @@ def _left(folder: Path) -> Iterator[Path]:
             yield from (plan / ".pending").iterdir()
 
 
-async def _judge(it: Arena, folder: Path, wrote: Written, found: Audit, queue: str = "r18") -> None:
+async def _judge(it: Environment, folder: Path, wrote: Written, found: Audit, queue: str = "r18") -> None:
     """Every file has one end; every message one run, one ack, one reply, and a state that agrees."""
     _judge_files(folder, wrote, found)
     for (message, digest), plan in wrote.plans.items():
@@ -313,9 +307,9 @@ def _judge_message(outbox: Path, message: str, digest: str, copies: int, found: 
     if [each["status"] for each in own] != ["SUCCEEDED"]:
         found.wrong(f"{message} {digest[:8]}: acks {[each['status'] for each in own]}")
         return
-    told = [each["status"] for each in own[0]["history"]]
-    if told != ["CONSUMED", "SUCCEEDED"] or len(own[0]["duplicates"]) != copies - 1:
-        found.wrong(f"{message}: ack history {told}, {len(own[0]['duplicates'])} of {copies - 1} duplicates")
+    statuses = [each["status"] for each in own[0]["history"]]
+    if statuses != ["CONSUMED", "SUCCEEDED"] or len(own[0]["duplicates"]) != copies - 1:
+        found.wrong(f"{message}: ack history {statuses}, {len(own[0]['duplicates'])} of {copies - 1} duplicates")
     task = own[0]["task_id"]
     state = json.loads((outbox / f"task_state_{task}.json").read_text())
     if [each["state"] for each in state["history"]] != ["CONSUMED", "RUNNING", "SUCCEEDED"]:

@@ -9,15 +9,15 @@ from contracts.run.signals import CancelRequest, HumanInput
 from decisions.ids import request_key
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.runs import request_cancel, submit_answer
-from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import audit
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import PATIENCE, Environment, retry_until_accepted
 from tests.chaos.task import Task, Use
 
 AT_A_TIME = 16  # runs; each is asked again and again what it waits for
 
 
-async def say(it: Arena, run: str, step: int) -> None:
+async def say(it: Environment, run: str, step: int) -> None:
     """Sends a step's result, until the server has it. A run that has ended needs none."""
     result = {"run_id": run, "step": step, "tool": "hear", "status": "ok", "result": f"{run}/{step} heard"}
     event = {"type": "agentic.tool_result", "payload": result}
@@ -29,30 +29,30 @@ async def say(it: Arena, run: str, step: int) -> None:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
 
-    await unfailing(sent)
+    await retry_until_accepted(sent)
 
 
-async def until_issued(it: Arena, run: str, steps: Collection[int]) -> None:
+async def until_issued(it: Environment, run: str, steps: Collection[int]) -> None:
     """Until the tools outside have the requests. A query may tell of a step before its task is on record."""
     async with asyncio.timeout(PATIENCE):
         while not all(it.tools.requests[request_key(run, step)] for step in steps):  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.1)
 
 
-async def converse(it: Arena, run: str) -> None:
+async def converse(it: Environment, run: str) -> None:
     for step, tool in it.tasks[run].tools.items():
         if tool == "hear":
             await until_issued(it, run, [step])
             await say(it, run, step)
 
 
-async def signals(stage: Stage, *, runs: int, kills: int) -> Row:
+async def signals(context: ScenarioContext, *, runs: int, kills: int) -> Row:
     """R7: eight results a run, each sent three times and shuffled, while workers die and runs rotate."""
     turn: tuple[Use, ...] = (("hear", {}),) * 4
-    async with stage.arena(stage.short_history) as it, it.person():
-        crew, at_once = it.crew("r7", 2), asyncio.Semaphore(AT_A_TIME)
+    async with context.environment(context.short_history) as it, it.person():
+        workers, at_once = it.start_workers("r7", 2), asyncio.Semaphore(AT_A_TIME)
 
-        async def told(run: str) -> None:
+        async def start_and_signal(run: str) -> None:
             async with at_once:
                 await it.start(Task(run, (turn, turn), pause=0.1), "r7")
                 await shuffled(run)
@@ -71,19 +71,17 @@ async def signals(stage: Stage, *, runs: int, kills: int) -> Row:
 
         async with asyncio.TaskGroup() as senders:
             for number in range(runs):
-                senders.create_task(told(f"r7-{number}"))
-            for _ in range(kills):
-                await asyncio.sleep(it.random.uniform(1, 2))
-                await crew.fault("kill", it.random)
+                senders.create_task(start_and_signal(f"r7-{number}"))
+            await workers.kill_some(kills, 1, 2)
         late = await it.all_ended()
         found = await audit(it, late=late)
         return row(it, found, f"{runs * 8} signals x 3; {found.rotations} rotations")
 
 
-async def closed_runs(stage: Stage) -> Row:
+async def closed_runs(context: ScenarioContext) -> Row:
     """R8: whoever speaks to a run that has ended, or never was, hears so."""
-    async with stage.arena() as it:
-        it.crew("r8", 1)
+    async with context.environment() as it:
+        it.start_workers("r8", 1)
         await it.start(Task("r8", ((("charge", {}),),)), "r8")
         late = await it.all_ended()
         found = await audit(it, late=late)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client
 
-from tests.chaos.stage import Row
+from tests.chaos.context import Row
 
 HEAD = ("scenario", "runs", "faults", "effects", "twice", "lost", "in doubt", "longest", "took", "")
 FRONT = """# Reliability
@@ -23,9 +23,9 @@ the longest time that a run stood still, including the detection of a dead worke
 
 async def versions(client: Client) -> str:
     """What it ran on, in a line."""
-    told = await client.workflow_service.get_system_info(GetSystemInfoRequest())
+    info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     packages = (
-        f"Perdure {version('perdure')}, temporalio {version('temporalio')}, Temporal server {told.server_version}"
+        f"Perdure {version('perdure')}, temporalio {version('temporalio')}, Temporal server {info.server_version}"
     )
     return f"{packages}, Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores"
 
@@ -36,7 +36,7 @@ def page(rows: Sequence[Row], seed: int, on: str, today: date | None = None) -> 
     verdict = f"{len(broken)} of {len(rows)} scenarios broke an invariant" if broken else "no invariant was broken"
     notes = [f"- **{row.scenario}**: {row.note}" for row in rows if row.note]
     violations = [f"- **{row.scenario}**: {_plain(why)}" for row in broken for why in row.violations[:5]]
-    table = [_line(HEAD), _line(["---", *["---:"] * (len(HEAD) - 2), "---"]), *(_line(_cells(row)) for row in rows)]
+    table = [_line(HEAD), _line(["---", *["---:"] * (len(HEAD) - 2), "---"]), *(_line(cells(row)) for row in rows)]
     parts = [
         FRONT,
         f"{today:%-d %B %Y}, seed {seed} (`PERDURE_CHAOS_SEED={seed} make chaos`): {verdict}.\n{on}.\n",
@@ -47,10 +47,16 @@ def page(rows: Sequence[Row], seed: int, on: str, today: date | None = None) -> 
     return "\n".join(parts) + "\n"
 
 
-def _cells(row: Row) -> Sequence[str]:
+def cells(row: Row) -> Sequence[str]:
     counts = (row.runs, row.faults, row.effects, row.duplicates, row.lost, row.in_doubt)
-    told = [f"{count:,}" for count in counts]
-    return [row.scenario, *told, f"{row.recovery:.1f} s", f"{row.seconds:.0f} s", "BROKEN" if row.violations else "ok"]
+    figures = [f"{count:,}" for count in counts]
+    return [
+        row.scenario,
+        *figures,
+        f"{row.recovery:.1f} s",
+        f"{row.seconds:.0f} s",
+        "BROKEN" if row.violations else "ok",
+    ]
 
 
 def _line(cells: Sequence[str]) -> str:

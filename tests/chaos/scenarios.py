@@ -17,7 +17,7 @@ from tests.chaos import (
     trees,
     worker_faults,
 )
-from tests.chaos.stage import Row, Stage
+from tests.chaos.context import Row, ScenarioContext
 
 Play = Callable[..., Awaitable[Row]]
 
@@ -30,11 +30,11 @@ class Scenario:
     short: Mapping[str, Any] | None  # None: it says something at full size only
     full: Mapping[str, Any]
 
-    async def run(self, stage: Stage, sizes: Mapping[str, Any]) -> Row:
+    async def run(self, context: ScenarioContext, sizes: Mapping[str, Any]) -> Row:
         began = time.monotonic()
-        told = await self.play(stage, **sizes)
-        told.scenario, told.seconds = f"{self.name} {self.title}", time.monotonic() - began
-        return told
+        row = await self.play(context, **sizes)
+        row.scenario, row.seconds = f"{self.name} {self.title}", time.monotonic() - began
+        return row
 
 
 SCENARIOS = (
@@ -42,7 +42,7 @@ SCENARIOS = (
         "R1",
         "kills at random moments",
         worker_faults.random_faults,
-        {"runs": 8, "kills": 6, "freezes": 1, "drains": 1, "workers": 3},
+        {"runs": 8, "kills": 6, "freezes": 1, "drains": 1, "size": 3},
         {"runs": 100, "kills": 100, "freezes": 5, "drains": 5},
     ),
     Scenario("R2", "named crash points", worker_faults.crash_points, {"runs": 2}, {"runs": 13}),
@@ -87,8 +87,8 @@ SCENARIOS = (
         "R18",
         "mailbox",
         mailboxes.exchanged,
-        {"files": 120, "bridges": 3, "kills": 4},
-        {"files": 1000, "bridges": 4, "kills": 50},
+        {"files": 120, "size": 3, "kills": 4},
+        {"files": 1000, "size": 4, "kills": 50},
     ),
     Scenario(
         "plans",

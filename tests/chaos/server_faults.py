@@ -14,10 +14,10 @@ from temporalio.client import Client
 from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
 from perdure.process.supervisor import CRASH_LOOP
-from tests.chaos.arena import pid_of, until
 from tests.chaos.auditor import audit
+from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row
+from tests.chaos.environment import pid_of, until
 from tests.chaos.messages import converse
-from tests.chaos.stage import Row, Stage, must_be_settled, row
 from tests.chaos.task import Task, Use, mixed
 
 
@@ -53,8 +53,8 @@ class Server:
 
 
 @asynccontextmanager
-async def _own_server(stage: Stage) -> AsyncIterator[tuple[Server, Client]]:
-    server = Server(stage.folder / "server")
+async def _own_server(context: ScenarioContext) -> AsyncIterator[tuple[Server, Client]]:
+    server = Server(context.folder / "server")
     try:
         client = await connect(await server.up())
         await register_search_attributes(client)
@@ -75,11 +75,11 @@ def _conversing(run: str, random: Random) -> Task:
     return Task(run, tuple(turns), pause=0.2)
 
 
-async def server_killed(stage: Stage, *, kills: int, runs: int) -> Row:
+async def server_killed(context: ScenarioContext, *, kills: int, runs: int) -> Row:
     """R3: what the server has acknowledged is never lost, and workers come back to it by themselves."""
-    async with _own_server(stage) as (server, client), stage.arena(client) as it, it.person():
-        crew = it.crew("r3", 2)
-        pids = [pid_of(worker) for worker in crew.workers]
+    async with _own_server(context) as (server, client), context.environment(client) as it, it.person():
+        workers = it.start_workers("r3", 2)
+        pids = [pid_of(worker) for worker in workers.processes]
         async with asyncio.TaskGroup() as talks:
             for number in range(kills):
                 await asyncio.sleep(CRASH_LOOP + 0.5)  # one that dies younger is given up
@@ -92,16 +92,16 @@ async def server_killed(stage: Stage, *, kills: int, runs: int) -> Row:
                 it.fault()
         late = await it.all_ended()
         found = await audit(it, late=late)
-        if not all(worker.is_alive() for worker in crew.workers):
+        if not all(worker.is_alive() for worker in workers.processes):
             found.wrong(f"of the workers {pids} some did not outlive the server")
-        must_be_settled(it, found)
+        expect_no_doubt(it, found)
         return row(it, found, "starts, signals and updates while it dies")
 
 
-async def server_away(stage: Stage, *, freezes: int, frozen: float, stopped: float, runs: int) -> Row:
+async def server_away(context: ScenarioContext, *, freezes: int, frozen: float, stopped: float, runs: int) -> Row:
     """R4: the server stands still, or is not there; no run fails, and no timer is later than that."""
-    async with _own_server(stage) as (server, client), stage.arena(client) as it, it.person():
-        it.crew("r4", 2)
+    async with _own_server(context) as (server, client), context.environment(client) as it, it.person():
+        it.start_workers("r4", 2)
 
         async def started(when: str) -> None:
             for nr in range(runs):
@@ -127,5 +127,5 @@ async def server_away(stage: Stage, *, freezes: int, frozen: float, stopped: flo
         most = max(frozen, stopped) + 5
         if found.lateness > most:
             found.wrong(f"a timer was {found.lateness:.1f} s late, and {most:g} s is the most")
-        must_be_settled(it, found)
+        expect_no_doubt(it, found)
         return row(it, found, f"latest timer {found.lateness:.1f} s")

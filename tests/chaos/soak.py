@@ -5,26 +5,26 @@ import os
 import time
 from pathlib import Path
 
-from tests.chaos.arena import pid_of
 from tests.chaos.auditor import audit
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import pid_of
 from tests.chaos.task import mixed
 
 MEGABYTE = 1_000_000
 
 
-async def soak(stage: Stage, *, minutes: float, rate: float, steps: int = 4) -> Row:
+async def soak(context: ScenarioContext, *, minutes: float, rate: float, steps: int = 4) -> Row:
     """R22: runs and faults without end; memory and descriptors stay where they are."""
-    async with stage.arena() as it, it.person():
-        crew, steady = it.crew("r22", 2), it.crew("r22", 1)
-        pid, samples = pid_of(steady.workers[0]), []
+    async with context.environment() as it, it.person():
+        workers, steady = it.start_workers("r22", 2), it.start_workers("r22", 1)
+        pid, samples = pid_of(steady.processes[0]), []
         began, number = time.monotonic(), 0
         next_fault = began + it.random.uniform(20, 40)
         while (now := time.monotonic()) < began + minutes * 60:
             await it.start(mixed(f"r22-{number}", it.random, steps), "r22")
             number += 1
             if now > next_fault:
-                await crew.fault(it.random.choice(("kill", "kill", "freeze", "drain")), it.random)
+                await workers.fault(it.random.choice(("kill", "kill", "freeze", "drain")))
                 next_fault = now + it.random.uniform(20, 40)
             samples.append(_held(pid))
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))

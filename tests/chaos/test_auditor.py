@@ -18,11 +18,11 @@ CHANGED = Cause.WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR
 
 
 def failure(cause: "Cause.ValueType", message: str) -> HistoryEvent:
-    told = WorkflowTaskFailedEventAttributes(cause=cause, failure=Failure(message=message))
-    return HistoryEvent(workflow_task_failed_event_attributes=told)
+    attributes = WorkflowTaskFailedEventAttributes(cause=cause, failure=Failure(message=message))
+    return HistoryEvent(workflow_task_failed_event_attributes=attributes)
 
 
-def test_a_signal_beside_a_completion_and_a_cancel_that_a_query_overtook_are_let_pass() -> None:
+def test_harmless_failures_of_workflow_tasks_are_accepted() -> None:
     assert failed_task(failure(Cause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND, "")) == []
     assert failed_task(failure(WORKER, OVERTAKEN)) == []
 
@@ -31,9 +31,9 @@ def test_a_signal_beside_a_completion_and_a_cancel_that_a_query_overtook_are_let
     "message",
     [MACHINES.format("Started", STARTED), MACHINES.format("ScheduledActivityCancelCommandCreated", COMPLETED)],
 )
-def test_what_else_the_machines_say_is_a_fault(message: str) -> None:
+def test_other_machine_errors_are_violations(message: str) -> None:
     assert failed_task(failure(WORKER, message)) == [message]
 
 
-def test_a_failure_without_a_message_is_told_by_its_cause() -> None:
+def test_a_failure_without_a_message_is_named_by_its_cause() -> None:
     assert failed_task(failure(CHANGED, "")) == ["WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR"]

@@ -11,8 +11,8 @@ import pytest
 from temporalio.client import Client
 
 from tests.chaos.__main__ import new_seed
+from tests.chaos.context import Row, ScenarioContext
 from tests.chaos.scenarios import SCENARIOS, Scenario
-from tests.chaos.stage import Row, Stage
 
 AT_A_TIME = 4  # most of a scenario is waiting for the heartbeat of somebody dead
 SHORT = [scenario for scenario in SCENARIOS if scenario.short is not None]
@@ -37,9 +37,9 @@ async def ask(
     drawn = new_seed()
 
     async def play(scenario: Scenario, seed: int) -> Row:
-        stage = Stage(tmp_path_factory.mktemp(scenario.name), seed, client, short_history_client)
+        context = ScenarioContext(tmp_path_factory.mktemp(scenario.name), seed, client, short_history_client)
         try:
-            return await scenario.run(stage, scenario.short or {})
+            return await scenario.run(context, scenario.short or {})
         except Exception as error:
             error.add_note(f"PERDURE_CHAOS_SEED={seed}")
             raise
@@ -62,13 +62,11 @@ async def ask(
     await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
-TEST = "test_whatever_fails_nothing_happens_twice_and_nothing_is_lost"
+TEST = "test_no_fault_repeats_or_loses_an_effect"
 
 
 @pytest.mark.parametrize(("scenario", "seed"), PLAYS)
-async def test_whatever_fails_nothing_happens_twice_and_nothing_is_lost(
-    scenario: Scenario, seed: int | None, ask: Ask
-) -> None:
+async def test_no_fault_repeats_or_loses_an_effect(scenario: Scenario, seed: int | None, ask: Ask) -> None:
     row = await ask(scenario, seed)
     assert row.violations == [], f"PERDURE_CHAOS_SEED={row.seed}"
     assert row.runs > 0

@@ -29,7 +29,7 @@ PATIENCE = 180.0  # seconds for what takes ten; the machine may have other thing
 
 
 @dataclass(frozen=True)
-class Demo:
+class DemoProject:
     """The worked example's project, and a client of the server it runs on."""
 
     project: Project
@@ -40,7 +40,7 @@ class Demo:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": self.goal}})
         return await start_or_get_run(self.client, name, event, name)
 
-    async def told(self, run: WorkflowHandle[Any, Any]) -> dict[str, Any]:
+    async def outcome_of(self, run: WorkflowHandle[Any, Any]) -> dict[str, Any]:
         """What must be the same however often a worker died."""
         result = await asyncio.wait_for(run.result(), PATIENCE)
         events = [event async for event in run.fetch_history_events()]
@@ -64,7 +64,7 @@ class Demo:
 
 
 @contextmanager
-def working(demo: Demo, task_queue: str) -> Iterator[None]:
+def working(demo: DemoProject, task_queue: str) -> Iterator[None]:
     process = demo.project.worker(task_queue)
     try:
         yield
@@ -92,15 +92,15 @@ def project_for(site: str, folder: Path, address: str) -> Project:
 
 
 @pytest.fixture(scope="module")
-def demo(client: Client, site: str, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def demo(client: Client, site: str, tmp_path_factory: pytest.TempPathFactory) -> DemoProject:
     project = project_for(site, tmp_path_factory.mktemp("chaos"), client.service_client.config.target_host)
-    return Demo(project, client, f"fetch web {site} and produce a 2 para critique")
+    return DemoProject(project, client, f"fetch web {site} and produce a 2 para critique")
 
 
-async def test_a_worker_killed_between_any_two_events_changes_nothing(demo: Demo) -> None:
+async def test_a_worker_killed_between_any_two_events_changes_nothing(demo: DemoProject) -> None:
     run = await demo.start("unkilled")
     with working(demo, "unkilled"):
-        expected = await demo.told(run)
+        expected = await demo.outcome_of(run)
     assert expected["event"]["type"] == "agent.completed"
     assert expected["tools"] == ["fetch", "write_file"]
     assert (expected["completion events"], expected["failed tasks"]) == (1, 0)
@@ -114,11 +114,11 @@ async def test_a_worker_killed_between_any_two_events_changes_nothing(demo: Demo
             with working(demo, name):
                 await asyncio.wait_for(holds(run, events), PATIENCE)
             with working(demo, name):
-                return await demo.told(run)
+                return await demo.outcome_of(run)
 
-    told = await asyncio.gather(*(killed_at(events) for events in range(1, last + 1)))
+    outcomes = await asyncio.gather(*(killed_at(events) for events in range(1, last + 1)))
     assert last > 30
-    changed = {at: {k: said[k] for k in said if said[k] != expected[k]} for at, said in enumerate(told, 1)}
+    changed = {at: {k: said[k] for k in said if said[k] != expected[k]} for at, said in enumerate(outcomes, 1)}
     assert {at: what for at, what in changed.items() if what} == {}
 
 
@@ -127,7 +127,7 @@ async def test_a_server_killed_in_the_middle_comes_back_and_the_run_completes(si
         born = time.monotonic()
         client = await connect(server.address)
         await register_search_attributes(client)
-        it = Demo(
+        it = DemoProject(
             project_for(site, tmp_path, server.address), client, f"fetch web {site} and produce a 2 para critique"
         )
         run = await it.start("server-killed")
@@ -136,6 +136,6 @@ async def test_a_server_killed_in_the_middle_comes_back_and_the_run_completes(si
             await holds(run, 15)
             pid = json.loads((tmp_path / "state" / "server.json").read_text())["pid"]
             os.kill(pid, signal.SIGKILL)
-            told = await it.told(run)
-    assert told["event"]["type"] == "agent.completed"
-    assert (told["tools"], told["completion events"]) == (["fetch", "write_file"], 1)
+            outcome = await it.outcome_of(run)
+    assert outcome["event"]["type"] == "agent.completed"
+    assert (outcome["tools"], outcome["completion events"]) == (["fetch", "write_file"], 1)

@@ -15,21 +15,21 @@ async def _post(tools: ToolServer, path: str, key: str, **asked: Any) -> httpx.R
 
 async def test_every_request_of_a_once_tool_is_an_effect() -> None:
     with ToolServer(1, takes=0) as tools:
-        told = [(await _post(tools, "once/charge", "k")).json()["receipt"] for _ in range(2)]
-        assert told == [deed.receipt for deed in tools.of("r", 1)]
-    assert told[0] != told[1]
+        receipts = [(await _post(tools, "once/charge", "k")).json()["receipt"] for _ in range(2)]
+        assert receipts == [effect.receipt for effect in tools.of("r", 1)]
+    assert receipts[0] != receipts[1]
 
 
 async def test_a_keyed_tool_has_one_effect_for_each_key_and_repeats_its_answer() -> None:
     with ToolServer(1, takes=0) as tools:
-        told = [(await _post(tools, "keyed/reserve", key)).json()["receipt"] for key in ("k", "k", "l")]
-        assert len(tools.deeds) == 2
-    assert told[0] == told[1] != told[2]
+        receipts = [(await _post(tools, "keyed/reserve", key)).json()["receipt"] for key in ("k", "k", "l")]
+        assert len(tools.effects) == 2
+    assert receipts[0] == receipts[1] != receipts[2]
 
 
-async def test_the_truth_is_the_receipt_of_what_happened_and_nothing_where_nothing_did() -> None:
+async def test_the_receipt_of_an_effect_is_found_and_none_without_one() -> None:
     with ToolServer(1, takes=0.05) as tools:
-        assert await tools.truth("r", 1) is None
-        told = (await _post(tools, "once/charge", "k")).json()["receipt"]
-        assert await tools.truth("r", 1) == told
-        assert await tools.truth("r", 2) is None
+        assert await tools.find_receipt("r", 1) is None
+        receipt = (await _post(tools, "once/charge", "k")).json()["receipt"]
+        assert await tools.find_receipt("r", 1) == receipt
+        assert await tools.find_receipt("r", 2) is None

@@ -26,7 +26,7 @@ Answers = Callable[[str, str, int], Response | None]  # effect, key, earlier req
 
 
 @dataclass(frozen=True)
-class Deed:
+class EffectRecord:
     """One effect on the world."""
 
     run: str
@@ -50,7 +50,7 @@ class ToolServer:
         self._lock = threading.Lock()
         self._at_work: Counter[Place] = Counter()
         self._first: dict[str, str] = {}
-        self.deeds: list[Deed] = []
+        self.effects: list[EffectRecord] = []
         self.requests: Counter[str] = Counter()  # by key
         self.refused: Counter[Place] = Counter()
 
@@ -82,17 +82,17 @@ class ToolServer:
         self._thread.join()
         self._listener.close()
 
-    def of(self, run: str, step: int) -> list[Deed]:
+    def of(self, run: str, step: int) -> list[EffectRecord]:
         """What has happened for a step of a run."""
         with self._lock:
-            return [deed for deed in self.deeds if (deed.run, deed.step) == (run, step)]
+            return [deed for deed in self.effects if (deed.run, deed.step) == (run, step)]
 
-    async def truth(self, run: str, step: int) -> str | None:
+    async def find_receipt(self, run: str, step: int) -> str | None:
         """The receipt of what happened for this step, once nothing is on its way any more; None: nothing did."""
         while self.is_at_work(run, step):  # noqa: ASYNC110 - the server works in a thread of its own
             await asyncio.sleep(0.02)
-        deeds = self.of(run, step)
-        return deeds[-1].receipt if deeds else None
+        effects = self.of(run, step)
+        return effects[-1].receipt if effects else None
 
     def is_at_work(self, run: str, step: int) -> bool:
         with self._lock:
@@ -129,9 +129,9 @@ class ToolServer:
         with self._lock:
             if effect == "keyed" and key in self._first:
                 return self._first[key]
-            receipt = f"{run}/{step}#{len(self.deeds)}"
+            receipt = f"{run}/{step}#{len(self.effects)}"
             self._first[key] = receipt
-            self.deeds.append(Deed(run, step, key, effect, receipt))
+            self.effects.append(EffectRecord(run, step, key, effect, receipt))
             return receipt
 
 

@@ -15,22 +15,14 @@ from decisions.ids import run_id_of_workflow, run_workflow_id
 from decisions.run.limits import total_spent
 from perdure.client.runs import request_cancel, start_or_get_run
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, slow
-from tests.chaos.arena import PATIENCE, Arena, unfailing, until
 from tests.chaos.auditor import Audit, audit, judge_logs
-from tests.chaos.stage import Row, Stage, row
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import PATIENCE, Environment, retry_until_accepted, until, wait_for_value
+from tests.workflows.script import agent_of, count_replies
 
 AFTERWARDS = 1.0  # seconds in which nothing may happen any more
 LARGEST_REPLY = 200  # tokens
 AGENT = "---\ntools: [{tools}]\npeers: [{peers}]\nlimits: {{max_steps: 100000}}\n---\nI am {name}.\n"
-
-
-def who(body: Json) -> str:
-    """The agent that a request is for."""
-    return str(body["system"]).rpartition("I am ")[2].partition(".")[0]
-
-
-def turn(body: Json) -> int:
-    return sum(message["role"] == "assistant" for message in body["messages"])
 
 
 def delegates(agent: str, count: int) -> Reply:
@@ -38,40 +30,41 @@ def delegates(agent: str, count: int) -> Reply:
     return calls(("delegate", {"subtasks": subtasks}))
 
 
-def add_agent(it: Arena, name: str, *peers: str, tools: Sequence[str] = ()) -> None:
+def add_agent(it: Environment, name: str, *peers: str, tools: Sequence[str] = ()) -> None:
     text = AGENT.format(name=name, tools=", ".join(tools), peers=", ".join(peers))
     (it.project.folder / "agents" / f"{name}.md").write_text(text)
 
 
-async def cancelled(stage: Stage, *, fanout: int, levels: int) -> Row:
+async def cancelled(context: ScenarioContext, *, fanout: int, levels: int) -> Row:
     """R16: the root of a tree is cancelled while its leaves have effects and a worker dies."""
 
     def says(body: Json) -> ScriptedAnswer:
-        level = int(who(body).removeprefix("level-"))
+        level = int(agent_of(body).removeprefix("level-"))
         return (
             delegates(f"level-{level + 1}", fanout)
             if level < levels
-            else slow(calls(("reserve", {"note": turn(body)})), 0.3)
+            else slow(calls(("reserve", {"note": count_replies(body)})), 0.3)
         )
 
-    async with stage.arena(says=says) as it:
+    async with context.environment(says=says) as it:
         for level in range(levels):
             add_agent(it, f"level-{level}", f"level-{level + 1}")
         add_agent(it, f"level-{levels}", tools=["reserve"])
-        crew, root, size = it.crew("r16", 2), f"r16-{stage.seed}", sum(fanout**level for level in range(levels + 1))
+        workers, root = it.start_workers("r16", 2), f"r16-{context.seed}"
+        size = sum(fanout**level for level in range(levels + 1))
         await _start(it, "r16", root, "level-0", max_steps=100 * size)
-        await until(lambda: len({deed.run for deed in list(it.tools.deeds)}) == fanout**levels)
+        await until(lambda: len({effect.run for effect in list(it.tools.effects)}) == fanout**levels)
         await asyncio.gather(
-            unfailing(lambda: request_cancel(it.client, root, CancelRequest(reason="enough"))),
-            crew.fault("kill", it.random),
+            retry_until_accepted(lambda: request_cancel(it.client, root, CancelRequest(reason="enough"))),
+            workers.fault("kill"),
         )
         late = await it.all_ended()
-        deeds = len(it.tools.deeds)
+        effects = len(it.tools.effects)
         tree = await _closed(it, root)
         it.handles = {run_id_of_workflow(each.id): it.client.get_workflow_handle(each.id) for each in _runs(tree)}
         found, _ = await asyncio.gather(audit(it, late=late, status=RunStatus.cancelled), asyncio.sleep(AFTERWARDS))
-        if len(it.tools.deeds) != deeds:
-            found.wrong(f"{len(it.tools.deeds) - deeds} effects after the root was cancelled")
+        if len(it.tools.effects) != effects:
+            found.wrong(f"{len(it.tools.effects) - effects} effects after the root was cancelled")
         if found.runs != size:
             found.wrong(f"{found.runs} runs, and {size} were delegated")
         _judge_order(found, tree, run_workflow_id(root))
@@ -95,14 +88,14 @@ def _seconds(tree: Sequence[WorkflowExecution], root: str) -> float:
     return (ends[root] - min(ends.values())).total_seconds() if root in ends else float("nan")
 
 
-async def bounded(stage: Stage, *, steps: int, tokens: int) -> Row:
+async def bounded(context: ScenarioContext, *, steps: int, tokens: int) -> Row:
     """R19: what never ends by itself, once in a circle, once in a tree that grows, once with more than it can pay."""
-    async with stage.arena(says=_never_done) as it:
+    async with context.environment(says=_never_done) as it:
         add_agent(it, "looper", tools=["look"])
         add_agent(it, "roamer", tools=["look"])
         add_agent(it, "bomb", "bomb", tools=["look"])
         add_agent(it, "lead", "roamer")
-        it.crew("r19", 2)
+        it.start_workers("r19", 2)
         found = Audit()
         wanted: list[tuple[str, dict[str, Any], Escalation]] = [
             ("looper", {"max_steps": steps, "max_turns": steps // 2}, Escalation.turn_budget),
@@ -121,8 +114,8 @@ async def bounded(stage: Stage, *, steps: int, tokens: int) -> Row:
 
 
 def _never_done(body: Json) -> ScriptedAnswer:
-    done, tools = turn(body), [tool["name"] for tool in body["tools"]]
-    match who(body):
+    done, tools = count_replies(body), [tool["name"] for tool in body["tools"]]
+    match agent_of(body):
         case "lead":
             return delegates("roamer", 20 if done == 0 else 5)
         case "bomb" if "delegate" in tools:
@@ -133,7 +126,7 @@ def _never_done(body: Json) -> ScriptedAnswer:
             return calls(("look", {"n": done}))
 
 
-async def _spent(it: Arena, found: Audit, number: int, agent: str, limits: dict[str, Any]) -> str:
+async def _spent(it: Environment, found: Audit, number: int, agent: str, limits: dict[str, Any]) -> str:
     """Why it ended; what its tree has used is within its limits, but for one call."""
     run = f"r19-{it.seed}-{number}"
     handle = await _start(it, "r19", run, agent, **limits)
@@ -144,36 +137,38 @@ async def _spent(it: Arena, found: Audit, number: int, agent: str, limits: dict[
     if steps > limits["max_steps"]:
         found.wrong(f"{agent} with {limits}: {steps} steps")
     tokens, most = sum(state.usage.total for state in states), limits.get("budget_tokens")
-    largest = LARGEST_REPLY + max(estimate_tokens(body) for body in it.model.requests if who(body) == agent)
+    largest = LARGEST_REPLY + max(estimate_tokens(body) for body in it.model.requests if agent_of(body) == agent)
     if most is not None and tokens > most + largest:
         found.wrong(f"{agent} with {limits}: {tokens} tokens, and {largest} in the largest call")
-    told = total_spent(next(state for state in states if state.run_id == run))
-    if (told.steps, told.tokens) != (steps, tokens):
-        found.wrong(f"{agent} with {limits}: {steps} steps and {tokens} tokens are told as {told}")
+    spent = total_spent(next(state for state in states if state.run_id == run))
+    if (spent.steps, spent.tokens) != (steps, tokens):
+        found.wrong(f"{agent} with {limits}: {steps} steps and {tokens} tokens are spent as {spent}")
     return str(event["payload"].get("reason", event["type"]))
 
 
-async def _start(it: Arena, queue: str, run: str, agent: str, **limits: Any) -> Any:
+async def _start(it: Environment, queue: str, run: str, agent: str, **limits: Any) -> Any:
     payload = {"goal": f"be {agent}", "agent": agent, "limits": limits}
     event = StartEvent.model_validate({"type": "agentic.start", "payload": payload})
-    it.handles[run] = await unfailing(lambda: start_or_get_run(it.client, queue, event, run))
+    it.handles[run] = await retry_until_accepted(lambda: start_or_get_run(it.client, queue, event, run))
     return it.handles[run]
 
 
-async def _state(it: Arena, run: WorkflowExecution) -> RunState:
+async def _state(it: Environment, run: WorkflowExecution) -> RunState:
     snapshot: Snapshot = await it.client.get_workflow_handle(run.id).query("snapshot", result_type=Snapshot)
     return snapshot.state
 
 
-async def _closed(it: Arena, root: str) -> list[WorkflowExecution]:
+async def _closed(it: Environment, root: str) -> list[WorkflowExecution]:
     """All workflows of the tree, once the server lists none of them as open."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            query = f"RootWorkflowId = '{run_workflow_id(root)}'"
-            tree = [each async for each in it.client.list_workflows(query)]
-            if tree and all(each.close_time is not None for each in tree):
-                return tree
-            await asyncio.sleep(0.2)
+    query = f"RootWorkflowId = '{run_workflow_id(root)}'"
+
+    async def list_tree() -> list[WorkflowExecution]:
+        return [each async for each in it.client.list_workflows(query)]
+
+    tree: list[WorkflowExecution] = await wait_for_value(
+        list_tree, lambda tree: bool(tree) and all(each.close_time is not None for each in tree)
+    )
+    return tree
 
 
 def _runs(tree: Sequence[WorkflowExecution]) -> list[WorkflowExecution]:

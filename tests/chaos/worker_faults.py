@@ -9,10 +9,10 @@ from random import Random
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunStatus
 from perdure.client.runs import request_cancel
-from tests.chaos.arena import BEAT, Arena, pid_of, until
 from tests.chaos.auditor import audit
+from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row
 from tests.chaos.crash_points import RUN_POINTS, Point, Trap
-from tests.chaos.stage import Row, Stage, must_be_settled, row
+from tests.chaos.environment import BEAT, Environment, pid_of, until
 from tests.chaos.task import Task, Use, mixed
 from tests.chaos.tool_server import ToolServer
 
@@ -20,11 +20,18 @@ AT_A_TIME = 16  # runs whose worker just died wait for its heartbeat, in which n
 
 
 async def random_faults(
-    stage: Stage, *, runs: int, kills: int, freezes: int = 0, drains: int = 0, workers: int = 4, every: float = 1.2
+    context: ScenarioContext,
+    *,
+    runs: int,
+    kills: int,
+    freezes: int = 0,
+    drains: int = 0,
+    size: int = 4,
+    every: float = 1.2,
 ) -> Row:
     """R1: faults at random moments while runs begin, work and end."""
-    async with stage.arena() as it, it.person():
-        crew = it.crew("r1", workers)
+    async with context.environment() as it, it.person():
+        workers = it.start_workers("r1", size)
         kinds = ["kill"] * kills + ["freeze"] * freezes + ["drain"] * drains
         it.random.shuffle(kinds)
         for number in range(max(runs, len(kinds))):
@@ -32,19 +39,19 @@ async def random_faults(
                 await it.start(mixed(f"r1-{number}", it.random, 8, pause=0.3), "r1")
             await asyncio.sleep(it.random.uniform(0.5, 1.5) * every)
             if number < len(kinds):
-                await crew.fault(kinds[number], it.random)
+                await workers.fault(kinds[number])
         late = await it.all_ended()
         return row(it, await audit(it, late=late), f"{freezes} frozen, {drains} drained")
 
 
-async def crash_points(stage: Stage, *, runs: int, points: tuple[Point, ...] = RUN_POINTS) -> Row:
+async def crash_points(context: ScenarioContext, *, runs: int, points: tuple[Point, ...] = RUN_POINTS) -> Row:
     """R2: a worker dies at each named point, in each of so many runs."""
     turn = asyncio.Semaphore(AT_A_TIME)
-    async with stage.arena(stage.short_history) as it, it.person():
+    async with context.environment(context.short_history) as it, it.person():
 
         async def killed_at(point: Point, number: int) -> None:
             queue = f"{point.name}-{number}"
-            random = Random(f"{stage.seed} {queue}")
+            random = Random(f"{context.seed} {queue}")
             async with turn:
                 if point in (Point.archived, Point.rotation):
                     task = mixed(queue, random, 24, tools=("look", "reserve"))  # long enough to rotate
@@ -52,16 +59,16 @@ async def crash_points(stage: Stage, *, runs: int, points: tuple[Point, ...] = R
                     task = Task(queue, ((("look", {}),), (("charge", {}),), (("reserve", {}), ("charge", {}))))
                 if point is Point.inherit:
                     await _origin(it, queue, task)
-                crew = it.crew(queue, 1, Trap(point))
+                workers = it.start_workers(queue, 1, Trap(point))
                 if point is Point.inherit:
                     await _fork(it, queue)
                 else:
                     await it.start(task, queue)
-                await until(lambda: not crew.workers[0].is_alive())
+                await until(lambda: not workers.processes[0].is_alive())
                 it.fault()
                 it.kills += 1
-                it.in_window += it.doubtful(pid_of(crew.workers[0])) > 0
-                crew.join()
+                it.in_window += it.doubtful(pid_of(workers.processes[0])) > 0
+                workers.add()
                 await it.handles[queue].result()
 
         await asyncio.gather(*(killed_at(point, number) for point in points for number in range(runs)))
@@ -70,40 +77,40 @@ async def crash_points(stage: Stage, *, runs: int, points: tuple[Point, ...] = R
         return row(it, found, f"{len(points)} points; {found.rotations} rotations")
 
 
-async def _origin(it: Arena, queue: str, task: Task) -> None:
+async def _origin(it: Environment, queue: str, task: Task) -> None:
     """A run that has ended, to be forked after its second step."""
-    crew = it.crew(queue, 1)
+    workers = it.start_workers(queue, 1)
     origin = Task(f"{queue}-origin", task.turns)
     handle = await it.start(origin, queue)
     await handle.result()
-    crew.workers[0].kill()
+    workers.processes[0].kill()
 
 
-async def _fork(it: Arena, queue: str) -> None:
+async def _fork(it: Environment, queue: str) -> None:
     event = {"type": "agentic.resume", "payload": {"run_id": f"{queue}-origin", "step": 2}}
     it.handles[queue] = await it.client.start_workflow("AgentRun", event, id=f"run:{queue}", task_queue=queue)
 
 
-async def zombies(stage: Stage, *, runs: int) -> Row:
+async def zombies(context: ScenarioContext, *, runs: int) -> Row:
     """R5: a worker stands still for longer than its heartbeat, another takes over, and then it comes back."""
     places = (Point.after_claim, Point.after_effect, Point.after_record, None)
-    tools = ToolServer(stage.seed, takes=0.5)  # long enough to be frozen in
-    async with stage.arena(tools=tools) as it, it.person():
+    tools = ToolServer(context.seed, takes=0.5)  # long enough to be frozen in
+    async with context.environment(tools=tools) as it, it.person():
 
         async def frozen(number: int) -> None:
             queue, place = f"r5-{number}", places[number % len(places)]
-            random = Random(f"{stage.seed} {queue}")
+            random = Random(f"{context.seed} {queue}")
             others = mixed(queue, random, 3, tools=("charge", "charge", "reserve")).turns
             task = Task(queue, ((("charge", {}),), *others), pause=0.2)
-            crew = it.crew(queue, 1, Trap(place, signal.SIGSTOP) if place else None)
-            pid = pid_of(crew.workers[0])
+            workers = it.start_workers(queue, 1, Trap(place, signal.SIGSTOP) if place else None)
+            pid = pid_of(workers.processes[0])
             await it.start(task, queue)
             if place is None:  # in the middle of an effect
                 await until(lambda: any(it.tools.is_at_work(queue, step) for step in task.tools))
                 os.kill(pid, signal.SIGSTOP)
             await until(lambda: _is_stopped(pid))
             it.fault()
-            crew.join()
+            workers.add()
             await asyncio.sleep(BEAT + 4)  # the fault itself
             os.kill(pid, signal.SIGCONT)
             it.fault(counts=False)
@@ -118,32 +125,30 @@ def _is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-async def rolling_restart(stage: Stage, *, restarts: int, workers: int = 3) -> Row:
+async def rolling_restart(context: ScenarioContext, *, restarts: int, size: int = 3) -> Row:
     """R6: SIGTERM drains a worker, whatever it is doing."""
-    async with stage.arena() as it, it.person():
-        crew = it.crew("r6", workers)
+    async with context.environment() as it, it.person():
+        workers = it.start_workers("r6", size)
         for number in range(restarts):
             for nr in range(3):
                 await it.start(mixed(f"r6-{number}-{nr}", it.random, 8, pause=0.2), "r6")
             await asyncio.sleep(it.random.uniform(0.5, 2))
-            await crew.fault("drain", it.random)
+            await workers.fault("drain")
         late = await it.all_ended()
         found = await audit(it, late=late)
-        must_be_settled(it, found)
+        expect_no_doubt(it, found)
         return row(it, found)
 
 
-async def window(stage: Stage, *, kills: int, workers: int = 4) -> Row:
+async def window(context: ScenarioContext, *, kills: int, size: int = 4) -> Row:
     """What share of random kills leaves a call in doubt: an effect of 50 ms in a step of about a second."""
-    tools = ToolServer(stage.seed, takes=0.05)
-    async with stage.arena(tools=tools) as it, it.person():
-        crew = it.crew("window", workers)
-        for number in range(workers):  # on average one on each worker
+    tools = ToolServer(context.seed, takes=0.05)
+    async with context.environment(tools=tools) as it, it.person():
+        workers = it.start_workers("window", size)
+        for number in range(size):  # on average one on each worker
             charges: tuple[tuple[Use, ...], ...] = ((("charge", {}),),) * 90
             await it.start(Task(f"window-{number}", charges, pause=0.9), "window")
-        for _ in range(kills):
-            await asyncio.sleep(it.random.uniform(0.5, 2.5))
-            await crew.fault("kill", it.random)
+        await workers.kill_some(kills, 0.5, 2.5)
         for run in it.handles:
             await request_cancel(it.client, run, CancelRequest(reason="measured"))
         late = await it.all_ended()

@@ -35,7 +35,7 @@ CONSUMED, RUNNING, BLOCKED = TaskState.consumed, TaskState.running, TaskState.bl
 SUCCEEDED, FAILED = TaskState.succeeded, TaskState.failed
 
 
-def test_an_ack_is_consumed_and_then_over_however_often_it_is_told() -> None:
+def test_an_ack_is_consumed_and_then_over_however_often_it_is_written() -> None:
     told = update_ack(None, letter(), Ack.consumed, AT)
     assert update_ack(told, letter(), Ack.consumed, at(1)) == told
     over = update_ack(told, letter(run_id="r"), Ack.succeeded, at(2), "well")
@@ -62,7 +62,7 @@ def test_a_duplicate_is_listed_once_and_changes_nothing_else() -> None:
     assert update_ack(add_duplicate(None, letter(), "SKIPPED", AT), letter(), Ack.consumed, AT)["status"] == "CONSUMED"
 
 
-def test_states_are_told_once_each_though_times_differ() -> None:
+def test_states_are_written_once_each_though_times_differ() -> None:
     told = update_task_state(None, letter(CONSUMED), Transition(state=RUNNING, at=at(1)))
     assert update_task_state(told, letter(CONSUMED), Transition(state=RUNNING, at=at(5))) == told
     over = update_task_state(told, letter(CONSUMED, RUNNING, SUCCEEDED))
@@ -78,7 +78,7 @@ def test_a_task_that_waits_for_inputs_and_a_person() -> None:
     assert states(told) == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
 
 
-def test_a_letter_that_comes_back_begins_anew_below_what_was() -> None:
+def test_a_redelivered_message_starts_again_below_its_history() -> None:
     told = update_task_state(None, letter(CONSUMED, FAILED))
     told = update_task_state(told, letter(CONSUMED, first=10, attempt=2))
     told = update_task_state(told, letter(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
@@ -86,6 +86,6 @@ def test_a_letter_that_comes_back_begins_anew_below_what_was() -> None:
     assert told["state"] == "SUCCEEDED"
 
 
-def test_what_somebody_has_written_into_the_file_does_not_break_it() -> None:
+def test_foreign_text_in_the_file_does_not_break_it() -> None:
     assert states(update_task_state({"history": [1, None, {"state": "X"}]}, letter(CONSUMED)))[-1] == "CONSUMED"
     assert update_ack({"history": "?", "duplicates": 3}, letter(), Ack.consumed, AT)["status"] == "CONSUMED"

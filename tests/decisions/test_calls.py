@@ -11,6 +11,7 @@ from contracts.tool import ToolOutcome
 from decisions.run.call_state import record_approval
 from decisions.run.reply import MAX_CALLS, needs_approval, next_batch, parse_calls
 from decisions.run.transcript import join_text_blocks
+from tests.decisions.runs import new_call, new_state, new_turn
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 
@@ -19,7 +20,7 @@ def kinds(calls: Any) -> list[str | None]:
     return [call.outcome.error.kind if call.outcome else None for call in calls]
 
 
-def test_steps_count_on_from_the_last_one_and_control_calls_take_none(new_state: Any, new_turn: Any) -> None:
+def test_steps_count_on_from_the_last_one_and_control_calls_take_none() -> None:
     turn = new_turn("", ("look", {}), ("finish", {}), ("ask_human", {}), ("reframe", {}), ("charge", {"a": 1}))
     calls = parse_calls(new_state(step=7), turn)
     assert [(c.tool, c.step) for c in calls] == [
@@ -33,7 +34,7 @@ def test_steps_count_on_from_the_last_one_and_control_calls_take_none(new_state:
 
 @given(uses=st.lists(st.sampled_from(NAMES), max_size=12), step=st.integers(0, 12), most=st.integers(1, 12))
 def test_steps_are_consecutive_within_the_budget_and_every_use_gets_one_call(
-    new_state: Any, new_turn: Any, uses: list[str], step: int, most: int
+    uses: list[str], step: int, most: int
 ) -> None:
     calls = parse_calls(new_state(step=step, max_steps=most), new_turn("", *((name, {}) for name in uses)))
     assert [c.tool_use_id for c in calls] == [f"u{number}" for number in range(len(uses))]
@@ -44,7 +45,7 @@ def test_steps_are_consecutive_within_the_budget_and_every_use_gets_one_call(
     assert len(steps) == max(0, min(len(takers), most - step))
 
 
-def test_the_calls_that_fit_the_budget_run_and_the_rest_are_told_so(new_state: Any, new_turn: Any) -> None:
+def test_the_calls_that_fit_the_budget_run_and_the_rest_are_refused() -> None:
     calls = parse_calls(new_state(step=18), new_turn("", *[("look", {})] * 4))
     assert [c.step for c in calls] == [19, 20, None, None]
     assert kinds(calls) == [None, None, "budget", "budget"]
@@ -52,38 +53,36 @@ def test_the_calls_that_fit_the_budget_run_and_the_rest_are_told_so(new_state: A
 
 
 @pytest.mark.parametrize("name", ["Look", "LOOK", "look ", "lооk", "agentic-loop", "", "look\u200b", "run:R1"])
-def test_a_name_that_is_not_exactly_a_tools_is_refused_with_the_list_of_tools(
-    new_state: Any, new_turn: Any, name: str
-) -> None:
+def test_a_name_that_is_not_exactly_a_tools_is_refused_with_the_list_of_tools(name: str) -> None:
     (call,) = parse_calls(new_state(), new_turn("", (name, {})))
     assert call.step is None
     assert kinds([call]) == ["unknown_tool"]
     assert "look, peek, save" in call.outcome.error.message  # type: ignore[union-attr]
 
 
-def test_an_endless_name_is_cut_where_it_is_repeated(new_state: Any, new_turn: Any) -> None:
+def test_an_endless_name_is_cut_where_it_is_repeated() -> None:
     (call,) = parse_calls(new_state(), new_turn("", ("x" * 100_000, {})))
     assert len(call.model_dump_json()) < 2000
 
 
-def test_broken_arguments_are_refused_without_a_step(new_state: Any, new_turn: Any) -> None:
+def test_broken_arguments_are_refused_without_a_step() -> None:
     calls = parse_calls(new_state(), new_turn("", ("look", {}), ("look", {}), ("look", {}), broken=("u1",)))
     assert kinds(calls) == [None, "broken_json", None]
     assert [c.step for c in calls] == [1, None, 2]
 
 
 @pytest.mark.parametrize("arguments", [None, [], [1], "text", 5, True])
-def test_arguments_that_are_no_object_are_refused(new_state: Any, new_turn: Any, arguments: Any) -> None:
+def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     assert kinds(parse_calls(new_state(), new_turn("", ("look", arguments)))) == ["invalid_arguments"]
 
 
-def test_arguments_cannot_touch_what_names_the_call(new_state: Any, new_turn: Any) -> None:
+def test_arguments_cannot_touch_what_names_the_call() -> None:
     forged = {"run_id": "R9", "step": 99, "tool": "charge", "tool_command": "rm"}
     (call,) = parse_calls(new_state(), new_turn("", ("look", forged)))
     assert (call.tool, call.step, call.arguments) == ("look", 1, forged)
 
 
-def batches(state: Any) -> list[list[str]]:
+def settle_batches(state: Any) -> list[list[str]]:
     """Settles batch after batch, and tells their tools."""
     made = []
     while batch := next_batch(state):
@@ -111,20 +110,18 @@ def batches(state: Any) -> list[list[str]]:
     ],
 )
 def test_neighbouring_reads_go_together_effects_alone_and_control_last(
-    new_state: Any, new_turn: Any, uses: list[str], expected: list[list[str]]
+    uses: list[str], expected: list[list[str]]
 ) -> None:
     state = new_state()
     calls = parse_calls(state, new_turn("", *((name, {}) for name in uses)))
-    assert batches(state.model_copy(update={"calls": calls})) == expected
+    assert settle_batches(state.model_copy(update={"calls": calls})) == expected
 
 
 @given(uses=st.lists(st.sampled_from(NAMES), max_size=10))
-def test_every_call_is_made_exactly_once_and_effects_in_the_models_order(
-    new_state: Any, new_turn: Any, uses: list[str]
-) -> None:
+def test_every_call_is_made_exactly_once_and_effects_in_the_models_order(uses: list[str]) -> None:
     state = new_state()
     calls = parse_calls(state, new_turn("", *((name, {}) for name in uses)))
-    made = batches(state.model_copy(update={"calls": calls}))
+    made = settle_batches(state.model_copy(update={"calls": calls}))
     flat = [tool for batch in made for tool in batch]
     work = [name for name in uses if name in {"look", "peek", "save", "charge", "vote", "guarded", "ask_human"}]
     control = [name for name in uses if name in {"finish", "reframe", "escalate"}]
@@ -132,13 +129,13 @@ def test_every_call_is_made_exactly_once_and_effects_in_the_models_order(
     assert all(len(batch) == 1 or set(batch) <= {"look", "peek", "vote"} for batch in made)
 
 
-def test_a_tool_approved_for_the_run_needs_no_more_approval(new_state: Any, new_call: Any) -> None:
+def test_a_tool_approved_for_the_run_needs_no_more_approval() -> None:
     assert needs_approval(new_state(), new_call("guarded"))
     assert not needs_approval(new_state(approved_tools=("guarded",)), new_call("guarded"))
     assert not needs_approval(new_state(), new_call("look"))
 
 
-def test_an_approval_is_for_exactly_one_call_and_void_once_its_arguments_differ(new_state: Any, new_call: Any) -> None:
+def test_an_approval_is_for_exactly_one_call_and_void_once_its_arguments_differ() -> None:
     state = new_state(calls=(new_call("guarded", arguments={"eur": 5, "to": "eva"}), new_call("guarded", 2)))
     state, call = record_approval(state, state.calls[0])
     assert state.calls[0] == call
@@ -148,7 +145,7 @@ def test_an_approval_is_for_exactly_one_call_and_void_once_its_arguments_differ(
     assert needs_approval(state, state.calls[1])
 
 
-def test_an_approval_written_by_an_earlier_version_is_void(new_state: Any, new_call: Any) -> None:
+def test_an_approval_written_by_an_earlier_version_is_void() -> None:
     written = {**new_call("guarded").model_dump(mode="json"), "approved": True}
     assert needs_approval(new_state(), Call.model_validate(written))
 
@@ -158,9 +155,7 @@ def test_the_text_of_a_reply_is_its_text_blocks() -> None:
     assert join_text_blocks(blocks) == "a\nb"
 
 
-def test_of_a_flood_the_first_calls_are_made_and_the_rest_are_told_so_without_a_step(
-    new_state: Any, new_turn: Any
-) -> None:
+def test_of_a_flood_the_first_calls_are_made_and_the_rest_are_refused_without_a_step() -> None:
     calls = parse_calls(new_state(max_steps=1000), new_turn("", *[("look", {})] * (MAX_CALLS + 3)))
     assert kinds(calls) == [None] * MAX_CALLS + ["too_many"] * 3
     assert [call.step for call in calls] == [*range(1, MAX_CALLS + 1), None, None, None]

@@ -54,7 +54,7 @@ def turns(count: int, first: int = 1) -> list[Part]:
     return [part for n in range(first, first + count) for part in (reply(f"u{n}"), result(f"u{n}", n))]
 
 
-def compacted(parts: Sequence[Part], keep: int = KEPT, *, is_deep: bool = False) -> list[Part]:
+def compact(parts: Sequence[Part], keep: int = KEPT, *, is_deep: bool = False) -> list[Part]:
     cut = divide_parts(parts, keep, WINDOW, is_deep=is_deep)
     summary = Summary(
         text="THE SUMMARY",
@@ -71,7 +71,7 @@ def compacted(parts: Sequence[Part], keep: int = KEPT, *, is_deep: bool = False)
     return [*parts, summary_part(summary), journal_of(Journal(current_state="far"), "find the number", "")]
 
 
-def shown(parts: Sequence[Part]) -> list[dict[str, Any]]:
+def render(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return messages_of(parts, [], 0)
 
 
@@ -98,8 +98,8 @@ def is_sound(messages: list[dict[str, Any]]) -> bool:
 
 def test_the_last_ten_messages_stay_as_they_are_and_the_rest_is_one_summary() -> None:
     before = [GOAL, *turns(20)]
-    after = shown(compacted(before))
-    assert after[-10:] == shown(before)[-10:]
+    after = render(compact(before))
+    assert after[-10:] == render(before)[-10:]
     assert len(after) == 13
     front, journal, bridge = after[:3]
     assert [m["role"] for m in (front, journal, bridge)] == ["user", "assistant", "user"]
@@ -111,8 +111,8 @@ def test_the_last_ten_messages_stay_as_they_are_and_the_rest_is_one_summary() ->
 
 def test_a_deep_prune_keeps_four_and_says_so() -> None:
     before = [GOAL, *turns(20)]
-    after = shown(compacted(before, KEPT_DEEP, is_deep=True))
-    assert after[-4:] == shown(before)[-4:]
+    after = render(compact(before, KEPT_DEEP, is_deep=True))
+    assert after[-4:] == render(before)[-4:]
     assert "deep pruned" in text_of(after[0])
     assert is_sound(after)
 
@@ -121,9 +121,9 @@ def test_a_tool_use_keeps_its_result() -> None:
     """With a note at the end the tenth message from there is a result: the one before it stays as well."""
     before = [GOAL, *turns(8), reply(text="Done soon."), note_part("Go on."), reply(text="Yes."), note_part("On.")]
     for keep in range(1, 12):
-        after = shown(compacted(before, keep))
+        after = render(compact(before, keep))
         assert is_sound(after), keep
-        assert after[-keep:] == shown(before)[-keep:], keep
+        assert after[-keep:] == render(before)[-keep:], keep
 
 
 def test_the_latest_successful_result_of_each_tool_is_pinned_and_no_failed_one() -> None:
@@ -137,7 +137,7 @@ def test_the_latest_successful_result_of_each_tool_is_pinned_and_no_failed_one()
         result("d", 4, "boom", tool="fetch", fails=True),
         *turns(5, first=5),
     ]
-    front = text_of(shown(compacted(before))[0])
+    front = text_of(render(compact(before))[0])
     assert "## search, step 3\n\n```\nsecond\n```" in front
     assert "## ask_human, step 2\n\n```\nanswer\n```" in front
     assert "first" not in front
@@ -147,7 +147,7 @@ def test_the_latest_successful_result_of_each_tool_is_pinned_and_no_failed_one()
 def test_the_journal_s_digest_changes_only_where_the_run_goes_on_from_it() -> None:
     before = [GOAL, *turns(20)]
     assert journal_digest_of(before) == ""
-    after = compacted(before)
+    after = compact(before)
     assert (
         journal_digest_of(after)
         == journal_digest_of([*after, *turns(3, first=21)])
@@ -156,16 +156,16 @@ def test_the_journal_s_digest_changes_only_where_the_run_goes_on_from_it() -> No
 
 
 def test_between_compactions_messages_only_grow() -> None:
-    parts = compacted([GOAL, *turns(20)])
-    before = shown(parts)
+    parts = compact([GOAL, *turns(20)])
+    before = render(parts)
     copy = [dict(message) for message in before]
     after = messages_of([*parts, *turns(2, first=21)], before, len(parts))
     assert after[: len(copy)] == copy
 
 
 def test_a_second_compaction_takes_the_first_one_up() -> None:
-    parts = compacted(compacted([GOAL, *turns(20)]) + turns(12, first=21))
-    after = shown(parts)
+    parts = compact(compact([GOAL, *turns(20)]) + turns(12, first=21))
+    after = render(parts)
     assert len(after) == 13
     assert is_sound(after)
     told = narrate_parts(parts[:-2], parts[-2].about["tail"], 10_000)
@@ -175,7 +175,7 @@ def test_a_second_compaction_takes_the_first_one_up() -> None:
 
 def test_a_compaction_right_after_another_builds_on_it_as_well() -> None:
     """Its tail begins before the summary that it takes up."""
-    parts = compacted([GOAL, *turns(20)])
+    parts = compact([GOAL, *turns(20)])
     told = narrate_parts(parts, divide_parts(parts, KEPT_DEEP, WINDOW, is_deep=True).tail, 10_000)
     assert [entry["from"] for entry in entries(told)][:2] == ["summary", "agent"]
     assert entries(told)[0]["text"] == "THE SUMMARY"
@@ -184,38 +184,38 @@ def test_a_compaction_right_after_another_builds_on_it_as_well() -> None:
 
 def test_what_a_deep_prune_leaves_is_cut_where_it_alone_would_fill_the_window() -> None:
     long = [GOAL, *turns(5), *(p for n in range(6, 10) for p in (reply(f"u{n}"), result(f"u{n}", n, "x" * 30_000)))]
-    after = shown(compacted(long, KEPT_DEEP, is_deep=True))
+    after = render(compact(long, KEPT_DEEP, is_deep=True))
     sizes = [len(b["content"]) for m in after[-4:] for b in m["content"] if b["type"] == "tool_result"]
     assert max(sizes) < 7_000
     assert "characters left out" in str(after[-1])
-    assert after[-10:] == shown(compacted(long, KEPT_DEEP, is_deep=True))[-10:]
-    assert "x" * 30_000 in str(shown(compacted(long))), "a compaction leaves its tail as it is"
+    assert after[-10:] == render(compact(long, KEPT_DEEP, is_deep=True))[-10:]
+    assert "x" * 30_000 in str(render(compact(long))), "a compaction leaves its tail as it is"
 
 
 def test_a_few_results_that_fill_the_window_are_cut_too() -> None:
     """There is nothing to summarise yet."""
     parts = [GOAL, reply("a", "b"), result("a", 1, "x" * 30_000), result("b", 2, "y" * 30_000)]
-    assert estimate_request(compacted(parts), shown(compacted(parts, KEPT_DEEP, is_deep=True)), 0) < 0.7 * WINDOW
-    again = compacted(compacted(parts, KEPT_DEEP, is_deep=True), KEPT_DEEP, is_deep=True)
-    assert is_sound(shown(again))
+    assert estimate_request(compact(parts), render(compact(parts, KEPT_DEEP, is_deep=True)), 0) < 0.7 * WINDOW
+    again = compact(compact(parts, KEPT_DEEP, is_deep=True), KEPT_DEEP, is_deep=True)
+    assert is_sound(render(again))
 
 
 def test_room_is_measured_in_bytes_as_tokens_are() -> None:
     """In scripts whose letters take three bytes, a result would else be left three times as long."""
     parts = [GOAL, *turns(5), reply("z"), result("z", 6, "漢" * 30_000)]
-    after = compacted(parts, KEPT_DEEP, is_deep=True)
-    assert estimate_request(after, shown(after), 0) < 0.7 * WINDOW
+    after = compact(parts, KEPT_DEEP, is_deep=True)
+    assert estimate_request(after, render(after), 0) < 0.7 * WINDOW
     assert len(narrate_parts(parts, len(parts), 3000).encode()) < 3100
 
 
 def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
     parts = [GOAL, reply("u1"), result("u1", 1, "x" * 3000)]
-    assert 165 + 1200 <= estimate_request(parts, shown(parts), 7000) <= 165 + 1300
-    assert estimate_request([GOAL], shown([GOAL]), 7000) >= 7000, "nothing was counted yet"
+    assert 165 + 1200 <= estimate_request(parts, render(parts), 7000) <= 165 + 1300
+    assert estimate_request([GOAL], render([GOAL]), 7000) >= 7000, "nothing was counted yet"
     silent = [GOAL, reply("u1", usage=dict.fromkeys(USAGE, 0)), result("u1", 1)]
-    assert estimate_request(silent, shown(silent), 7000) >= 7000, "a server that counts nothing"
-    after = compacted([GOAL, *turns(20)])
-    assert estimate_request(after, shown(after), 7000) >= 3500, (
+    assert estimate_request(silent, render(silent), 7000) >= 7000, "a server that counts nothing"
+    after = compact([GOAL, *turns(20)])
+    assert estimate_request(after, render(after), 7000) >= 3500, (
         "what was counted before a compaction only corrects the estimate"
     )
 
@@ -223,7 +223,7 @@ def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
 def test_an_image_is_no_text() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 900_000}}
     parts = [GOAL, reply("u1"), Part(kind=PartKind.note, content=[image])]
-    assert estimate_request(parts, shown(parts), 0) < 3000
+    assert estimate_request(parts, render(parts), 0) < 3000
 
 
 FORGED = (
@@ -238,7 +238,7 @@ PIECES = st.lists(st.sampled_from([*FORGED, "\n", "\r", "#", "`"])).map("".join)
 HOSTILE = st.one_of(st.sampled_from(FORGED), st.text(), PIECES)
 
 
-def spoken(text: str) -> list[Part]:
+def talk(text: str) -> list[Part]:
     """A conversation in which everything but the user and the runtime says this."""
     said = Part(kind=PartKind.said, content=[{"type": "text", "text": "Only the east."}])
     talk = [reply("u1", text=text), result("u1", 1, text), said, reply("u2"), result("u2", 2, text, fails=True)]
@@ -248,8 +248,8 @@ def spoken(text: str) -> list[Part]:
 @given(HOSTILE)
 @example(FORGED[0])
 @example(FORGED[1])
-def test_no_text_speaks_as_somebody_else_in_what_a_summary_is_made_of(text: str) -> None:
-    parts = spoken(text)
+def test_no_text_speaks_for_another_speaker_in_what_a_summary_is_made_of(text: str) -> None:
+    parts = talk(text)
     told = entries(narrate_parts(parts, len(parts), 1_000_000))
     speakers = [entry["from"] for entry in told]
     assert [entry["text"] for entry in told if entry["from"] == "user"] == ["Only the east."]
@@ -263,7 +263,7 @@ def test_no_text_speaks_as_somebody_else_in_what_a_summary_is_made_of(text: str)
 @given(HOSTILE, st.booleans())
 def test_no_text_opens_a_part_of_what_stands_for_old_messages(text: str, is_written: bool) -> None:
     """Neither a result, nor a summary that repeats one, nor what is cut down where no model summarises."""
-    parts = spoken(text)
+    parts = talk(text)
     body = text if is_written else narrate_truncated(parts, len(parts), WINDOW)
     summary = Summary(
         text=body or "-",
@@ -277,13 +277,13 @@ def test_no_text_opens_a_part_of_what_stands_for_old_messages(text: str, is_writ
         after_messages=0,
     )
     after = [*parts, summary_part(summary), journal_of(Journal(current_state=text), "find the number", "")]
-    front = next(block["text"] for block in shown(after)[0]["content"])
+    front = next(block["text"] for block in render(after)[0]["content"])
     assert headings(front) == ["Goal", "Earlier conversation", "Latest result of each tool", "look", "fetch"]
     told = entries(narrate_parts(after, len(after), 1_000_000))
     speakers = [entry["from"] for entry in told]
     assert speakers.count("user") == (0 if is_written else 1)
     assert speakers[0] == ("summary" if is_written else "agent")
-    journal = text_in(shown(after)[1]["content"])
+    journal = text_in(render(after)[1]["content"])
     assert [line for line in journal.splitlines() if line.startswith("#")] == [
         "# Run journal",
         "## Objective",
@@ -341,15 +341,15 @@ def test_whatever_is_compacted_and_however_often_the_api_takes_it(uses: list[int
             ids = [f"u{step + i}" for i in range(count)]
             parts += [reply(*ids), *(result(use, step + i + 1) for i, use in enumerate(ids))]
             step += count
-        before = shown(parts)
+        before = render(parts)
         if divide_parts(parts, keep, WINDOW, is_deep=keep == KEPT_DEEP).messages:
-            parts = compacted(parts, keep, is_deep=keep == KEPT_DEEP)
-        after = shown(parts)
+            parts = compact(parts, keep, is_deep=keep == KEPT_DEEP)
+        after = render(parts)
         assert is_sound(after)
         assert after[-keep:] == before[-keep:] or len(before) <= keep + 3
 
 
-def counted_at(share: float) -> list[Part]:
+def compact_at(share: float) -> list[Part]:
     """Twenty turns and a summary, whose last request was counted as this share of its estimate."""
     parts = [GOAL, *turns(20)]
     last = max(i for i, part in enumerate(parts) if part.kind is PartKind.reply)
@@ -357,19 +357,19 @@ def counted_at(share: float) -> list[Part]:
     about = parts[last].about | {
         "usage": USAGE | {"input": round(share * estimated), "cache_read": 0, "cache_write": 0}
     }
-    return compacted([*parts[:last], parts[last].model_copy(update={"about": about}), *parts[last + 1 :]])
+    return compact([*parts[:last], parts[last].model_copy(update={"about": about}), *parts[last + 1 :]])
 
 
 def test_after_a_summary_an_estimate_is_corrected_by_the_last_count_and_never_made_larger() -> None:
-    full = estimate_request(counted_at(1.0), shown(counted_at(1.0)), 0)
-    assert estimate_request(counted_at(0.625), shown(counted_at(0.625)), 0) == pytest.approx(0.625 * full, rel=0.05)
-    assert estimate_request(counted_at(0.01), shown(counted_at(0.01)), 0) == pytest.approx(0.5 * full, rel=0.05)
-    assert estimate_request(counted_at(3.0), shown(counted_at(3.0)), 0) == full
+    full = estimate_request(compact_at(1.0), render(compact_at(1.0)), 0)
+    assert estimate_request(compact_at(0.625), render(compact_at(0.625)), 0) == pytest.approx(0.625 * full, rel=0.05)
+    assert estimate_request(compact_at(0.01), render(compact_at(0.01)), 0) == pytest.approx(0.5 * full, rel=0.05)
+    assert estimate_request(compact_at(3.0), render(compact_at(3.0)), 0) == full
 
 
 def test_an_estimate_alone_climbs_one_rung_while_the_request_fits_the_window() -> None:
     full = ContextFull(tokens=800, window=1000, messages=5)
-    fresh = compacted([GOAL, *turns(20)])
+    fresh = compact([GOAL, *turns(20)])
     assert is_over_threshold(full, [GOAL, *turns(3)])
     assert not is_over_threshold(full, fresh)
     assert is_over_threshold(full, [*fresh, reply("u99")])

@@ -30,30 +30,30 @@ def request(request_id: str, **fields: Any) -> SubmitRequest:
     return SubmitRequest.model_validate({"request_id": request_id, **goal, **fields})
 
 
-def accepted(state: LaneState, request_id: str, **fields: Any) -> AcceptedRequest:
+def accept(state: LaneState, request_id: str, **fields: Any) -> AcceptedRequest:
     admission = lane.admit(state, request(request_id, **fields), NOW)
     assert isinstance(admission, AcceptedRequest), admission
     return admission
 
 
-def busy(*waiting: str) -> LaneState:
-    state = accepted(IDLE, "now").state
+def busy_lane(*waiting: str) -> LaneState:
+    state = accept(IDLE, "now").state
     state = lane.begin_next_turn(state)
     for request_id in waiting:
-        state = accepted(state, request_id).state
+        state = accept(state, request_id).state
     return state
 
 
-def waiting(state: LaneState) -> list[str]:
+def queued(state: LaneState) -> list[str]:
     return [each.request.request_id for each in state.queue]
 
 
 def test_requests_wait_in_the_order_in_which_they_came() -> None:
-    state = busy("a", "b", "c")
-    assert waiting(state) == ["a", "b", "c"]
-    assert accepted(state, "d").answer.position == 4
-    assert accepted(state, "b").answer.position == 2
-    assert accepted(state, "now").answer.position == 0
+    state = busy_lane("a", "b", "c")
+    assert queued(state) == ["a", "b", "c"]
+    assert accept(state, "d").answer.position == 4
+    assert accept(state, "b").answer.position == 2
+    assert accept(state, "now").answer.position == 0
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
     ],
 )
 def test_a_sender_says_what_a_busy_lane_does_with_it(fields: dict[str, Any], errand: type, place: list[str]) -> None:
-    admission = accepted(busy("a"), "x", **fields)
+    admission = accept(busy_lane("a"), "x", **fields)
     assert isinstance(admission.errand, errand)
-    assert waiting(admission.state) == place
+    assert queued(admission.state) == place
 
 
 @pytest.mark.parametrize("when_busy", ["queue", "reject", "steer", "interrupt"])
 def test_an_idle_lane_takes_every_request_as_the_next_turn(when_busy: str) -> None:
-    admission = accepted(IDLE, "x", when_busy=when_busy)
-    assert (waiting(admission.state), admission.errand, admission.answer.position) == (["x"], None, 0)
+    admission = accept(IDLE, "x", when_busy=when_busy)
+    assert (queued(admission.state), admission.errand, admission.answer.position) == (["x"], None, 0)
 
 
 def test_bounds_count_bytes_too() -> None:
-    state, number = busy(), 0
+    state, number = busy_lane(), 0
     while isinstance(admission := lane.admit(state, request(f"r{number}", goal="x" * 150_000), NOW), AcceptedRequest):
         state, number = admission.state, number + 1
     assert isinstance(admission, LaneRefusal)
@@ -88,7 +88,7 @@ def test_bounds_count_bytes_too() -> None:
 
 
 def test_a_full_lane_takes_the_answer_that_its_turn_waits_for() -> None:
-    state = busy(*(f"r{number}" for number in range(lane.MAX_QUEUED)))
+    state = busy_lane(*(f"r{number}" for number in range(lane.MAX_QUEUED)))
     refused = lane.admit(state, request("late"), NOW)
     assert isinstance(refused, LaneRefusal)
     taken = 0
@@ -101,10 +101,10 @@ def test_a_full_lane_takes_the_answer_that_its_turn_waits_for() -> None:
 def test_the_fullest_lane_fits_into_what_continue_as_new_takes() -> None:
     """2 MiB is the most; a lane above it could never go on."""
     largest, wide = "漢" * 155_000, "é" * 190
-    state = lane.begin_next_turn(accepted(IDLE, "now", messages=in_two(largest)).state)
+    state = lane.begin_next_turn(accept(IDLE, "now", messages=split(largest)).state)
     for number in range(lane.MAX_SEEN_REQUESTS):
-        state = lane.drop_request(accepted(state, f"{number}").state, f"{number}", wide * 3, NOW) or state
-    fields = {"question_id": "q1", "messages": in_two("é" * 60_000)}
+        state = lane.drop_request(accept(state, f"{number}").state, f"{number}", wide * 3, NOW) or state
+    fields = {"question_id": "q1", "messages": split("é" * 60_000)}
     while isinstance(
         admission := lane.admit(state, request(f"{wide}{state.accepted}", **fields), NOW), AcceptedRequest
     ):
@@ -129,7 +129,7 @@ def test_every_request_that_is_taken_can_begin_steer_and_answer(count: int) -> N
     """Messages are joined with blank lines, which count too."""
     each = "x" * ((MAX_REQUEST_TEXT + 2) // count - 2)
     fits = request("x", messages=[{"role": "user", "content": each}] * count)
-    state = lane.begin_next_turn(accepted(IDLE, "x", **fits.model_dump(include={"messages"})).state)
+    state = lane.begin_next_turn(accept(IDLE, "x", **fits.model_dump(include={"messages"})).state)
     assert state.active is not None
     assert lane.begin_event(state, state.active.queued).payload.goal == fits.text
     assert SteerRequest(request_id="x", text=fits.text).text == fits.text
@@ -140,12 +140,12 @@ def test_every_request_that_is_taken_can_begin_steer_and_answer(count: int) -> N
 
 @pytest.mark.parametrize("name", ["context", "raw"])
 def test_what_is_nested_too_deep_to_be_carried_on_is_refused(name: str) -> None:
-    request("x", **{name: nested(MAX_EXTRAS_NESTING)})
+    request("x", **{name: nest(MAX_EXTRAS_NESTING)})
     with pytest.raises(ValueError, match="64 levels deep"):
-        request("x", **{name: nested(MAX_EXTRAS_NESTING + 1)})
+        request("x", **{name: nest(MAX_EXTRAS_NESTING + 1)})
 
 
-def nested(levels: int) -> Any:
+def nest(levels: int) -> Any:
     value: Any = {}
     for _ in range(levels - 1):
         value = {"a": value}
@@ -153,15 +153,15 @@ def nested(levels: int) -> Any:
 
 
 def test_an_answer_waits_with_the_turn_until_it_is_known_whether_it_was_taken() -> None:
-    state = accepted(busy("a"), "x", question_id="q1").state
+    state = accept(busy_lane("a"), "x", question_id="q1").state
     message = state.steering[0]
-    assert waiting(lane.record_turn_answer(state, message, NOW, took=False)) == ["a", "x"]
+    assert queued(lane.record_turn_answer(state, message, NOW, took=False)) == ["a", "x"]
     taken = lane.record_turn_answer(state, message, NOW, took=True)
-    assert (waiting(taken), taken.steering, taken.recent[-1].end) == (["a"], (), TurnEnd.answered)
+    assert (queued(taken), taken.steering, taken.recent[-1].end) == (["a"], (), TurnEnd.answered)
     assert lane.record_turn_answer(taken, message, NOW, took=False) == taken
 
 
-def in_two(text: str) -> list[dict[str, str]]:
+def split(text: str) -> list[dict[str, str]]:
     half = len(text) // 2
     return [{"role": "user", "content": text[:half]}, {"role": "user", "content": text[half:]}]
 
@@ -170,24 +170,24 @@ def in_two(text: str) -> list[dict[str, str]]:
     ("known", "named", "speaks"),
     [(None, {}, "ops"), ("guide", {}, "guide"), ("guide", {"agent": "clerk"}, "clerk")],
 )
-def test_a_default_agent_is_spoken_to_where_nobody_was_before(known: Any, named: dict[str, str], speaks: str) -> None:
+def test_a_default_agent_takes_a_conversation_that_has_none(known: Any, named: dict[str, str], speaks: str) -> None:
     idle = LaneState(conversation_id="c", agent=known)
-    state = lane.begin_next_turn(accepted(idle, "r", default_agent="ops", **named).state)
+    state = lane.begin_next_turn(accept(idle, "r", default_agent="ops", **named).state)
     assert state.active is not None
     assert (state.agent, lane.begin_event(state, state.active.queued).payload.agent) == (speaks, speaks)
 
 
 def test_what_a_turn_did_not_take_comes_next() -> None:
-    state = accepted(busy("a"), "s", when_busy="steer").state
-    state = accepted(state, "t", when_busy="steer").state
+    state = accept(busy_lane("a"), "s", when_busy="steer").state
+    state = accept(state, "t", when_busy="steer").state
     state = lane.record_steered(state, "s", NOW)
     state = lane.end_turn(state, TurnEnd.completed, "done", NOW)
-    assert waiting(state) == ["t", "a"]
+    assert queued(state) == ["t", "a"]
     assert [(turn.request_id, turn.end) for turn in state.recent] == [("s", "steered"), ("now", "completed")]
 
 
 def test_the_conversation_goes_on_from_the_latest_turn_that_left_something() -> None:
-    state = busy("a", "b")
+    state = busy_lane("a", "b")
     first = state.active.queued.run_id if state.active else ""
     state = lane.end_turn(state, TurnEnd.completed, "", NOW)
     assert state.after == (first,)
@@ -198,20 +198,20 @@ def test_the_conversation_goes_on_from_the_latest_turn_that_left_something() -> 
 
 
 def test_after_a_turn_that_had_run_before_the_store_knows_which_was_the_latest() -> None:
-    state = lane.end_turn(busy("a"), TurnEnd.completed, "", NOW)
+    state = lane.end_turn(busy_lane("a"), TurnEnd.completed, "", NOW)
     state = lane.end_turn(lane.mark_repeat(lane.begin_next_turn(state)), TurnEnd.completed, "", NOW)
     assert state.after == ()
 
 
 @given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
-def test_ids_of_any_kind_are_told_apart(one: str, other: str) -> None:
-    state = accepted(IDLE, one).state
-    assert accepted(state, one).answer.duplicate
+def test_ids_of_any_kind_are_kept_apart(one: str, other: str) -> None:
+    state = accept(IDLE, one).state
+    assert accept(state, one).answer.duplicate
     if one != other:
-        assert not accepted(state, other).answer.duplicate
+        assert not accept(state, other).answer.duplicate
 
 
-class Lane(RuleBasedStateMachine):
+class LaneMachine(RuleBasedStateMachine):
     """Whatever is sent, and however turns end: each accepted request ends once, and queued ones run in order."""
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class Lane(RuleBasedStateMachine):
     @precondition(lambda self: self.state.queue)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(waiting(self.state)))
+        name = data.draw(st.sampled_from(queued(self.state)))
         dropped = lane.drop_request(self.state, name, "", NOW)
         assert dropped is not None
         self.state = dropped
@@ -290,7 +290,7 @@ class Lane(RuleBasedStateMachine):
     def every_request_is_somewhere_once(self) -> None:
         active = [self.state.active.queued.request.request_id] if self.state.active else []
         steering = [each.request.request_id for each in self.state.steering]
-        assert sorted([*self.over, *active, *waiting(self.state), *steering]) == sorted(self.accepted)
+        assert sorted([*self.over, *active, *queued(self.state), *steering]) == sorted(self.accepted)
 
     @invariant()
     def queued_requests_run_in_order(self) -> None:
@@ -302,28 +302,28 @@ class Lane(RuleBasedStateMachine):
         assert len(set(self.begun)) == len(self.begun)
 
 
-TestLane = Lane.TestCase
+TestLane = LaneMachine.TestCase
 
 
 @pytest.mark.parametrize("end", [TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled])
 def test_a_mailbox_hears_once_how_its_request_ended(end: TurnEnd) -> None:
-    state = lane.begin_next_turn(accepted(IDLE, "r1", mailbox="scribe").state)
+    state = lane.begin_next_turn(accept(IDLE, "r1", mailbox="scribe").state)
     state = lane.end_turn(state, end, "so it ended", NOW)
     assert [(word.mailbox, word.request_id, word.end) for word in state.words] == [("scribe", "r1", end)]
 
 
-def test_a_dropped_request_is_told_to_its_mailbox_too_and_others_are_not() -> None:
-    state = accepted(accepted(busy(), "mine", mailbox="scribe").state, "other").state
+def test_only_a_mailboxs_own_dropped_request_is_reported_to_it() -> None:
+    state = accept(accept(busy_lane(), "mine", mailbox="scribe").state, "other").state
     state = lane.drop_request(state, "mine", "somebody", NOW) or state
     state = lane.drop_request(state, "other", "somebody", NOW) or state
     assert [(word.request_id, word.end) for word in state.words] == [("mine", TurnEnd.dropped)]
 
 
-def test_a_lane_that_closes_is_over_once_nothing_is_left_in_it_or_to_be_told() -> None:
+def test_a_closing_lane_is_over_when_nothing_is_left_to_run_or_to_report() -> None:
     closing = IDLE.model_copy(update={"closes": True})
     assert lane.is_lane_over(closing)
     assert not lane.is_lane_over(IDLE)
-    state = accepted(closing, "r1", mailbox="scribe").state
+    state = accept(closing, "r1", mailbox="scribe").state
     assert not lane.is_lane_over(state)
     state = lane.begin_next_turn(state)
     assert not lane.is_lane_over(state)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.run.events import ToolResultEvent, ToolResultPayload
-from contracts.run.state import Ending, Inheritance, Pending, RunStatus
+from contracts.run.state import Ending, Inheritance, Pending, RunState, RunStatus
 from contracts.tool import MAX_ERROR, ToolError, ToolKind
 from decisions.run.tool_results import (
     ESCALATES,
@@ -22,6 +22,7 @@ from decisions.run.tool_results import (
     record_result,
 )
 from decisions.tool_requests import nonce_of
+from tests.decisions.runs import NOW, new_call, new_state
 
 ENDED = Ending(status=RunStatus.completed, text="done")
 
@@ -31,11 +32,11 @@ def result(**fields: Any) -> ToolResultPayload:
 
 
 @pytest.fixture
-def waiting(new_state: Any, new_call: Any, now: Any) -> Any:
+def waiting() -> RunState:
     """Step 1 and 2 are done, 3 awaits its result from outside, 4 is ours and runs, 5 is not issued yet."""
     pending = (
-        Pending(step=3, tool="vote", since=now, outside=True),
-        Pending(step=4, tool="look", since=now),
+        Pending(step=3, tool="vote", since=NOW, outside=True),
+        Pending(step=4, tool="look", since=NOW),
     )
     calls = (new_call("vote", 3), new_call("look", 4), new_call("charge", 5))
     return new_state(step=5, pending=pending, calls=calls)
@@ -61,7 +62,7 @@ def waiting(new_state: Any, new_call: Any, now: Any) -> Any:
     ],
 )
 def test_each_result_gets_the_verdict_of_the_first_rule_that_it_breaks(
-    waiting: Any, changes: Any, verdict: ResultVerdict
+    waiting: RunState, changes: Any, verdict: ResultVerdict
 ) -> None:
     assert correlate_result(waiting, result(**changes)) is verdict
 
@@ -70,7 +71,7 @@ def event(nonce: str | None = None, **fields: Any) -> ToolResultEvent:
     return ToolResultEvent(payload=result(**fields), nonce=nonce)
 
 
-def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: Any) -> None:
+def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: RunState) -> None:
     state = waiting.model_copy(update={"secret": "5ec"})
     for run_id, step, tool, nonce in product(
         ("R1", "R2"), range(-1, 9), ("vote", "look", "charge"), (None, "", "0" * 32)
@@ -81,7 +82,7 @@ def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: Any) -> No
         assert verdict is (ResultVerdict.wrong_nonce if by_signal is ResultVerdict.accepted else by_signal)
 
 
-def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: Any) -> None:
+def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: RunState) -> None:
     calls = tuple(call.model_copy(update={"kind": ToolKind.signal}) for call in waiting.calls)
     state = waiting.model_copy(update={"secret": "5ec", "calls": calls})
     right = nonce_of(state, calls[0])
@@ -99,7 +100,7 @@ def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: Any) -> None:
     assert nonce_of(heir, calls[0]) == right
 
 
-def test_what_comes_again_is_known_by_its_content(waiting: Any) -> None:
+def test_what_comes_again_is_known_by_its_content(waiting: RunState) -> None:
     calls = tuple(call.model_copy(update={"kind": ToolKind.signal}) for call in waiting.calls)
     state = waiting.model_copy(update={"secret": "5ec", "calls": calls})
     nonce = nonce_of(state, calls[0])
@@ -115,14 +116,14 @@ def test_what_comes_again_is_known_by_its_content(waiting: Any) -> None:
     assert judge_update_result(taken, event(None, result="no"), ResultVerdict.conflict) is ResultVerdict.wrong_nonce
 
 
-def test_a_call_of_another_worker_takes_no_result_by_signal(waiting: Any, new_call: Any) -> None:
+def test_a_call_of_another_worker_takes_no_result_by_signal(waiting: RunState) -> None:
     queued = new_call("vote", 3).model_copy(update={"kind": ToolKind.queue})
     state = waiting.model_copy(update={"calls": (queued, *waiting.calls[1:])})
     assert correlate_result(state, result()) is ResultVerdict.not_awaited
 
 
 @pytest.mark.parametrize("changes", [{}, {"step": 1}, {"step": 99}, {"tool": "other"}])
-def test_after_the_end_every_result_of_this_run_is_terminal(waiting: Any, changes: Any) -> None:
+def test_after_the_end_every_result_of_this_run_is_terminal(waiting: RunState, changes: Any) -> None:
     assert (
         correlate_result(waiting.model_copy(update={"ending": ENDED}), result(**changes)) is ResultVerdict.run_terminal
     )
@@ -141,9 +142,9 @@ def test_only_a_step_never_issued_and_a_wrong_tool_escalate() -> None:
     ended=st.booleans(),
 )
 def test_the_rules_apply_in_order_for_every_result(
-    new_state: Any, now: Any, step: int, tool: str, run_id: str, last: int, open_steps: set[int], ended: bool
+    step: int, tool: str, run_id: str, last: int, open_steps: set[int], ended: bool
 ) -> None:
-    pending = tuple(Pending(step=s, tool="vote", since=now, outside=True) for s in sorted(open_steps) if s <= last)
+    pending = tuple(Pending(step=s, tool="vote", since=NOW, outside=True) for s in sorted(open_steps) if s <= last)
     state = new_state(step=last, pending=pending, ending=ENDED if ended else None)
     expected = ResultVerdict.accepted
     if run_id != "R1":

@@ -23,7 +23,7 @@ from decisions.cron import CronError, check_cron, describe_cron, split_zone
         ("0 9 L * *", "0 9 L * * in UTC"),  # left to the server
     ],
 )
-def test_a_line_is_told_in_words(line: str, words: str) -> None:
+def test_a_cron_line_is_described_in_words(line: str, words: str) -> None:
     check_cron(line)
     assert describe_cron(line, None) == words
 

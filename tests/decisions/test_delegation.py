@@ -44,6 +44,7 @@ from decisions.delegation import (
 from decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
 from decisions.run.compaction import goal_excerpt
 from decisions.run.limits import DEFAULTS, budget_ending, limits_in_force
+from tests.decisions.runs import new_state
 
 State = Callable[..., RunState]
 DONE = Collected(status=SubtaskStatus.done, outcome="done", spent=Spent(steps=1, tokens=10))
@@ -69,7 +70,7 @@ def request(*tasks: dict[str, Any], join: Join = Join.all, **budget: Any) -> Del
     )
 
 
-def refusal(state: RunState, *tasks: dict[str, Any]) -> str:
+def rejection(state: RunState, *tasks: dict[str, Any]) -> str:
     outcome = plan_delegation(state, call(*tasks), "R1")
     assert isinstance(outcome, ToolOutcome)
     assert outcome.error is not None
@@ -84,7 +85,7 @@ def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [task(name, *needs[name]) for name in draw(st.permutations(names))]
 
 
-def played(
+def play(
     asked: DelegationRequest, draw: Callable[[Any], Any], ends: Callable[[str], Collected]
 ) -> tuple[DelegationState, list[str], list[str]]:
     """Subtasks end in any order; what still runs when it is over ends too. Gives the starts and the ends."""
@@ -108,7 +109,7 @@ def played(
 
 @given(dags(), st.data())
 def test_every_subtask_runs_once_after_what_it_needs(tasks: list[dict[str, Any]], data: st.DataObject) -> None:
-    state, starts, over = played(request(*tasks), data.draw, lambda _: DONE)
+    state, starts, over = play(request(*tasks), data.draw, lambda _: DONE)
     assert state.status is DelegationStatus.done
     assert sorted(starts) == sorted(over) == sorted(each["id"] for each in tasks)
 
@@ -118,7 +119,7 @@ def test_one_failed_subtask_fails_the_whole_and_nothing_starts_after_it(
     tasks: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     bad = data.draw(st.sampled_from([each["id"] for each in tasks]))
-    state, starts, over = played(request(*tasks), data.draw, lambda name: BAD if name == bad else DONE)
+    state, starts, over = play(request(*tasks), data.draw, lambda name: BAD if name == bad else DONE)
     assert state.status is DelegationStatus.failed
     assert state.why == f"subtask {bad} (writer) failed: broken"
     assert sorted(starts) == sorted(over)
@@ -132,7 +133,7 @@ def test_any_is_done_unless_all_that_nothing_waits_for_are_lost(
     names = [each["id"] for each in tasks]
     bad = set(data.draw(st.lists(st.sampled_from(names))))
     asked = request(*tasks, join=Join.any)
-    state, _, _ = played(asked, data.draw, lambda name: BAD if name in bad else DONE)
+    state, _, _ = play(asked, data.draw, lambda name: BAD if name in bad else DONE)
     goals = [name for name in names if not any(name in each["depends_on"] for each in tasks)]
     done = [each.id for each in state.subtasks if each.status is SubtaskStatus.done]
     assert state.status is (DelegationStatus.done if set(goals) & set(done) else DelegationStatus.failed)
@@ -222,26 +223,24 @@ def test_nothing_is_left_where_others_went_beyond_their_share() -> None:
         ([task("a", timeout="soon")], "invalid_arguments: subtasks.0.timeout: expected a duration"),
     ],
 )
-def test_each_refusal_says_what_is_wrong(new_state: State, tasks: list[dict[str, Any]], said: str) -> None:
-    assert refusal(new_state(peers=("writer", "reader")), *tasks).startswith(said)
+def test_each_refusal_says_what_is_wrong(tasks: list[dict[str, Any]], said: str) -> None:
+    assert rejection(new_state(peers=("writer", "reader")), *tasks).startswith(said)
 
 
 @given(dags(), st.data())
-def test_a_cycle_is_found_and_printed_as_it_is(
-    new_state: State, tasks: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_a_cycle_is_found_and_printed_as_it_is(tasks: list[dict[str, Any]], data: st.DataObject) -> None:
     names = [each["id"] for each in tasks]
     tasks = [*tasks, task("x", "y", *data.draw(st.lists(st.sampled_from(names)))), task("y", "x")]
     needs = {each["id"]: each["depends_on"] for each in tasks}
-    said = refusal(new_state(peers=("writer",)), *tasks)
+    said = rejection(new_state(peers=("writer",)), *tasks)
     ring = said.rpartition(": ")[2].split(" -> ")
     assert ring[0] == ring[-1]
     assert all(later in needs[name] for name, later in pairwise(ring))
 
 
-def test_a_run_as_deep_as_the_tree_may_be_delegates_nothing(new_state: State) -> None:
+def test_a_run_as_deep_as_the_tree_may_be_delegates_nothing() -> None:
     deep = Assignment(by="R0", depth=3, share=Share(steps=5))
-    said = refusal(new_state(peers=("writer",), assignment=deep), task("a"))
+    said = rejection(new_state(peers=("writer",), assignment=deep), task("a"))
     assert said == "too_deep: too deep: 3 delegations below each other are the most; do it yourself"
 
 
@@ -256,16 +255,16 @@ def test_a_run_as_deep_as_the_tree_may_be_delegates_nothing(new_state: State) ->
         ({"budget_usd": 1.0, "turns": 2, "cost_usd": 0.25}, 5),
     ],
 )
-def test_a_fan_out_beyond_the_budget_is_refused(new_state: State, fields: dict[str, Any], enough: int) -> None:
+def test_a_fan_out_beyond_the_budget_is_refused(fields: dict[str, Any], enough: int) -> None:
     state = new_state(peers=("writer",), max_fanout=20, **{"max_steps": 99, **fields})
     left = f"enough for {enough} of them" if enough else "used up"
-    said = refusal(state, *[task(str(n)) for n in range(20)])
+    said = rejection(state, *[task(str(n)) for n in range(20)])
     assert said == f"budget: over budget: 20 subtasks, and what is left is {left}"
     if enough:
         assert isinstance(plan_delegation(state, call(*[task(str(n)) for n in range(enough)]), "R1"), DelegationRequest)
 
 
-def test_a_subtask_has_its_own_limits_and_no_more_than_its_share(new_state: State) -> None:
+def test_a_subtask_has_its_own_limits_and_no_more_than_its_share() -> None:
     share = Share(steps=30, tokens=500)
     state = new_state(assignment=Assignment(by="R0", depth=1, share=share), requested={"max_depth": 1})
     assert limits_in_force(state, DEFAULTS) == DEFAULTS.model_copy(update={"budget_tokens": 500, "max_depth": 1})
@@ -274,7 +273,7 @@ def test_a_subtask_has_its_own_limits_and_no_more_than_its_share(new_state: Stat
     assert limits_in_force(state, generous).budget_tokens == 100
 
 
-def test_a_subtask_stops_before_the_call_that_would_go_beyond_its_share(new_state: State) -> None:
+def test_a_subtask_stops_before_the_call_that_would_go_beyond_its_share() -> None:
     state = new_state(budget_tokens=1000, turns=2, usage=Usage(input=700), last_call=400)
     ending = budget_ending(state)
     assert ending is not None
@@ -282,7 +281,7 @@ def test_a_subtask_stops_before_the_call_that_would_go_beyond_its_share(new_stat
     assert budget_ending(state.model_copy(update={"last_call": 299})) is None
 
 
-def test_what_subtasks_used_counts_against_the_budgets_of_their_parent(new_state: State) -> None:
+def test_what_subtasks_used_counts_against_the_budgets_of_their_parent() -> None:
     below = Spent(tokens=600, usd=0.5)
     assert budget_ending(new_state(budget_tokens=1000, usage=Usage(input=400), delegated=below)) is not None
     assert budget_ending(new_state(budget_usd=0.6, cost_usd=0.1, delegated=below)) is not None
@@ -373,7 +372,7 @@ def test_ids_tell_the_tree_and_are_never_too_long_for_the_server() -> None:
     assert long != subtask_run_id("x" * 800, 2, "b")
 
 
-def outside(*tasks: dict[str, Any]) -> DelegationRequest:
+def request_by_mail(*tasks: dict[str, Any]) -> DelegationRequest:
     return request(*tasks).model_copy(update={"mailboxes": ("scribe",)})
 
 
@@ -397,14 +396,14 @@ def reply(subtask: str = "a", *, mailbox: str = "scribe", sender: str = "scribe"
     ],
 )
 def test_only_the_peer_that_was_asked_answers(said: MailReply, verdict: str) -> None:
-    asked = outside(task("a", agent="scribe"), task("b"), task("late", "b", agent="scribe"))
+    asked = request_by_mail(task("a", agent="scribe"), task("b"), task("late", "b", agent="scribe"))
     state = start_subtask(start_subtask(begin_delegation(asked), "a", Share(steps=1)), "b", Share(steps=1))
     assert delegation.judge_reply(asked, state, said) is ReplyVerdict(verdict)
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
 def test_the_first_reply_of_a_peer_outside_is_the_end_of_its_subtask(status: str) -> None:
-    asked = outside(task("a", agent="scribe"))
+    asked = request_by_mail(task("a", agent="scribe"))
     state = start_subtask(begin_delegation(asked), "a", Share(steps=1))
     state = end_subtask(asked, state, "a", delegation.collect_reply(asked, reply(status=status)))
     assert state.status is (DelegationStatus.done if status == "done" else DelegationStatus.failed)
@@ -413,14 +412,14 @@ def test_the_first_reply_of_a_peer_outside_is_the_end_of_its_subtask(status: str
 
 
 def test_a_reply_after_its_subtask_was_given_up_is_an_orphan() -> None:
-    asked = outside(task("a", agent="scribe"))
+    asked = request_by_mail(task("a", agent="scribe"))
     late = Collected(status=SubtaskStatus.timed_out, outcome="its time was used up")
     state = end_subtask(asked, start_subtask(begin_delegation(asked), "a", Share(steps=1)), "a", late)
     assert delegation.judge_reply(asked, state, reply()) is ReplyVerdict.orphan
 
 
 def test_a_message_to_a_peer_outside_is_one_that_stands_alone() -> None:
-    asked = outside(task("b"), task("a", "b", agent="scribe"))
+    asked = request_by_mail(task("b"), task("a", "b", agent="scribe"))
     state = end_subtask(
         asked, begin_delegation(asked), "b", DONE.model_copy(update={"artifacts": ("artifacts/b/x.md",)})
     )
@@ -432,7 +431,7 @@ def test_a_message_to_a_peer_outside_is_one_that_stands_alone() -> None:
     assert delegation.dependent_runs(asked, state, "b") == ("R1",)
 
 
-def test_a_resumed_run_is_given_what_its_subtasks_bring(new_state: State) -> None:
+def test_a_resumed_run_is_given_what_its_subtasks_bring() -> None:
     run = new_state(peers=("writer",))
     for owner, *others in ((run.run_id,), ("origin", run.run_id)):
         asked = plan_delegation(run, call(task("a")), owner)

@@ -51,15 +51,15 @@ def whys(facts: Facts, **expect: Any) -> tuple[str, ...]:
     ],
     ids=str,
 )
-def test_what_is_expected_holds_or_the_reason_is_told(expect: dict[str, Any], why: str | None) -> None:
+def test_an_expectation_holds_or_its_reason_is_reported(expect: dict[str, Any], why: str | None) -> None:
     assert whys(GOOD, **expect) == (() if why is None else (why,))
 
 
-def test_all_that_does_not_hold_is_told() -> None:
+def test_all_failed_expectations_are_reported() -> None:
     assert len(whys(GOOD, contains="a", not_contains="order", matches="x", calls="charge", max_steps=1)) == 4
 
 
-def test_a_cost_that_nobody_knows_does_not_pass_for_a_small_one() -> None:
+def test_an_unknown_cost_does_not_pass_for_a_small_one() -> None:
     (why,) = whys(GOOD.model_copy(update={"cost_usd": None}), max_cost_usd=9)
     assert why.startswith("its cost is not known")
 

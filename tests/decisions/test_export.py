@@ -12,12 +12,12 @@ from perdure.client.run_facts import RunFacts, collect_facts
 AT = "2026-11-22T09:00:{:02}+00:00"
 
 
-def tale(*events: dict[str, Any]) -> RunFacts:
+def fold(*events: dict[str, Any]) -> RunFacts:
     numbered = [{"id": n, "at": AT.format(n), **event} for n, event in enumerate(events, 1)]
     return collect_facts([ExportedExecution(execution="x", events=numbered)])
 
 
-def scheduled(kind: str, **request: Any) -> dict[str, Any]:
+def activity(kind: str, **request: Any) -> dict[str, Any]:
     return {"type": "activity_task_scheduled", "activity_type": {"name": kind}, "input": [request]}
 
 
@@ -36,27 +36,27 @@ def reply(scheduled_event_id: int, **more: Any) -> dict[str, Any]:
 
 
 def test_what_is_not_known_is_passed_over() -> None:
-    assert tale({"type": "nexus_operation_started"}, {"type": "timer_fired"}) == RunFacts()
+    assert fold({"type": "nexus_operation_started"}, {"type": "timer_fired"}) == RunFacts()
 
 
 def test_turns_add_up_and_a_price_that_is_not_known_makes_the_whole_unknown() -> None:
-    plan, reflect = scheduled("plan", turn=1, definition="d"), scheduled("reflect", turn=2, definition="d")
-    known = tale(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=0.25))
+    plan, reflect = activity("plan", turn=1, definition="d"), activity("reflect", turn=2, definition="d")
+    known = fold(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=0.25))
     assert (known.usage.input, known.usage.output, known.cost_usd) == (10, 4, 0.75)
     assert (known.definitions, [turn.turn for turn in known.turns]) == (["d"], [1, 2])
     assert known.turns[0].stop_reason == "tool_use"  # a default, which history omits
-    assert tale(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=None)).cost_usd is None
+    assert fold(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=None)).cost_usd is None
 
 
 def test_a_turn_that_failed_says_why_and_costs_nothing() -> None:
     failure = {"message": "wrapped", "application_failure_info": {"type": "RateLimited"}, "cause": {"message": "429"}}
     failed = {"type": "activity_task_failed", "scheduled_event_id": 1, "failure": failure}
-    (turn,) = tale(scheduled("plan", turn=1), failed).turns
+    (turn,) = fold(activity("plan", turn=1), failed).turns
     assert turn.failure == "RateLimited: wrapped: 429"
     encrypted = failure | {"message": "Encoded failure", "encoded_attributes": {"message": "wrapped"}}
-    assert tale(scheduled("plan", turn=1), failed | {"failure": encrypted}).turns == [turn]
+    assert fold(activity("plan", turn=1), failed | {"failure": encrypted}).turns == [turn]
     late = {"type": "activity_task_timed_out", "scheduled_event_id": 1}
-    over = tale(scheduled("plan", turn=1), late)
+    over = fold(activity("plan", turn=1), late)
     assert (over.turns[0].failure, over.cost_usd) == ("timed out", 0)
 
 
@@ -65,12 +65,12 @@ def test_a_call_that_was_run_again_has_both_attempts() -> None:
     call = {"tool_use_id": "t1", "tool": "charge", "step": 1, "arguments": None, "effect": "once"}
     lost = {"type": "activity_task_timed_out", "scheduled_event_id": 3}
     done = {"type": "activity_task_completed", "scheduled_event_id": 5, "result": [{"result": "paid"}]}
-    found = tale(
-        scheduled("plan", turn=1),
+    found = fold(
+        activity("plan", turn=1),
         reply(1, content=[use]),
-        scheduled("call_tool", **call),
+        activity("call_tool", **call),
         lost,
-        scheduled("call_tool", **call, attempt=2),
+        activity("call_tool", **call, attempt=2),
         done,
     ).calls["t1"]
     assert (found.step, found.effect, found.turn, found.arguments) == (1, "once", 1, {"amount": 5})
@@ -83,7 +83,7 @@ def test_a_call_that_was_run_again_has_both_attempts() -> None:
 def test_only_what_came_while_a_question_was_open_is_an_answer_to_it() -> None:
     waiting, running = status("waiting_on_human", "human: approve charge"), status("running")
     early, other, fits = signal({"text": "a"}), signal({"question_id": "q9", "text": "b"}), signal({"text": "c"})
-    first, second = tale(early, waiting, other, signal(7), fits, running, early, waiting).questions
+    first, second = fold(early, waiting, other, signal(7), fits, running, early, waiting).questions
     assert (first.id, first.text, [answer.text for answer in first.answers]) == ("q1", "approve charge", ["c"])
     assert (first.answers[0].identity, first.closed_at is None) == ("cli", False)
     assert (second.id, second.answers, second.closed_at) == ("q2", (), None)
@@ -95,16 +95,16 @@ def test_a_call_of_another_worker_is_one_as_all_others() -> None:
     key = "agentic:run:r:step:1:request"
     request = {"type": "agentic.tool_request.weigh", "payload": payload, "dedupe_key": key}
     other = {**request, "payload": {**payload, "step": 2}, "dedupe_key": "agentic:run:r:step:2:request"}
-    found = tale(
-        scheduled("plan", turn=1),
+    found = fold(
+        activity("plan", turn=1),
         reply(1, content=uses),
-        scheduled("plan", **request),  # it may be called whatever it likes
+        activity("plan", **request),  # it may be called whatever it likes
         {"type": "activity_task_timed_out", "scheduled_event_id": 3},
-        scheduled("plan", **{**request, "dedupe_key": f"{key}:2"}),
+        activity("plan", **{**request, "dedupe_key": f"{key}:2"}),
         {"type": "activity_task_completed", "scheduled_event_id": 5, "result": [12]},
-        scheduled("plan", **other),
+        activity("plan", **other),
         {"type": "activity_task_completed", "scheduled_event_id": 7, "result": ["much"]},
-        scheduled("keep_result", step=2, tool="weigh"),
+        activity("keep_result", step=2, tool="weigh"),
         {"type": "activity_task_completed", "scheduled_event_id": 9, "result": [{"status": "ok", "result": "file"}]},
     )
     first, second = found.calls["t1"], found.calls["t2"]
@@ -115,14 +115,14 @@ def test_a_call_of_another_worker_is_one_as_all_others() -> None:
     assert [each.outcome["result"] for each in second.made if each.outcome] == ["file"]
 
 
-def test_a_question_is_told_whole_and_an_approval_is_not_taken_for_one() -> None:
+def test_a_question_is_shown_whole_and_an_approval_is_not_taken_for_one() -> None:
     asked = "approve charge" + "?" * 300
     use = {"type": "tool_use", "id": "t1", "name": "ask_human", "input": {"question": asked}}
-    turn = (scheduled("plan", turn=1), reply(1, content=[use]))
+    turn = (activity("plan", turn=1), reply(1, content=[use]))
     attribute = waiting_for_person(
         Question(id="q1", kind=QuestionKind.question, text=asked, asked_at=datetime.now(UTC))
     )
-    (question,) = tale(*turn, status("waiting_on_human", attribute)).questions
+    (question,) = fold(*turn, status("waiting_on_human", attribute)).questions
     assert question.text == asked
-    (approval,) = tale(*turn, status("waiting_on_human", "human: approve charge")).questions
+    (approval,) = fold(*turn, status("waiting_on_human", "human: approve charge")).questions
     assert approval.text == "approve charge"

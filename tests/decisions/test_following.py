@@ -1,6 +1,5 @@
 """What the `workflow_*` tools ask for: ids from the step, defaults from the run, errors that say what to do."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,74 +8,97 @@ from hypothesis import strategies as st
 
 from contracts.conversation import Headers
 from contracts.delegation import Share, Spent
-from contracts.followup import FollowUpCommands
-from contracts.run.state import Inheritance, RunState
+from contracts.followup import CreateCommand, FollowUpCommands, TaskData
+from contracts.run.state import Call, Inheritance, RunState
 from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome
 from decisions import ids
 from decisions.builtin_tools import FOLLOW_UP_TOOLS
 from decisions.followup.tools import build_follow_up_commands, format_command_ids
 from decisions.run.limits import DEFAULTS, apply_requested, follow_up_share, limits_in_force, smaller_share
+from tests.decisions.runs import new_call, new_state
 
 REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
 DEFINITION = {"definition": {"summary": "Lunch."}}
 WAIT = {"kind": "wait", "description": "d", "input": {"delayMs": 5}}
 
 
-def asked(state: RunState, call: Any) -> FollowUpCommands:
+def commands_of(state: RunState, call: Call) -> FollowUpCommands:
     commands = build_follow_up_commands(state, call)
     assert isinstance(commands, FollowUpCommands), commands
     return commands
 
 
-def test_without_more_a_follow_up_is_the_runs_own(new_state: Callable[..., RunState], new_call: Any) -> None:
-    create = asked(new_state(), new_call("workflow_create", arguments=DEFINITION)).create
+def create_of(state: RunState, **fields: Any) -> CreateCommand:
+    """The command by which a run opens a follow-up."""
+    create = commands_of(state, new_call("workflow_create", **{"arguments": DEFINITION, **fields})).create
     assert create is not None
+    return create
+
+
+def task_of(**arguments: Any) -> TaskData:
+    """The task of a run's wait for a reply."""
+    task = commands_of(new_state(), new_call("workflow_wait_for_reply", arguments={**REPLY, **arguments})).task
+    assert task is not None
+    return task.data
+
+
+def rejection(state: RunState, call: Call) -> str:
+    outcome = build_follow_up_commands(state, call)
+    assert isinstance(outcome, ToolOutcome)
+    assert outcome.error is not None
+    return outcome.error.message
+
+
+def test_without_more_a_follow_up_is_the_runs_own() -> None:
+    create = create_of(new_state())
     own = Headers(request_id="R1", session_id="R1", request_client="perdure")
     assert (create.headers, create.data.definition.origin, create.data.run_id) == (own, own, "R1")
     target = create.data.definition.resume_target
     assert (target.session_id, target.request_client, target.mention_user_id) == ("R1", "perdure", None)
 
 
-def test_runs_whose_long_ids_begin_alike_go_on_apart(new_state: Callable[..., RunState], new_call: Any) -> None:
+def test_runs_whose_long_ids_begin_alike_go_on_apart() -> None:
     sessions = set()
     for ending in "ab":
         state = new_state(run_id=f"{'x' * 300}.1-{ending}")
-        create = asked(state, new_call("workflow_create", arguments=DEFINITION)).create
-        assert create is not None
+        create = create_of(state)
         sessions.add(create.data.definition.resume_target.session_id)
     assert len(sessions) == 2
 
 
-def test_a_turn_of_a_conversation_gives_its_requests_headers(new_state: Callable[..., RunState], new_call: Any) -> None:
+def test_a_turn_of_a_conversation_gives_its_requests_headers() -> None:
     headers = Headers(request_id="discord:x:1", session_id="x", request_client="discord", user_id="A")
     state = new_state(headers=headers, conversation_id="x", sessions=("y",))
     target = {"definition": {"summary": "s", "resumeTarget": {"session_id": "y"}}}
-    create = asked(state, new_call("workflow_create", arguments=target)).create
-    assert create is not None
+    create = create_of(state, arguments=target)
     assert (create.headers, create.data.definition.origin) == (headers, headers)
     assert create.data.definition.resume_target.session_id == "y"
     assert create.data.definition.resume_target.request_client == "discord"
 
 
-def test_a_resumed_run_asks_for_the_same_follow_up_and_task(new_state: Callable[..., RunState], new_call: Any) -> None:
+def test_a_resumed_run_asks_for_the_same_follow_up_and_task() -> None:
     heir = new_state(run_id="R1.r2", inherited=(Inheritance(run_id="R1", through=3),))
     for tool, arguments in (("workflow_create", DEFINITION), ("workflow_wait_for_reply", REPLY)):
         call = new_call(tool, step=2, arguments=arguments)
-        assert format_command_ids(asked(heir, call)) == format_command_ids(asked(new_state(), call))
+        assert format_command_ids(commands_of(heir, call)) == format_command_ids(commands_of(new_state(), call))
         later = new_call(tool, step=4, arguments=arguments)
-        assert format_command_ids(asked(heir, later)) != format_command_ids(asked(new_state(), later))
+        assert format_command_ids(commands_of(heir, later)) != format_command_ids(commands_of(new_state(), later))
 
 
-def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], new_call: Any) -> None:
-    commands = asked(new_state(goal="lunch"), new_call("workflow_wait_for_reply", arguments={**REPLY, "timeoutMs": 5}))
+def test_a_wait_alone_creates_its_follow_up() -> None:
+    commands = commands_of(
+        new_state(goal="lunch"), new_call("workflow_wait_for_reply", arguments={**REPLY, "timeoutMs": 5})
+    )
     assert commands.create is not None
     assert commands.task is not None
     assert commands.create.data.definition.summary.startswith("lunch")
     assert commands.task.data.workflow_id == commands.create.data.workflow_id
     assert commands.task.data.input == {"channelId": "c", "messageId": "m", "timeoutMs": 5}
     own = ids.follow_up_id("R1", 2)
-    added = asked(new_state(), new_call("workflow_wait_for_reply", step=3, arguments={**REPLY, "workflowId": own}))
+    added = commands_of(
+        new_state(), new_call("workflow_wait_for_reply", step=3, arguments={**REPLY, "workflowId": own})
+    )
     assert added.create is None
     assert format_command_ids(added)["workflowId"] == own
 
@@ -97,33 +119,27 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
         ("workflow_wait_for_reply", {**REPLY, "workflowId": "f"}, "no follow-up of this run"),
     ],
 )
-def test_ids_that_are_somebody_elses_are_refused(
-    new_state: Callable[..., RunState], new_call: Any, tool: str, arguments: dict[str, Any], error: str
-) -> None:
-    outcome = build_follow_up_commands(new_state(sessions=("y",)), new_call(tool, step=3, arguments=arguments))
-    assert isinstance(outcome, ToolOutcome)
-    assert outcome.error is not None
-    assert error in outcome.error.message
+def test_ids_of_others_are_refused(tool: str, arguments: dict[str, Any], error: str) -> None:
+    assert error in rejection(new_state(sessions=("y",)), new_call(tool, step=3, arguments=arguments))
 
 
-def test_follow_ups_share_what_their_run_has_left(new_state: Callable[..., RunState], new_call: Any) -> None:
+def test_follow_ups_share_what_their_run_has_left() -> None:
     state = new_state(step=3, follow_ups=1, usage=Usage(input=400))
     state = state.model_copy(update={"limits": apply_requested(state.limits, {"max_steps": 9, "budget_tokens": 1000})})
-    create = asked(state, new_call("workflow_create", step=3, arguments=DEFINITION)).create
-    assert create is not None
+    create = create_of(state)
     assert create.data.share == Share(steps=3, tokens=300, follow_ups=4)
     resumed = limits_in_force(state.model_copy(update={"share": create.data.share, "requested": {}}), DEFAULTS)
     assert (resumed.max_steps, resumed.budget_tokens, resumed.max_follow_ups) == (3, 300, 4)
 
 
-def test_follow_ups_of_subtasks_count_too(new_state: Callable[..., RunState], new_call: Any) -> None:
+def test_follow_ups_of_subtasks_count_too() -> None:
     used = new_state(follow_ups=4, delegated=Spent(steps=2, follow_ups=6))
     outcome = build_follow_up_commands(used, new_call("workflow_create", arguments=DEFINITION))
     assert isinstance(outcome, ToolOutcome)
     assert follow_up_share(used.model_copy(update={"follow_ups": 1})).follow_ups == 3
 
 
-def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState], new_call: Any) -> None:
+def test_a_chain_ends_where_its_allowance_does() -> None:
     """Each resumed run gets a share of what is left, so no chain and no tree of follow-ups goes on for ever."""
     state, count = new_state(), 0
     while not isinstance(
@@ -146,13 +162,8 @@ def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState
         ("workflow_wait_for_reply", {**REPLY, "workflowId": None}),
     ],
 )
-def test_a_workflow_id_beside_a_creation_does_not_lift_the_limit(
-    new_state: Callable[..., RunState], new_call: Any, tool: str, arguments: dict[str, Any]
-) -> None:
-    outcome = build_follow_up_commands(new_state(follow_ups=10), new_call(tool, arguments=arguments))
-    assert isinstance(outcome, ToolOutcome)
-    assert outcome.error is not None
-    assert "max_follow_ups" in outcome.error.message
+def test_a_workflow_id_beside_a_creation_does_not_lift_the_limit(tool: str, arguments: dict[str, Any]) -> None:
+    assert "max_follow_ups" in rejection(new_state(follow_ups=10), new_call(tool, arguments=arguments))
 
 
 @pytest.mark.parametrize(
@@ -165,27 +176,16 @@ def test_a_workflow_id_beside_a_creation_does_not_lift_the_limit(
     ],
 )
 def test_the_platform_of_a_wait_says_which_kind_of_task_it_is(
-    new_state: Callable[..., RunState], new_call: Any, platform: str | None, kind: str, more: dict[str, str]
+    platform: str | None, kind: str, more: dict[str, str]
 ) -> None:
-    call = new_call("workflow_wait_for_reply", arguments={**REPLY, "platform": platform})
-    task = asked(new_state(), call).task
-    assert task is not None
-    assert (task.data.kind, task.data.input) == (kind, {"channelId": "c", "messageId": "m", **more})
+    task = task_of(platform=platform)
+    assert (task.kind, task.input) == (kind, {"channelId": "c", "messageId": "m", **more})
 
 
-def test_a_wait_is_for_what_comes_after_a_message_on_other_platforms(
-    new_state: Callable[..., RunState], new_call: Any
-) -> None:
-    given = {**REPLY, "platform": "slack", "after": "12.5"}
-    task = asked(new_state(), new_call("workflow_wait_for_reply", arguments=given)).task
-    assert task is not None
-    assert task.data.input["after"] == "12.5"
-    refused = build_follow_up_commands(
-        new_state(), new_call("workflow_wait_for_reply", arguments={**given, "after": "the last"})
-    )
-    assert isinstance(refused, ToolOutcome)
-    assert refused.error is not None
-    assert "after: expected the id of your own message" in refused.error.message
+def test_a_wait_is_for_what_comes_after_a_message_on_other_platforms() -> None:
+    assert task_of(platform="slack", after="12.5").input["after"] == "12.5"
+    wrong = new_call("workflow_wait_for_reply", arguments={**REPLY, "platform": "slack", "after": "the last"})
+    assert "after: expected the id of your own message" in rejection(new_state(), wrong)
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -199,9 +199,7 @@ NAMES = ("definition", "summary", "origin", "resumeTarget", "workflowId", "kind"
 
 @pytest.mark.parametrize("tool", FOLLOW_UP_TOOLS)
 @given(given_=st.dictionaries(st.sampled_from(NAMES), JSON | st.fixed_dictionaries({"summary": JSON, "origin": JSON})))
-def test_whatever_the_model_writes_is_a_command_or_an_error_in_a_line(
-    tool: str, given_: dict[str, Any], new_state: Callable[..., RunState], new_call: Any
-) -> None:
+def test_whatever_the_model_writes_is_a_command_or_an_error_in_a_line(tool: str, given_: dict[str, Any]) -> None:
     commands = build_follow_up_commands(new_state(), new_call(tool, arguments=given_))
     if isinstance(commands, ToolOutcome):
         assert commands.error is not None

@@ -72,7 +72,7 @@ def with_tasks(state: FollowUpState, *tasks: TaskData) -> FollowUpState:
     return state
 
 
-def took(state: FollowUpState, name: str, event: Event, now: int = START + 1) -> FollowUpState:
+def resolve(state: FollowUpState, name: str, event: Event, now: int = START + 1) -> FollowUpState:
     return followup.resolve_task(state, TaskResolved(task_id=name, event=event), now)[0]
 
 
@@ -94,11 +94,11 @@ def states(state: FollowUpState) -> list[str]:
         {"raw": None},
     ],
 )
-def test_only_a_strict_reply_by_the_one_who_is_named_resolves(fields: dict[str, Any]) -> None:
+def test_only_a_strict_reply_by_the_named_user_resolves(fields: dict[str, Any]) -> None:
     state = with_tasks(follow_up(), task("a"))
     after, why = followup.resolve_task(state, TaskResolved(task_id="a", event=reply("a", **fields)), START)
     assert (states(after), why) == (["blocked"], "event " + _name(fields) + " is not what task a waits for")
-    assert states(took(state, "a", reply("a"))) == ["resolved"]
+    assert states(resolve(state, "a", reply("a"))) == ["resolved"]
 
 
 def _name(fields: dict[str, Any]) -> str:
@@ -112,15 +112,15 @@ def test_a_reply_is_awaited_on_any_platform_and_counts_on_that_one_alone() -> No
     kind, wanted_so = kinds.parse_task(state.tasks[0])
     assert kind.topic is not None
     assert kind.topic(wanted_so) == topic_of(said)
-    assert states(took(state, "a", reply("a"))) == ["blocked"]
-    assert states(took(state, "a", said)) == ["resolved"]
+    assert states(resolve(state, "a", reply("a"))) == ["blocked"]
+    assert states(resolve(state, "a", said)) == ["resolved"]
     without = task("b", "wait_for_reply", channelId="dm", messageId="m")
     assert "platform: Field required" in str(followup.task_rejection_reason(follow_up(), without, START))
 
 
 def test_without_a_named_user_any_strict_reply_resolves() -> None:
     state = with_tasks(follow_up(), task("a", fromUserId=None))
-    assert states(took(state, "a", reply("a", userId="C"))) == ["resolved"]
+    assert states(resolve(state, "a", reply("a", userId="C"))) == ["resolved"]
 
 
 HAPPENINGS = st.one_of(
@@ -140,9 +140,9 @@ def test_each_task_is_resolved_once_whatever_comes(happenings: list[Any], comple
     for what, name, number in happenings:
         before = state
         if what == "event":
-            state = took(state, name, reply(name, number), now)
+            state = resolve(state, name, reply(name, number), now)
         elif what == "wrong":
-            state = took(state, name, reply(name, number, userId="C"), now)
+            state = resolve(state, name, reply(name, number, userId="C"), now)
             assert states(state) == states(before)
         elif what == "time":
             now += 5 * number
@@ -163,14 +163,14 @@ def test_each_task_is_resolved_once_whatever_comes(happenings: list[Any], comple
 
 
 def test_an_event_that_comes_again_changes_nothing_and_another_one_is_late() -> None:
-    state = took(with_tasks(follow_up(), task("a"), task("b")), "a", reply("a", 1))
-    assert took(state, "a", reply("a", 1)) == state
-    late = took(state, "a", reply("a", 2), START + 7)
+    state = resolve(with_tasks(follow_up(), task("a"), task("b")), "a", reply("a", 1))
+    assert resolve(state, "a", reply("a", 1)) == state
+    late = resolve(state, "a", reply("a", 2), START + 7)
     assert (late.tasks, [(each.task_id, each.event, each.at) for each in late.late]) == (
         state.tasks,
         [("a", "discord:dm:r-a-2", START + 7)],
     )
-    assert took(late, "a", reply("a", 2), START + 9) == late
+    assert resolve(late, "a", reply("a", 2), START + 9) == late
 
 
 def test_what_names_another_follow_up_resolves_nothing_here() -> None:
@@ -182,13 +182,13 @@ def test_what_names_another_follow_up_resolves_nothing_here() -> None:
 
 
 def test_all_is_judged_only_after_the_turn_that_creates_the_tasks() -> None:
-    state = took(with_tasks(follow_up(run_id="r"), task("a", run_id="r")), "a", reply("a"))
+    state = resolve(with_tasks(follow_up(run_id="r"), task("a", run_id="r")), "a", reply("a"))
     state = followup.advance_follow_up(state, START)
     assert not state.state.is_final
     state = with_tasks(state, task("b", run_id="r"))
     state = followup.advance_follow_up(followup.remove_creator_run(state, "r"), START)
     assert (states(state), state.state) == (["resolved", "blocked"], FollowUpStatus.blocked)
-    state = followup.advance_follow_up(took(state, "b", reply("b")), START)
+    state = followup.advance_follow_up(resolve(state, "b", reply("b")), START)
     assert (state.state, followup.next_follow_up_move(state)) == (FollowUpStatus.resolved, Resume())
 
 
@@ -221,7 +221,7 @@ def test_any_is_judged_when_the_message_that_is_going_out_has_its_end() -> None:
     for each in sends:
         state = followup.add_task(state, each, START)
     state = followup.begin_follow_up_task(state, "m1", START)
-    state = followup.advance_follow_up(took(state, "a", reply("a")), START)
+    state = followup.advance_follow_up(resolve(state, "a", reply("a")), START)
     assert (states(state), state.state.is_final) == (["resolved", "running", "queued"], False)
     state = followup.advance_follow_up(followup.record_send(state, "m1", ToolOutcome(result="sent"), START), START)
     assert (states(state), state.state) == (["resolved", "resolved", "cancelled"], FollowUpStatus.resolved)
@@ -239,13 +239,13 @@ def test_a_message_that_still_goes_out_when_a_cancel_waits_no_longer_is_in_doubt
 
 def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
     state = with_tasks(follow_up(Completion.any, "r"), task("a"), task("b"))
-    state = followup.advance_follow_up(took(state, "b", reply("b")), START)
+    state = followup.advance_follow_up(resolve(state, "b", reply("b")), START)
     assert (states(state), state.state) == (["cancelled", "resolved"], FollowUpStatus.resolved)
     assert followup.task_rejection_reason(state, task("c"), START) == "follow-up f is resolved: create another one"
 
 
 @pytest.mark.parametrize("by", ["timeout", "clock", "sent"])
-def test_an_answer_of_somebody_who_is_called_like_a_timeout_is_an_answer(by: str) -> None:
+def test_an_answer_by_a_person_named_like_a_timeout_is_an_answer(by: str) -> None:
     state = with_tasks(follow_up(Completion.any), task("t1", "prompt", text="go?"), task("t2", "prompt", text="or?"))
     state = followup.answer_prompt(followup.advance_follow_up(state, START), HumanInput(text="YES", by=by), START + 1)
     state = followup.advance_follow_up(state, START + 2)
@@ -364,10 +364,10 @@ def test_a_follow_up_takes_so_many_tasks_and_the_same_one_again() -> None:
 
 
 def test_a_large_result_is_cut_so_that_the_state_fits_a_payload() -> None:
-    state = took(with_tasks(follow_up(), task("a")), "a", reply("a", text="é" * 100_000))
+    state = resolve(with_tasks(follow_up(), task("a")), "a", reply("a", text="é" * 100_000))
     result = state.tasks[0].result
     assert (len(result["text"]), result["replyUserId"], result["cut"]) == (followup.TEXT_KEPT, "B", 200_123)
-    many = took(with_tasks(follow_up(), task("a")), "a", reply("a"))
+    many = resolve(with_tasks(follow_up(), task("a")), "a", reply("a"))
     brought = TaskResolved(task_id="a", result={f"k{n}": "x" * 1000 for n in range(100)})
     fitted = followup.resolve_task(with_tasks(follow_up(), task("a")), brought, START)[0]
     assert len(str(fitted.tasks[0].result)) < MAX_TASK_RESULT
@@ -432,7 +432,7 @@ def test_no_words_from_outside_stand_unquoted_in_the_message_that_resumes(
 
 def test_the_request_that_resumes_tells_all_and_is_answered_there() -> None:
     state = with_tasks(follow_up(), task("a"), task("b", timeoutMs=10))
-    state = followup.advance_follow_up(took(state, "a", reply("a", userName="Bea")), START + 10)
+    state = followup.advance_follow_up(resolve(state, "a", reply("a", userName="Bea")), START + 10)
     request = view.resume_request(state)
     system, user = request.messages
     assert (request.request_id, request.when_busy, request.request_client) == ("wf:f:1", "queue", "discord")
@@ -455,11 +455,11 @@ def test_the_largest_follow_up_still_makes_a_request() -> None:
     tasks = tuple(
         t.model_copy(update={**changes, "state": FollowUpStatus.resolved, "resolved_at": START}) for t in state.tasks
     )
-    full = state.model_copy(update={"tasks": tasks, "definition": largest()})
+    full = state.model_copy(update={"tasks": tasks, "definition": largest_definition()})
     assert view.resume_request(followup.advance_follow_up(full, START)).request_id == "wf:f:1"
 
 
-def largest() -> FollowUpDefinition:
+def largest_definition() -> FollowUpDefinition:
     name = "\x01" * MAX_ID_LENGTH
     origin = Headers(request_id=name, session_id=name, request_client=name, user_id=name)
     target = ResumeTarget(session_id=name, request_client=name, mention_user_id=name)
@@ -482,17 +482,17 @@ def test_a_task_id_fits_a_header_and_the_request(name: str) -> None:
         task(name)
 
 
-def test_what_is_cancelled_before_a_lane_takes_it_is_not_told_as_resolved() -> None:
-    state = followup.advance_follow_up(took(with_tasks(follow_up(), task("a")), "a", reply("a")), START + 1)
+def test_a_follow_up_cancelled_before_its_lane_takes_it_is_not_resolved() -> None:
+    state = followup.advance_follow_up(resolve(with_tasks(follow_up(), task("a")), "a", reply("a")), START + 1)
     assert isinstance(followup.next_follow_up_move(state), Resume)
     ended = followup.cancel_follow_up(state, START + 2)
     assert (ended.state, states(ended), ended.resolved_at) == (FollowUpStatus.cancelled, ["resolved"], START + 2)
     assert isinstance(followup.next_follow_up_move(ended), EndFollowUp)
 
 
-def test_what_happened_is_told_in_the_words_of_the_source() -> None:
+def test_events_of_a_follow_up_have_the_types_of_the_source() -> None:
     before = with_tasks(follow_up(), task("a"))
-    after = followup.advance_follow_up(took(before, "a", reply("a")), START + 5)
+    after = followup.advance_follow_up(resolve(before, "a", reply("a")), START + 5)
     told = list(view.lifecycle_events(before, after, START + 5))
     assert [event.type for event in told] == [
         "evt.workflow.task.lifecycle.changed",
@@ -506,7 +506,7 @@ def test_what_happened_is_told_in_the_words_of_the_source() -> None:
 
 
 def test_a_follow_up_comes_back_from_its_history_as_it_was() -> None:
-    state = took(with_tasks(follow_up(run_id="r"), task("a", timeoutMs=5)), "a", reply("a"))
+    state = resolve(with_tasks(follow_up(run_id="r"), task("a", timeoutMs=5)), "a", reply("a"))
     written = state.model_dump(mode="json")
     assert FollowUpState.model_validate(written) == state
     assert {"workflowId", "createdAt", "updatedAt", "resolvedAt", "resumeSeq"} <= set(written)

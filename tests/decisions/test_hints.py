@@ -10,6 +10,7 @@ from decisions.builtin_tools import GO_ON
 from decisions.run.call_state import run_control_call
 from decisions.run.journal import run_journal_tool
 from decisions.run.reply import take_turn
+from tests.decisions.runs import new_state, new_turn
 
 JOURNAL = Journal(objective="pay", current_state="begun", verified_findings=("rafts float",))
 
@@ -22,17 +23,17 @@ def control(state: RunState, turn: Any) -> RunState:
     return state
 
 
-def told(state: RunState, at: int = -1) -> str:
+def message_of(state: RunState, at: int = -1) -> str:
     outcome = state.calls[at].outcome
     assert outcome is not None
     return str(outcome.error.message if outcome.error else outcome.result)
 
 
-def test_a_reframe_says_what_comes_next_and_how_many_are_left(new_state: Any, new_turn: Any) -> None:
+def test_a_reframe_says_what_comes_next_and_how_many_are_left() -> None:
     state, said = new_state(), []
     for number in range(2):
         state = control(state, new_turn("", ("reframe", {"frame": "otherwise"}), prefix=f"r{number}-"))
-        said.append(told(state))
+        said.append(message_of(state))
         state = state.model_copy(update={"calls": ()})
     assert state.ending is None
     assert said == [
@@ -41,10 +42,10 @@ def test_a_reframe_says_what_comes_next_and_how_many_are_left(new_state: Any, ne
     ]
 
 
-def test_a_finish_without_an_outcome_or_beside_a_fault_says_how_to_end(new_state: Any, new_turn: Any) -> None:
-    assert "answer as text" in told(control(new_state(), new_turn("", ("finish", {"outcome": " "}))))
+def test_a_finish_without_an_outcome_or_beside_a_fault_says_how_to_end() -> None:
+    assert "answer as text" in message_of(control(new_state(), new_turn("", ("finish", {"outcome": " "}))))
     both = new_turn("", ("nothing", {}), ("finish", {"outcome": "done"}))
-    assert "call `finish` again alone" in told(control(new_state(), both))
+    assert "call `finish` again alone" in message_of(control(new_state(), both))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDLE = LaneState(conversation_id="c")
 
 
-def admitted(state: LaneState, request_id: str, **fields: Any) -> lane.AcceptedRequest:
+def admit(state: LaneState, request_id: str, **fields: Any) -> lane.AcceptedRequest:
     request = SubmitRequest.model_validate({"request_id": request_id, "goal": f"do {request_id}", **fields})
     admission = lane.admit(state, request, NOW)
     assert isinstance(admission, lane.AcceptedRequest), admission
@@ -38,8 +38,8 @@ def admitted(state: LaneState, request_id: str, **fields: Any) -> lane.AcceptedR
 
 ERRAND = lane.PassOn(HumanInput(text="blue"))
 WORD = TurnNotice(mailbox="scribe", request_id="r", run_id="R", end=TurnEnd.completed)
-QUEUED = admitted(IDLE, "next").state
-BUSY = admitted(lane.begin_next_turn(admitted(IDLE, "now").state), "next").state
+QUEUED = admit(IDLE, "next").state
+BUSY = admit(lane.begin_next_turn(admit(IDLE, "now").state), "next").state
 OWES = {"words": (WORD,)}
 
 
@@ -82,7 +82,7 @@ def test_a_turn_that_ends_where_none_runs_is_an_illegal_move() -> None:
         lane.end_turn(IDLE, TurnEnd.completed, "", NOW)
 
 
-class Lane(RuleBasedStateMachine):
+class LaneMachine(RuleBasedStateMachine):
     """Played as the workflow does: a move at a time, while requests, answers, ends of turns and a cancel come."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Lane(RuleBasedStateMachine):
     def submit(self, when_busy: str, answers: str | None, mailbox: str | None) -> None:
         self.number += 1
         name = f"r{self.number}"
-        admission = admitted(self.state, name, when_busy=when_busy, question_id=answers, mailbox=mailbox)
+        admission = admit(self.state, name, when_busy=when_busy, question_id=answers, mailbox=mailbox)
         self.state = admission.state
         if admission.errand is not None:
             self.errands.append(admission.errand)
@@ -200,5 +200,5 @@ class Lane(RuleBasedStateMachine):
         assert self.has_left == (self.cancelled is not None)
 
 
-TestLane = Lane.TestCase
+TestLane = LaneMachine.TestCase
 TestLane.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -27,6 +27,7 @@ from decisions.run.limits import (
     values_set_in,
 )
 from decisions.run.outcome import end_event_name
+from tests.decisions.runs import new_state
 from tests.drawn import running
 
 
@@ -42,7 +43,7 @@ def test_the_nearest_wins_up_and_down(near: int) -> None:
     assert (limits.max_steps, limits.max_turns, limits.max_reframes) == (near, 9, 0)
 
 
-def test_what_nobody_sets_is_the_default() -> None:
+def test_a_limit_that_is_not_set_is_the_default() -> None:
     assert merge_limits(LimitOverrides(), LimitOverrides()) == DEFAULTS
 
 
@@ -136,7 +137,7 @@ def test_a_duration_that_is_none_is_refused(written: Any) -> None:
     has_ended=st.booleans(),
 )
 def test_time_is_up_at_the_limit_and_not_before(
-    new_state: Any, active: int, soft: int, hard: int, is_closing: bool, has_ended: bool
+    active: int, soft: int, hard: int, is_closing: bool, has_ended: bool
 ) -> None:
     ending = Ending(status=RunStatus.completed, text="done") if has_ended else None
     limits = {"soft_limit": timedelta(milliseconds=soft), "hard_limit": timedelta(milliseconds=hard)}
@@ -158,7 +159,7 @@ MONEY = st.one_of(st.none(), st.floats(0, 1000, allow_nan=False))
     budget_usd=MONEY,
 )
 def test_a_run_is_used_up_exactly_where_a_budget_is_reached(
-    new_state: Any, turns: int, most: int, usage: Any, budget_tokens: Any, spent: Any, budget_usd: Any
+    turns: int, most: int, usage: Any, budget_tokens: Any, spent: Any, budget_usd: Any
 ) -> None:
     counted = dict(zip(("input", "output", "cache_read", "cache_write"), usage, strict=True))
     limits = {"max_turns": most, "budget_tokens": budget_tokens, "budget_usd": budget_usd}
@@ -174,7 +175,7 @@ def test_a_run_is_used_up_exactly_where_a_budget_is_reached(
 
 
 @given(st.data())
-def test_what_is_used_up_stays_used_up(new_state: Any, data: Any) -> None:
+def test_what_is_used_up_stays_used_up(data: Any) -> None:
     """Spending more never opens a budget again."""
     numbers = st.integers(0, 1000)
     before = new_state(
@@ -229,6 +230,6 @@ def test_of_every_limit_the_nearest_setting_counts_also_after_a_way_through_json
         (RunStatus.timed_out, "agent_run.failed"),
     ],
 )
-def test_a_run_at_its_hard_limit_is_told_as_failed(status: Any, event: str) -> None:
+def test_a_run_at_its_hard_limit_is_reported_as_failed(status: Any, event: str) -> None:
     assert end_event_name(Ending(status=status, text="")) == event
     assert end_event_name(None) == "agent_run.cancelled"

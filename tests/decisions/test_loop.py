@@ -14,54 +14,9 @@ from contracts.run.state import Ending, RunStatus
 from contracts.tool import ToolOutcome, error_outcome
 from decisions.run import call_state, loop, outcome
 from decisions.run.reply import next_batch
-from tests.decisions.player import OK, Player
+from tests.decisions.runs import NOW, OK, new_call, new_player, new_state, new_turn
 
 BAD = error_outcome(ToolFault.tool_error, "it broke")
-
-
-USES = st.lists(
-    st.tuples(
-        st.sampled_from(["look", "save", "charge", "ask_human", "finish", "reframe", "escalate", "nothing", "Look"]),
-        st.sampled_from([{}, {"outcome": "done"}, {"frame": "anew"}, {"outcome": 5}, {"reason": "stuck"}]),
-    ),
-    max_size=4,
-)
-REPLIES = st.lists(
-    st.tuples(
-        st.sampled_from(["", "thought"]), USES, st.sampled_from([None, None, "max_tokens", "pause_turn", "refusal"])
-    ),
-    min_size=1,
-    max_size=40,
-)
-
-
-@settings(max_examples=150)
-@given(
-    replies=REPLIES,
-    bad=st.sets(st.sampled_from(["look", "save", "charge"])),
-    steps=st.integers(1, 8),
-    turns=st.integers(1, 15),
-)
-def test_whatever_models_and_tools_do_a_run_ends_once_within_its_budgets(
-    new_state: Any, new_turn: Any, now: Any, replies: Any, bad: set[str], steps: int, turns: int
-) -> None:
-    player = Player(new_state(max_steps=steps, max_turns=turns), now, dict.fromkeys(bad, BAD))
-    move = player.settle()
-    for number, (text, uses, stop) in enumerate(replies * turns):
-        if isinstance(move, loop.End):
-            break
-        player.turn(new_turn(text, *uses, stop=stop, prefix=f"t{number}-"))
-        move = player.settle()
-    assert isinstance(move, loop.End)  # `replies * turns` are enough for every budget
-    assert player.endings == 1
-    assert player.state.turns <= turns
-    assert player.state.step <= steps
-    assert player.issued == list(range(1, len(player.issued) + 1))
-    assert player.state.reframes <= player.state.limits.max_reframes
-    blocks = [block for part in player.transcript.parts for block in part.content]
-    uses = [block["id"] for block in blocks if block["type"] == "tool_use"]
-    results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
-    assert results == uses
 
 
 LIMITS = st.fixed_dictionaries(
@@ -90,14 +45,11 @@ ANYTHING = st.tuples(
 @settings(max_examples=300)
 @given(limits=LIMITS, replies=st.lists(ANYTHING, min_size=1, max_size=8), failing=st.booleans())
 def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_most(
-    new_state: Any, new_turn: Any, now: Any, limits: Any, replies: Any, failing: bool
+    limits: Any, replies: Any, failing: bool
 ) -> None:
     """Each turn takes 10 ms, 2 tokens and USD 0.01. Neither steps nor reframes nor anything but `limits` ends it."""
-    player = Player(
-        new_state(**{"max_steps": 10**4, "max_turns": 10**4, "max_reframes": 10**4, **limits}),
-        now,
-        dict.fromkeys(("look", "save"), BAD if failing else OK),
-    )
+    player = new_player(**{"max_steps": 10**4, "max_turns": 10**4, "max_reframes": 10**4, **limits})
+    player.outcomes = dict.fromkeys(("look", "save"), BAD if failing else OK)
     most = [
         limits.get("max_turns"),
         limits.get("budget_tokens") and -(-limits["budget_tokens"] // 2),
@@ -108,27 +60,22 @@ def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_mos
     move = player.settle()
     while not isinstance(move, loop.End):
         text, uses, stop = replies[player.state.turns % len(replies)]
-        reply = new_turn(text, *uses, stop=stop, prefix=f"t{player.state.turns}-", duration_ms=10, cost_usd=0.01)
-        player.turn(reply)
-        move = player.settle()
+        move = player.play(text, *uses, stop=stop, duration_ms=10, cost_usd=0.01)
         assert player.state.turns <= min(each for each in most if each is not None)
-    assert player.winds <= 1
-    assert player.endings == 1
+    assert player.final_turns <= 1
+    assert len(player.ends) == 1
     state = call_state.settle_interrupted(player.state, ())
     assert all(call.outcome is not None for call in state.calls)
-    partial = player.state.ending is not None and player.state.ending.is_partial
-    assert not partial or (player.winds == 1 and move.ending.status is RunStatus.completed)
+    assert not player.ending.is_partial or (player.final_turns == 1 and player.ending.status is RunStatus.completed)
 
 
-def test_after_the_soft_limit_one_turn_is_left_and_its_finish_is_the_outcome(player: Any, new_turn: Any) -> None:
-    it = player(soft_limit=timedelta(milliseconds=5))
-    it.turn(new_turn("", ("look", {})))
-    assert it.settle() == loop.Think()
-    assert (it.state.is_closing, it.winds) == (True, 1)
-    it.turn(new_turn("", ("look", {}), ("finish", {"outcome": "half"}), ("finish", {"outcome": "all"}), prefix="l"))
-    move = it.settle()
-    assert (move.ending.text, move.ending.is_partial) == ("half", True)
-    assert [part.content[0].get("is_error", False) for part in it.transcript.parts[-3:]] == [True, False, True]
+def test_after_the_soft_limit_one_turn_is_left_and_its_finish_is_the_outcome() -> None:
+    player = new_player(soft_limit=timedelta(milliseconds=5))
+    assert player.play("", ("look", {})) == loop.Think()
+    assert (player.state.is_closing, player.final_turns) == (True, 1)
+    player.play("", ("look", {}), ("finish", {"outcome": "half"}), ("finish", {"outcome": "all"}))
+    assert (player.ending.text, player.ending.is_partial) == ("half", True)
+    assert [part.content[0].get("is_error", False) for part in player.transcript.parts[-3:]] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -142,13 +89,11 @@ def test_after_the_soft_limit_one_turn_is_left_and_its_finish_is_the_outcome(pla
         ([("get_run_journal", {})], RunFailure.hard_limit),
     ],
 )
-def test_an_ending_that_takes_no_more_time_is_not_refused_at_the_hard_limit(
-    player: Any, new_turn: Any, uses: Any, reason: str
-) -> None:
-    it = player(hard_limit=timedelta(milliseconds=5))
-    it.turn(new_turn("", *uses))
-    assert it.settle().ending.reason == reason
-    assert it.issued == []
+def test_an_ending_that_takes_no_more_time_is_not_refused_at_the_hard_limit(uses: Any, reason: str) -> None:
+    player = new_player(hard_limit=timedelta(milliseconds=5))
+    player.play("", *uses)
+    assert player.ending.reason == reason
+    assert player.issued == []
 
 
 LATE = {"active_ms": 5, "soft_limit": timedelta(milliseconds=5)}
@@ -171,7 +116,7 @@ WAITS, MADE = {"outcome": None}, {"outcome": OK}
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_of_the_rules_that_hold_the_first_one_says_what_is_done(
-    new_state: Any, new_call: Any, rule: Any, call: Any, fields: Any, is_spoken_to: bool, is_long: bool
+    rule: Any, call: Any, fields: Any, is_spoken_to: bool, is_long: bool
 ) -> None:
     state = new_state(calls=() if call is None else (new_call(**call),), **fields)
     now = loop.LoopFacts(state, next_batch(state), is_long, is_spoken_to)
@@ -191,126 +136,114 @@ def move_of(rule: Any) -> str:
     return str(next(each.__name__ for each in get_args(get_type_hints(rule)["return"]) or (loop.Think,)))
 
 
-def test_a_run_thinks_first_and_rotates_only_between_turns(player: Any, new_turn: Any) -> None:
-    it = player()
-    assert loop.next_move(it.state, history_is_long=False) == loop.Think()
-    assert loop.next_move(it.state, history_is_long=True) == loop.Rotate()
-    it.turn(new_turn("", ("look", {})))
-    assert isinstance(loop.next_move(it.state, history_is_long=True), loop.Act)
+def test_a_run_thinks_first_and_rotates_only_between_turns() -> None:
+    player = new_player()
+    assert loop.next_move(player.state, history_is_long=False) == loop.Think()
+    assert loop.next_move(player.state, history_is_long=True) == loop.Rotate()
+    player.reply(new_turn("", ("look", {})))
+    assert isinstance(loop.next_move(player.state, history_is_long=True), loop.Act)
 
 
-def test_a_closing_run_that_is_spoken_to_takes_its_last_turn_however_long_its_history_is(player: Any) -> None:
-    closing = loop.start_final_turn(player().state)
+def test_a_closing_run_that_is_spoken_to_takes_its_last_turn_however_long_its_history_is() -> None:
+    closing = loop.start_final_turn(new_player().state)
     assert loop.next_move(closing, history_is_long=True) == loop.Rotate()
     assert loop.next_move(closing, history_is_long=True, is_spoken_to=True) == loop.Think()
 
 
 @pytest.mark.parametrize("outcomes", [{}, {"look": BAD}])
-def test_max_steps_cutoff_escalates_always_at_the_same_step(player: Any, new_turn: Any, outcomes: Any) -> None:
-    it = player(max_steps=3)
-    it.outcomes = outcomes
-    for turn in range(3):
-        it.turn(new_turn("", ("look", {}), prefix=f"t{turn}-"))
-        assert it.settle() == loop.Think()
-    it.turn(new_turn("", ("look", {}), prefix="last"))
-    it.settle()
-    assert (it.state.ending.reason, it.state.step) == (Escalation.step_budget, 3)
+def test_max_steps_cutoff_escalates_always_at_the_same_step(outcomes: Any) -> None:
+    player = new_player(max_steps=3)
+    player.outcomes = outcomes
+    for _ in range(3):
+        assert player.play("", ("look", {})) == loop.Think()
+    player.play("", ("look", {}))
+    assert (player.ending.reason, player.state.step) == (Escalation.step_budget, 3)
 
 
-def test_of_a_batch_over_the_budget_the_first_run_and_the_model_may_still_finish(player: Any, new_turn: Any) -> None:
-    it = player(max_steps=2)
-    it.turn(new_turn("", *[("look", {})] * 3))
-    assert it.settle() == loop.Think()
-    assert it.issued == [1, 2]
-    it.turn(new_turn("", ("finish", {"outcome": "enough"}), prefix="f"))
-    it.settle()
-    assert it.state.ending.status is RunStatus.completed
+def test_of_a_batch_over_the_budget_the_first_run_and_the_model_may_still_finish() -> None:
+    player = new_player(max_steps=2)
+    assert player.play("", *[("look", {})] * 3) == loop.Think()
+    assert player.issued == [1, 2]
+    player.play("", ("finish", {"outcome": "enough"}))
+    assert player.ending.status is RunStatus.completed
 
 
-def test_asking_for_one_more_step_beside_finish_escalates(player: Any, new_turn: Any) -> None:
-    it = player(max_steps=1)
-    it.turn(new_turn("", ("look", {})))
-    it.settle()
-    it.turn(new_turn("", ("look", {}), ("finish", {"outcome": "x"}), prefix="f"))
-    it.settle()
-    assert it.state.ending.reason == Escalation.step_budget
+def test_asking_for_one_more_step_beside_finish_escalates() -> None:
+    player = new_player(max_steps=1)
+    player.play("", ("look", {}))
+    player.play("", ("look", {}), ("finish", {"outcome": "x"}))
+    assert player.ending.reason == Escalation.step_budget
 
 
-def test_finish_beside_a_failed_call_is_refused_and_the_model_hears_why(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.outcomes = {"charge": BAD}
-    it.turn(new_turn("", ("finish", {"outcome": "paid"}), ("charge", {})))
-    assert it.settle() == loop.Think()
-    assert it.state.ending is None
-    shown = [part.content[0]["content"] for part in it.transcript.parts if part.kind == "result"]
+def test_finish_beside_a_failed_call_is_refused_and_the_model_hears_why() -> None:
+    player = new_player()
+    player.outcomes = {"charge": BAD}
+    assert player.play("", ("finish", {"outcome": "paid"}), ("charge", {})) == loop.Think()
+    assert player.state.ending is None
+    shown = [part.content[0]["content"] for part in player.transcript.parts if part.kind == "result"]
     assert shown[0].startswith("not_finished: ")
     assert "charge" in shown[0]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"outcome": ""}, {"outcome": "  "}, {"outcome": 7}])
-def test_finish_without_an_outcome_is_refused(player: Any, new_turn: Any, arguments: Any) -> None:
-    it = player()
-    it.turn(new_turn("", ("finish", arguments)))
-    assert it.settle() == loop.Think()
+def test_finish_without_an_outcome_is_refused(arguments: Any) -> None:
+    player = new_player()
+    assert player.play("", ("finish", arguments)) == loop.Think()
 
 
-def test_of_two_finishes_the_first_counts(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("", ("finish", {"outcome": "one"}), ("finish", {"outcome": "two"})))
-    it.settle()
-    assert it.state.ending.text == "one"
+def test_of_two_finishes_the_first_counts() -> None:
+    player = new_player()
+    player.play("", ("finish", {"outcome": "one"}), ("finish", {"outcome": "two"}))
+    assert player.ending.text == "one"
 
 
-def test_artifacts_are_collected_once_each_whatever_finish_names(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.outcomes = {"save": ToolOutcome(artifacts=("a.md",)), "look": ToolOutcome(artifacts=("b.md",))}
-    it.turn(new_turn("", ("save", {}), ("look", {}), ("finish", {"outcome": "x", "artifacts": ["a.md", 5, "c.md"]})))
-    it.settle()
-    assert it.state.artifacts == ("a.md", "b.md", "c.md")
+def test_artifacts_are_collected_once_each_whatever_finish_names() -> None:
+    player = new_player()
+    player.outcomes = {"save": ToolOutcome(artifacts=("a.md",)), "look": ToolOutcome(artifacts=("b.md",))}
+    player.play("", ("save", {}), ("look", {}), ("finish", {"outcome": "x", "artifacts": ["a.md", 5, "c.md"]}))
+    assert player.state.artifacts == ("a.md", "b.md", "c.md")
 
 
-def test_one_reframe_more_than_allowed_escalates(player: Any, new_turn: Any) -> None:
-    it = player(max_reframes=2)
+def test_one_reframe_more_than_allowed_escalates() -> None:
+    player = new_player(max_reframes=2)
     for turn in range(3):
-        assert it.state.ending is None
-        it.turn(new_turn("", ("reframe", {"frame": f"frame {turn}"}), prefix=f"t{turn}-"))
-        it.settle()
-    assert (it.state.reframes, it.state.ending.reason) == (2, Escalation.reframe_budget)
-    assert it.state.journal.objective == "frame 1"
+        assert player.state.ending is None
+        player.play("", ("reframe", {"frame": f"frame {turn}"}))
+    assert (player.state.reframes, player.ending.reason) == (2, Escalation.reframe_budget)
+    assert player.state.journal.objective == "frame 1"
 
 
-def test_escalate_tells_the_models_reason(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("", ("look", {}), ("escalate", {"reason": "no rights"})))
-    it.settle()
-    assert (it.state.ending.reason, it.state.ending.text) == (Escalation.asked, "no rights")
-    assert it.issued == [1]
+def test_escalate_tells_the_models_reason() -> None:
+    player = new_player()
+    player.play("", ("look", {}), ("escalate", {"reason": "no rights"}))
+    assert (player.ending.reason, player.ending.text) == (Escalation.asked, "no rights")
+    assert player.issued == [1]
 
 
-def test_turns_used_up_escalate(player: Any, new_turn: Any) -> None:
-    it = player(max_turns=1)
-    it.turn(new_turn("", ("nothing", {})))
-    assert it.settle().ending.reason == Escalation.turn_budget
+def test_turns_used_up_escalate() -> None:
+    player = new_player(max_turns=1)
+    player.play("", ("nothing", {}))
+    assert player.ending.reason == Escalation.turn_budget
 
 
-def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any, now: Any) -> None:
-    it = player()
-    it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
-    it.state = call_state.issue_calls(it.state, it.state.calls[:1], now)
-    state = call_state.settle_interrupted(it.state, [it.state.calls[1].tool_use_id])
+def test_a_run_that_is_halted_answers_every_open_call() -> None:
+    player = new_player()
+    player.reply(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
+    player.state = call_state.issue_calls(player.state, player.state.calls[:1], NOW)
+    state = call_state.settle_interrupted(player.state, [player.state.calls[1].tool_use_id])
     kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
     assert kinds == ["interrupted", "in_doubt", "interrupted"]
     assert state.pending == ()
 
 
-def test_the_first_ending_stays(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("done"))
-    assert outcome.escalate_run(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
+def test_the_first_ending_stays() -> None:
+    player = new_player()
+    player.reply(new_turn("done"))
+    assert outcome.escalate_run(player.state, Escalation.wrong_tool, "late").ending == player.state.ending
 
 
-def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, new_turn: Any, now: Any) -> None:
-    it = player()
-    it.turn(new_turn("", ("look", {}), ("peek", {})))
-    state = call_state.reissue_call(call_state.issue_calls(it.state, it.state.calls, now), 2, now)
+def test_a_call_made_again_keeps_its_step_and_counts_the_attempt() -> None:
+    player = new_player()
+    player.reply(new_turn("", ("look", {}), ("peek", {})))
+    state = call_state.reissue_call(call_state.issue_calls(player.state, player.state.calls, NOW), 2, NOW)
     assert [(p.step, p.attempt) for p in state.pending] == [(1, 1), (2, 2)]

@@ -48,7 +48,7 @@ def limits_of(rng: Random) -> dict[str, Any]:
     return rng.choice(some)
 
 
-def changed(before: RunState, after: RunState) -> set[str]:
+def changed_fields(before: RunState, after: RunState) -> set[str]:
     return {name for name in RunState.model_fields if getattr(before, name) != getattr(after, name)}
 
 
@@ -60,7 +60,7 @@ def through_json(state: RunState) -> RunState:
     return RunState.model_validate_json(state.model_dump_json())
 
 
-class Run(RuleBasedStateMachine):
+class RunMachine(RuleBasedStateMachine):
     """Steps are kept as they were drawn, so that the same may be played again, otherwise cut into executions."""
 
     @initialize(seed=SEEDS)
@@ -84,7 +84,7 @@ class Run(RuleBasedStateMachine):
         self.steps.append(step)
         step(self.run)
         if was_over:
-            assert changed(before, self.run.state) <= TOLD
+            assert changed_fields(before, self.run.state) <= TOLD
         if self.run.halt is not None and self.sent_at_halt is None:
             self.sent_at_halt = self.sent
             self.handed_out = outside
@@ -97,8 +97,8 @@ class Run(RuleBasedStateMachine):
         self.take(lambda run: run.signal(name, *args))
         if name == "tool_result" and payload:
             self.came.add((payload["step"], payload["tool"]))
-            assert payload["run_id"] == before.run_id or changed(before, self.run.state) <= TOLD
-        question, changes = before.question, changed(before, self.run.state) - TOLD
+            assert payload["run_id"] == before.run_id or changed_fields(before, self.run.state) <= TOLD
+        question, changes = before.question, changed_fields(before, self.run.state) - TOLD
         if name == "human_input" and question is not None:
             named = (body.get("question_id", question.id), body.get("call", question.call))
             assert named == (question.id, question.call) or not changes
@@ -274,5 +274,5 @@ class Run(RuleBasedStateMachine):
             assert other.transcript.head == self.run.transcript.head
 
 
-TestRun = Run.TestCase
+TestRun = RunMachine.TestCase
 TestRun.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

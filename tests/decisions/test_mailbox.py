@@ -27,7 +27,7 @@ FAILED = MessageResult(ack=Ack.failed, details="no")
 SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
 
 
-def later(seconds: float) -> datetime:
+def after(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
@@ -51,25 +51,25 @@ def reply(name: str, task: str, subtask: str) -> Delivery:
     )
 
 
-def delivered(state: MailboxState, *found: Delivery, folder: str = "f") -> tuple[MailboxState, list[str]]:
+def deliver(state: MailboxState, *found: Delivery, folder: str = "f") -> tuple[MailboxState, list[str]]:
     state, answer = mailbox.judge_deliveries(state, folder, found, NOW)
     assert answer.open == len(state.letters)
     return state, [str(each) for each in answer.verdicts]
 
 
-def holding(*found: Delivery, state: MailboxState = EMPTY) -> MailboxState:
-    state, verdicts = delivered(state, *found)
+def admit(*found: Delivery, state: MailboxState = EMPTY) -> MailboxState:
+    state, verdicts = deliver(state, *found)
     assert set(verdicts) == {"admitted"}
     return state
 
 
-def bridge(state: MailboxState, now: datetime = NOW, folder: str = "f", **answers: BridgeResult) -> MailboxState:
+def carry(state: MailboxState, now: datetime = NOW, folder: str = "f", **answers: BridgeResult) -> MailboxState:
     """One `carry`, answered as `answers` has it for each kind of order."""
     state, request = commands.issue_batch(state, folder, now)
-    return commands.apply_results(state, request, answered(request, **answers), now)
+    return commands.apply_results(state, request, results(request, **answers), now)
 
 
-def answered(request: BridgeBatch, **answers: BridgeResult) -> BridgeResults:
+def results(request: BridgeBatch, **answers: BridgeResult) -> BridgeResults:
     def done(kind: BridgeTaskKind, letter: InboxMessage) -> BridgeResult:
         if kind in answers:
             return answers[kind]
@@ -87,18 +87,18 @@ def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[
     return [(str(each.kind), each.letter.file) for each in commands.next_orders(state, folder, now)]
 
 
-def told(letter: InboxMessage, end: TurnEnd) -> TurnEnded:
+def turn_end(letter: InboxMessage, end: TurnEnd) -> TurnEnded:
     request_id = ids.mail_request_id(letter.key, letter.attempt)
     return TurnEnded(request_id=request_id, run_id=run_id_of(letter), end=end)
 
 
-def running(name: str = "a", **fields: Any) -> MailboxState:
-    return bridge(holding(message(name, **fields)))
+def run_message(name: str = "a", **fields: Any) -> MailboxState:
+    return carry(admit(message(name, **fields)))
 
 
-def finished(state: MailboxState, end: TurnEnd = TurnEnd.completed) -> MailboxState:
+def finish(state: MailboxState, end: TurnEnd = TurnEnd.completed) -> MailboxState:
     """With the one letter that runs brought to its end."""
-    return bridge(mailbox.end_letter_turn(state, told(state.letters[0], end), NOW))
+    return carry(mailbox.end_letter_turn(state, turn_end(state.letters[0], end), NOW))
 
 
 def states(letter: InboxMessage) -> list[str]:
@@ -106,29 +106,29 @@ def states(letter: InboxMessage) -> list[str]:
 
 
 def test_a_message_is_consumed_before_it_runs_and_ends_once() -> None:
-    state = holding(message("a"))
-    state, request = commands.issue_batch(state, "f", later(1))
+    state = admit(message("a"))
+    state, request = commands.issue_batch(state, "f", after(1))
     (take,) = request.orders
     assert (take.kind, states(take.letter)) == (BridgeTaskKind.take, ["CONSUMED"])
     assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.admitted, None)
     state = commands.apply_results(
-        state, request, BridgeResults(done=(BridgeResult(run_id="r", at=later(2)),)), later(3)
+        state, request, BridgeResults(done=(BridgeResult(run_id="r", at=after(2)),)), after(3)
     )
     assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.running, "r")
     assert orders(state) == []
-    state = mailbox.end_letter_turn(state, told(state.letters[0], TurnEnd.completed), later(4))
-    (finish,) = commands.next_orders(state, "f", later(4))
+    state = mailbox.end_letter_turn(state, turn_end(state.letters[0], TurnEnd.completed), after(4))
+    (finish,) = commands.next_orders(state, "f", after(4))
     assert states(finish.letter) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
-    assert [each.at for each in finish.letter.transitions] == [later(1), later(2), later(4)]
-    state = bridge(state)
+    assert [each.at for each in finish.letter.transitions] == [after(1), after(2), after(4)]
+    state = carry(state)
     assert (state.letters, orders(state)) == ((), [])
     assert [(each.message_id, each.ack) for each in state.recent] == [("a", Ack.succeeded)]
 
 
-def test_a_take_that_does_not_tell_when_the_folder_was_told_is_followed_by_the_state() -> None:
-    state = bridge(holding(message("a")), take=BridgeResult(run_id="r"))
+def test_a_take_without_the_time_of_its_ack_is_followed_by_the_state() -> None:
+    state = carry(admit(message("a")), take=BridgeResult(run_id="r"))
     assert orders(state) == [("write_state", "a.md")]
-    assert orders(bridge(state)) == []
+    assert orders(carry(state)) == []
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_a_take_that_does_not_tell_when_the_folder_was_told_is_followed_by_the_s
     ],
 )
 def test_what_comes_while_a_message_runs(again: Delivery, verdict: str, ordered: list[tuple[str, str, str]]) -> None:
-    state, verdicts = delivered(running(), again)
+    state, verdicts = deliver(run_message(), again)
     assert verdicts == [verdict]
     due = commands.next_orders(state, "f", NOW)
     assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
-    twice, verdicts = delivered(state, again)
+    twice, verdicts = deliver(state, again)
     assert commands.next_orders(twice, "f", NOW) == due, "what is ordered is ordered once"
 
 
@@ -165,66 +165,66 @@ def test_what_comes_while_a_message_runs(again: Delivery, verdict: str, ordered:
     ],
 )
 def test_what_comes_when_the_task_is_done(again: Delivery, verdict: str, ordered: list[tuple[str, str, str]]) -> None:
-    state = finished(running())
+    state = finish(run_message())
     run_id = state.recent[0].run_id
-    state, verdicts = delivered(state, again)
+    state, verdicts = deliver(state, again)
     assert verdicts == [verdict]
     due = commands.next_orders(state, "f", NOW)
     assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
     assert [each.run_id for each in due if each.kind is BridgeTaskKind.resend] == [run_id] * (verdict == "task_done")
-    assert orders(bridge(state)) == []
+    assert orders(carry(state)) == []
 
 
 def test_another_run_than_the_usual_is_remembered_as_the_one_that_did_it() -> None:
-    state = finished(bridge(holding(message("a")), take=BridgeResult(run_id="another", at=NOW)))
+    state = finish(carry(admit(message("a")), take=BridgeResult(run_id="another", at=NOW)))
     assert (
         state.tasks[ids.task_key("p", "t-a", None)[: capacity.BY]].run_id is None
     )  # the word of its end names the run
-    state = bridge(holding(message("b")), take=BridgeResult(run_id="another", at=NOW))
+    state = carry(admit(message("b")), take=BridgeResult(run_id="another", at=NOW))
     state = commands.apply_look(state, state.letters, TurnLookup(ends=(TurnEnd.completed,)), NOW)
-    state, _ = delivered(bridge(state), message("c", task="t-b"))
+    state, _ = deliver(carry(state), message("c", task="t-b"))
     assert [each.run_id for each in state.orders] == ["another"]
 
 
-def test_a_task_that_failed_is_done_anew_by_another_message() -> None:
-    state = finished(running(), TurnEnd.failed)
+def test_a_failed_task_is_done_again_by_another_message() -> None:
+    state = finish(run_message(), TurnEnd.failed)
     assert orders(state) == []
     assert [each.why for each in state.dead] == ["the run failed"]
-    state, verdicts = delivered(state, message("b", task="t-a"), message("a"), message("a", file="a2.md"))
+    state, verdicts = deliver(state, message("b", task="t-a"), message("a"), message("a", file="a2.md"))
     assert verdicts == ["admitted", "duplicate", "duplicate"]
     assert orders(state) == [("bury", "a.md"), ("take", "b.md"), ("skip", "a2.md")]
 
 
 def test_files_that_are_no_messages_die_once_each() -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="no front matter")
-    state, verdicts = delivered(EMPTY, bad, bad, bad.model_copy(update={"file": "y"}))
+    state, verdicts = deliver(EMPTY, bad, bad, bad.model_copy(update={"file": "y"}))
     assert verdicts == ["dead"] * 3
     assert orders(state) == [("bury", "x"), ("bury", "y")]
-    state, verdicts = delivered(bridge(state), bad)
+    state, verdicts = deliver(carry(state), bad)
     assert [each.file for each in state.dead] == ["x", "y"]
     assert orders(state) == [("bury", "x")]
 
 
-def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
-    state, verdicts = delivered(EMPTY, message("a", fault="two files fit"))
+def test_a_faulty_message_is_answered_and_becomes_a_dead_letter() -> None:
+    state, verdicts = deliver(EMPTY, message("a", fault="two files fit"))
     assert verdicts == ["dead"]
     assert state.dead == ()
     (finish,) = commands.next_orders(state, "f", NOW)
     assert finish.letter.ending == MessageResult(ack=Ack.failed, details="two files fit", fault="BadMessage")
-    after = bridge(state)
+    after = carry(state)
     assert [each.key for each in mailbox.newly_dead(state, after)] == [state.letters[0].key]
 
 
 def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
-    state, _ = delivered(EMPTY, message("a", missing=("x", "y")))
+    state, _ = deliver(EMPTY, message("a", missing=("x", "y")))
     assert (state.letters[0].stage, states(state.letters[0])) == (Stage.blocked, ["BLOCKED_WAITING_INPUT"])
-    state = bridge(state)
+    state = carry(state)
     assert orders(state) == []
-    state, verdicts = delivered(state, message("a", missing=("y",)))
+    state, verdicts = deliver(state, message("a", missing=("y",)))
     assert (verdicts, orders(state)) == (["blocked"], [])
-    state, verdicts = delivered(state, message("a", undecided=("y",)))
+    state, verdicts = deliver(state, message("a", undecided=("y",)))
     assert (verdicts, orders(state)) == (["admitted"], [("take", "a.md")])
-    state = bridge(state, take=BridgeResult(run_id="r", is_blocked=True, at=NOW))
+    state = carry(state, take=BridgeResult(run_id="r", is_blocked=True, at=NOW))
     letter = state.letters[0]
     blocked = "BLOCKED_WAITING_INPUT"
     assert (states(letter), letter.undecided) == ([blocked, "CONSUMED", blocked], ("y",))
@@ -236,40 +236,40 @@ def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
 
 
 def test_a_blocked_message_may_turn_out_faulty() -> None:
-    state, _ = delivered(EMPTY, message("a", missing=("x",)))
-    state, verdicts = delivered(state, message("a", fault="two files fit"))
+    state, _ = deliver(EMPTY, message("a", missing=("x",)))
+    state, verdicts = deliver(state, message("a", fault="two files fit"))
     assert (verdicts, orders(state)) == (["dead"], [("finish", "a.md")])
 
 
 def test_a_person_gives_up_what_would_wait_for_ever() -> None:
-    state, _ = delivered(running(), message("b", missing=("x",)), message("c"))
+    state, _ = deliver(run_message(), message("b", missing=("x",)), message("c"))
     state = mailbox.give_up_letters(state, GiveUp(message_id="b", by="eva"), NOW)
     state = mailbox.give_up_letters(state, GiveUp(message_id="c"), NOW)
     assert orders(state) == [("finish", "b.md"), ("finish", "c.md")]
     assert mailbox.give_up_letters(state, GiveUp(message_id="a"), NOW).letters == state.letters, "that has a run"
-    state = bridge(state)
+    state = carry(state)
     assert [(each.message_id, each.why) for each in state.dead] == [("b", "given up by eva"), ("c", "given up")]
-    assert delivered(state, message("d", task="t-b"))[1] == ["admitted"]
+    assert deliver(state, message("d", task="t-b"))[1] == ["admitted"]
     assert mailbox.give_up_letters(state, GiveUp(message_id="b"), NOW).notices == (
         "give_up: no message b waits for anything",
     )
 
 
 def test_a_word_that_overtakes_the_bridge_counts() -> None:
-    state, request = commands.issue_batch(holding(message("a")), "f", NOW)
-    state = mailbox.end_letter_turn(state, told(state.letters[0], TurnEnd.completed), NOW)
-    state = commands.apply_results(state, request, answered(request), NOW)
+    state, request = commands.issue_batch(admit(message("a")), "f", NOW)
+    state = mailbox.end_letter_turn(state, turn_end(state.letters[0], TurnEnd.completed), NOW)
+    state = commands.apply_results(state, request, results(request), NOW)
     assert states(state.letters[0]) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
     assert orders(state) == [("finish", "a.md")]
 
 
 def test_words_that_are_late_or_about_nothing_change_nothing() -> None:
-    state = running()
-    word = told(state.letters[0], TurnEnd.completed)
-    over = finished(state)
+    state = run_message()
+    word = turn_end(state.letters[0], TurnEnd.completed)
+    over = finish(state)
     for each, held in ((over, word), (state, word.model_copy(update={"request_id": "mail:x:1"}))):
         assert mailbox.end_letter_turn(each, held, NOW) is each
-    waiting = holding(message("a"))
+    waiting = admit(message("a"))
     assert mailbox.end_letter_turn(waiting, word, NOW) is waiting, "nobody took it yet"
 
 
@@ -298,30 +298,30 @@ def test_only_what_has_done_nothing_and_may_pass_is_tried_again(
 
 
 def test_a_run_that_did_nothing_is_tried_again_after_a_pause() -> None:
-    state = mailbox.end_letter_turn(running(), told(running().letters[0], TurnEnd.failed), NOW)
-    state = bridge(state, finish=BridgeResult(again=True))
+    state = mailbox.end_letter_turn(run_message(), turn_end(run_message().letters[0], TurnEnd.failed), NOW)
+    state = carry(state, finish=BridgeResult(again=True))
     (letter,) = state.letters
     assert (letter.attempt, states(letter), state.failed) == (2, ["CONSUMED", "RUNNING"], 0)
-    assert commands.next_change(state, NOW) == later(10)
-    assert (orders(state, later(9)), orders(state, later(10))) == ([], [("take", "a.md")])
-    state = mailbox.end_letter_turn(bridge(state, later(10)), told(letter, TurnEnd.completed), later(11))
-    state = bridge(state, later(11))
-    state, _ = delivered(state, message("b", task="t-a"))
+    assert commands.next_change(state, NOW) == after(10)
+    assert (orders(state, after(9)), orders(state, after(10))) == ([], [("take", "a.md")])
+    state = mailbox.end_letter_turn(carry(state, after(10)), turn_end(letter, TurnEnd.completed), after(11))
+    state = carry(state, after(11))
+    state, _ = deliver(state, message("b", task="t-a"))
     assert state.orders[0].run_id == run_id_of(letter)
 
 
 def test_what_could_not_be_taken_is_taken_later() -> None:
-    state = bridge(holding(message("a")), take=BridgeResult())
-    assert (orders(state), orders(state, later(5))) == ([], [("take", "a.md")])
+    state = carry(admit(message("a")), take=BridgeResult())
+    assert (orders(state), orders(state, after(5))) == ([], [("take", "a.md")])
 
 
 def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> None:
-    state = mailbox.end_letter_turn(running(), told(running().letters[0], TurnEnd.completed), NOW)
-    state, _ = delivered(state, message("a", file="a2"), message("b", missing=("x",)))
+    state = mailbox.end_letter_turn(run_message(), turn_end(run_message().letters[0], TurnEnd.completed), NOW)
+    state, _ = deliver(state, message("a", file="a2"), message("b", missing=("x",)))
     assert [kind for kind, _ in orders(state)] == ["skip", "finish", "write_state"]
     now, pauses = NOW, []
     for _ in range(8):
-        state = bridge(
+        state = carry(
             state,
             now,
             finish=BridgeResult(later=True),
@@ -334,46 +334,46 @@ def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> Non
         pauses.append((due - now).total_seconds())
         now = due
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
-    state = holding(message("c"), state=state)
+    state = admit(message("c"), state=state)
     assert len(orders(state, now)) == 4
-    state = bridge(state, now)
+    state = carry(state, now)
     assert [each.message_id for each in state.letters] == ["b", "c"]
     assert [(each.not_before, each.tries) for each in state.letters] == [(None, 0)] * 2
 
 
 def test_what_is_to_be_done_with_one_file_keeps_its_order() -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
-    state = bridge(delivered(EMPTY, bad)[0], bury=BridgeResult(later=True))
+    state = carry(deliver(EMPTY, bad)[0], bury=BridgeResult(later=True))
     state = mailbox.redeliver_dead_letters(state, Redeliver(), NOW)
     assert orders(state) == []
-    assert orders(state, later(5)) == [("bury", "x"), ("restore", "x")]
+    assert orders(state, after(5)) == [("bury", "x"), ("restore", "x")]
 
 
 def test_the_bridge_has_the_last_word_about_an_end() -> None:
-    state = mailbox.end_letter_turn(running(), told(running().letters[0], TurnEnd.completed), NOW)
-    assert [each.why for each in bridge(state, finish=BridgeResult(ending=FAILED)).dead] == ["no"]
-    state = bridge(holding(message("a")), take=BridgeResult(ending=FAILED))
+    state = mailbox.end_letter_turn(run_message(), turn_end(run_message().letters[0], TurnEnd.completed), NOW)
+    assert [each.why for each in carry(state, finish=BridgeResult(ending=FAILED)).dead] == ["no"]
+    state = carry(admit(message("a")), take=BridgeResult(ending=FAILED))
     assert orders(state) == [("finish", "a.md")]
 
 
 def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
-    state = finished(running(), TurnEnd.failed)
+    state = finish(run_message(), TurnEnd.failed)
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
-    state = bridge(delivered(state, bad)[0])
+    state = carry(deliver(state, bad)[0])
     assert mailbox.redeliver_dead_letters(state, Redeliver(message_id="nobody"), NOW).notices
     one = mailbox.redeliver_dead_letters(state, Redeliver(message_id="a"), NOW)
     assert (orders(one), [each.file for each in one.dead]) == ([("restore", "a.md")], ["x"])
     state = mailbox.redeliver_dead_letters(one, Redeliver(), NOW)
     assert (orders(state), state.dead) == ([("restore", "a.md"), ("restore", "x")], ())
-    state, verdicts = delivered(bridge(state), message("a", file="back.md"))
+    state, verdicts = deliver(carry(state), message("a", file="back.md"))
     assert (verdicts, state.letters[0].attempt) == (["admitted"], 2)
-    assert delivered(state, message("a", file="third.md"))[1] == ["duplicate"]
+    assert deliver(state, message("a", file="third.md"))[1] == ["duplicate"]
 
 
 def test_replies_are_taken_whatever_else_is_about_their_task() -> None:
-    state = holding(reply("a", "r.1", "s"), reply("b", "r.1", "s"))
-    state = bridge(state, take=BridgeResult(ending=MessageResult(ack=Ack.succeeded, details="ALREADY_DONE")))
-    state = bridge(state)
+    state = admit(reply("a", "r.1", "s"), reply("b", "r.1", "s"))
+    state = carry(state, take=BridgeResult(ending=MessageResult(ack=Ack.succeeded, details="ALREADY_DONE")))
+    state = carry(state)
     assert (state.letters, state.tasks, [each.details for each in state.recent]) == ((), {}, ["ALREADY_DONE"] * 2)
 
 
@@ -381,23 +381,23 @@ def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_repl
     state = peers.add_dispatch(EMPTY, SENT, NOW)
     state = peers.add_dispatch(state, SENT, NOW)
     assert list(commands.folders_with_work(state)) == []
-    state = bridge(mailbox.attach_folder(state, "f"))
+    state = carry(mailbox.attach_folder(state, "f"))
     assert [each.stage for each in state.letters] == [Stage.sent]
-    state = holding(reply("x", "r.1", "a"), state=state)
-    state = bridge(state, take=BridgeResult(ending=MessageResult(ack=Ack.succeeded, details="RESOLVED")))
+    state = admit(reply("x", "r.1", "a"), state=state)
+    state = carry(state, take=BridgeResult(ending=MessageResult(ack=Ack.succeeded, details="RESOLVED")))
     assert [each.is_reply for each in state.letters] == [True]
-    assert bridge(state).letters == ()
+    assert carry(state).letters == ()
 
 
 def test_a_subtask_is_taken_back_wherever_it_is() -> None:
     outgoing = mailbox.attach_folder(peers.add_dispatch(EMPTY, SENT, NOW), "f")
-    for state in (outgoing, bridge(outgoing), mailbox.attach_folder(EMPTY, "f")):
+    for state in (outgoing, carry(outgoing), mailbox.attach_folder(EMPTY, "f")):
         taken = peers.withdraw_dispatch(peers.withdraw_dispatch(state, SENT, NOW), SENT, NOW)
         assert (taken.letters, [kind for kind, _ in orders(taken)]) == ((), ["withdraw"])
         again = peers.add_dispatch(taken, SENT, NOW)
         assert [kind for kind, _ in orders(again)] == ["dispatch"]
     assert peers.withdraw_dispatch(peers.add_dispatch(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
-    assert bridge(outgoing, dispatch=BridgeResult(ending=FAILED)).letters == ()
+    assert carry(outgoing, dispatch=BridgeResult(ending=FAILED)).letters == ()
     state = mailbox.attach_folder(EMPTY, "f")
     for n in range(1000):
         state = peers.withdraw_dispatch(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
@@ -411,7 +411,7 @@ def test_a_subtask_is_taken_back_wherever_it_is() -> None:
 def test_a_flood_in_one_plan_does_not_starve_another() -> None:
     flood = [message(f"a{n}", plan="A") for n in range(200)]
     few = [message(f"b{n}", plan="B") for n in range(5)]
-    state = holding(*flood, *few)
+    state = admit(*flood, *few)
     takes = [each.letter.plan for each in commands.next_orders(state, "f", NOW)]
     assert len(takes) == commands.MAX_BATCH
     assert takes[:10].count("B") == 5
@@ -438,13 +438,13 @@ def test_tasks_of_one_plan_take_turns_too() -> None:
         )
         for n, each in enumerate(message("x") for _ in range(50))
     ]
-    state = holding(*many, *flood)
+    state = admit(*many, *flood)
     assert ("take", "a0.md") in orders(state)[:2]
 
 
 @given(plans=st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyzäöüABCDEFG"), min_size=40, max_size=120))
 def test_every_plan_is_served_within_a_round_even_if_others_refill(plans: list[str]) -> None:
-    state = holding(*(message(str(n), plan=plan) for n, plan in enumerate(plans)))
+    state = admit(*(message(str(n), plan=plan) for n, plan in enumerate(plans)))
     wanted = set(plans)
     for batch in range(len(plans)):
         state, request = commands.issue_batch(state, "f", NOW)
@@ -455,7 +455,7 @@ def test_every_plan_is_served_within_a_round_even_if_others_refill(plans: list[s
         )
         state = state.model_copy(update={"letters": tuple(x for x in state.letters if x.stage is Stage.admitted)})
         refill = [message(f"{batch}-{n}", plan=plan) for n, plan in enumerate(taken)]
-        state = holding(*refill, state=state)
+        state = admit(*refill, state=state)
         if not wanted:
             break
     assert batch <= len(set(plans)) // commands.MAX_BATCH
@@ -463,15 +463,15 @@ def test_every_plan_is_served_within_a_round_even_if_others_refill(plans: list[s
 
 def test_so_many_run_at_once_and_replies_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_RUNNING", 3)
-    state = holding(*(message(str(n)) for n in range(5)))
+    state = admit(*(message(str(n)) for n in range(5)))
     state, request = commands.issue_batch(state, "f", NOW)
     assert len(request.orders) == 3
     assert len(orders(state)) == 3, "what was lost in between is taken again, and nothing beyond it"
-    state = commands.apply_results(state, request, answered(request), NOW)
+    state = commands.apply_results(state, request, results(request), NOW)
     assert orders(state) == []
-    state = holding(reply("r", "t", "s"), state=state)
+    state = admit(reply("r", "t", "s"), state=state)
     assert orders(state) == [("take", "r.md")]
-    state = mailbox.end_letter_turn(state, told(state.letters[0], TurnEnd.completed), NOW)
+    state = mailbox.end_letter_turn(state, turn_end(state.letters[0], TurnEnd.completed), NOW)
     assert sorted(orders(state)) == [("finish", "0.md"), ("take", "3.md"), ("take", "r.md")]
 
 
@@ -479,46 +479,46 @@ def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(commands, "MAX_RUNNING", 3)
-    state = bridge(holding(*(message(f"{n}", plan="p") for n in range(5))))
-    state = holding(message("b", plan="q"), message("c", plan="q"), state=state)
+    state = carry(admit(*(message(f"{n}", plan="p") for n in range(5))))
+    state = admit(message("b", plan="q"), message("c", plan="q"), state=state)
     assert orders(state) == [("take", "b.md")]
-    assert orders(bridge(state)) == []
+    assert orders(carry(state)) == []
 
 
-def filled(plan: str = "p", folder: str = "f", **fields: Any) -> MailboxState:
+def fill(plan: str = "p", folder: str = "f", **fields: Any) -> MailboxState:
     state = EMPTY
     for n in range(capacity.MAX_OPEN + 1):
-        state, verdicts = delivered(state, message(f"full-{n}", plan=plan, **fields), folder=folder)
+        state, verdicts = deliver(state, message(f"full-{n}", plan=plan, **fields), folder=folder)
         if verdicts == ["full"]:
             return state
     raise AssertionError("it takes everything")
 
 
 def test_what_waits_for_inputs_leaves_room_for_what_does_not() -> None:
-    state = filled(missing=("x",))
-    state, verdicts = delivered(state, *(message(str(n)) for n in range(100)), message("b", missing=("x",)))
+    state = fill(missing=("x",))
+    state, verdicts = deliver(state, *(message(str(n)) for n in range(100)), message("b", missing=("x",)))
     assert verdicts == ["admitted"] * 100 + ["full"]
-    assert delivered(state, message("full-0"))[1] == ["admitted"]
+    assert deliver(state, message("full-0"))[1] == ["admitted"]
 
 
 def test_a_flood_of_one_plan_or_one_folder_leaves_room_for_another() -> None:
-    state = filled()
+    state = fill()
     found = message("x", plan="q"), message("y", plan="q"), message("z")
-    assert delivered(state, *found)[1] == ["admitted", "full", "full"]
-    assert delivered(state, *found, folder="g")[1] == ["admitted", "full", "admitted"]
+    assert deliver(state, *found)[1] == ["admitted", "full", "full"]
+    assert deliver(state, *found, folder="g")[1] == ["admitted", "full", "admitted"]
 
 
 def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> None:
-    state = running()
+    state = run_message()
     for n in range(capacity.MAX_ORDERS + 1):
-        state, verdicts = delivered(state, message("a", file=f"{n}"))
+        state, verdicts = deliver(state, message("a", file=f"{n}"))
     assert verdicts == ["full"]
-    assert delivered(state, message("a", file="x"), folder="g")[1] == ["duplicate"]
+    assert deliver(state, message("a", file="x"), folder="g")[1] == ["duplicate"]
 
 
 def test_runs_that_are_silent_are_looked_at_later_and_later() -> None:
-    state = bridge(holding(message("a"), message("b")))
-    assert commands.stale_letters(state, later(59)) == ()
+    state = carry(admit(message("a"), message("b")))
+    assert commands.stale_letters(state, after(59)) == ()
     pauses, now = [], NOW
     for _ in range(6):
         due = commands.next_change(state, now)
@@ -535,8 +535,8 @@ def test_runs_that_are_silent_are_looked_at_later_and_later() -> None:
 
 
 def test_a_look_that_failed_is_a_look() -> None:
-    state = running()
-    assert commands.apply_look(state, state.letters, None, later(60)).letters[0].looks == 1
+    state = run_message()
+    assert commands.apply_look(state, state.letters, None, after(60)).letters[0].looks == 1
     request = commands.build_look_request(state, state.letters)
     assert (request.run_ids, len(request.lanes)) == ((run_id_of(state.letters[0]),), 1)
 
@@ -544,20 +544,20 @@ def test_a_look_that_failed_is_a_look() -> None:
 def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     state = EMPTY
     for n in range(capacity.MAX_OPEN + 2):
-        state, verdicts = delivered(state, message(str(n)))
+        state, verdicts = deliver(state, message(str(n)))
         if verdicts == ["full"]:
             break
     assert verdicts == ["full"]
     assert len(state.letters) > 200
-    assert delivered(state, message("0"), message("new"))[1] == ["known", "full"]
-    assert delivered(state, reply("r", "t", "s"))[1] == ["admitted"], "work that is in hand may wait for it"
+    assert deliver(state, message("0"), message("new"))[1] == ["known", "full"]
+    assert deliver(state, reply("r", "t", "s"))[1] == ["admitted"], "work that is in hand may wait for it"
     before = state
     for n in range(capacity.MAX_ORDERS + 2):
-        state, verdicts = delivered(state, message("0", file=f"{n}"))
+        state, verdicts = deliver(state, message("0", file=f"{n}"))
     assert verdicts == ["full"]
     assert len(state.orders) < capacity.MAX_ORDERS + 1
     first = peers.add_dispatch(before, SENT, NOW)
-    state = bridge(mailbox.attach_folder(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
+    state = carry(mailbox.attach_folder(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
     state = state.model_copy(update={"letters": (*state.letters, *before.letters)})
     for n in range(capacity.WAITED_FOR + 2):
         state = peers.add_dispatch(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
@@ -578,9 +578,9 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
         state = mailbox._remember_task(state, letter)
     assert len(to_json(state.model_copy(update={"letters": (), "dead": ()}))) < 420 * 1024, "of an ordinary one"
     for n in range(800):
-        state, _ = delivered(state, message(f"open {n}"), reply(f"reply {n}", "t", str(n)))
+        state, _ = deliver(state, message(f"open {n}"), reply(f"reply {n}", "t", str(n)))
         if n < 300:
-            state, _ = delivered(state, message(f"{n}-{long}"[:190], file=f"{n}-{long}"))
+            state, _ = deliver(state, message(f"{n}-{long}"[:190], file=f"{n}-{long}"))
     assert (len(state.seen), len(state.tasks)) == (capacity.MAX_SEEN, capacity.MAX_TASKS)
     assert len(state.letters) > 200
     assert len(to_json(state)) < 1024 * 1024
@@ -589,9 +589,9 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
 
 def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "MAX_SEEN", 3)
-    state = holding(message("a"), *(message(f"later {n}") for n in range(5)))
+    state = admit(message("a"), *(message(f"later {n}") for n in range(5)))
     assert state.letters[0].key[: capacity.BY] not in state.seen
-    state, verdicts = delivered(state, message("a"), message("a", file="a2"))
+    state, verdicts = deliver(state, message("a"), message("a", file="a2"))
     assert verdicts == ["known", "duplicate"]
     assert [(str(each.kind), each.letter.file, each.why) for each in state.orders] == [
         ("skip", "a2", "SKIPPED_DUPLICATE")
@@ -599,8 +599,8 @@ def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.Mo
 
 
 def test_what_people_see_of_a_mailbox() -> None:
-    state = finished(running(), TurnEnd.failed)
-    state, _ = delivered(state, message("b", missing=("x",)), message("c"))
+    state = finish(run_message(), TurnEnd.failed)
+    state, _ = deliver(state, message("b", missing=("x",)), message("c"))
     view = mailbox_told.mailbox_view(capacity.add_mailbox_notice(state, "`odd`"))
     assert [(each.message_id, each.stage, each.ack) for each in view.open] == [
         ("b", Stage.blocked, None),
@@ -617,7 +617,7 @@ def test_what_people_see_of_a_mailbox() -> None:
 NAMES = [f"m{n}" for n in range(8)]
 
 
-class Box(RuleBasedStateMachine):
+class MailboxMachine(RuleBasedStateMachine):
     """Bridges deliver, carry, die and come again; runs end; words get lost or come twice."""
 
     def __init__(self) -> None:
@@ -645,7 +645,7 @@ class Box(RuleBasedStateMachine):
     def deliver(self, name: str, file: str, plan: str, fields: dict[str, Any]) -> None:
         found = message(name, plan=plan, task=f"t{int(name[1]) % 5}", file=f"{name}{file}", **fields)
         known = self.state.seen.get(ids.message_key(name, found.sha256)[: capacity.BY])
-        state, verdicts = delivered(self.state, found)
+        state, verdicts = deliver(self.state, found)
         (verdict,) = verdicts
         key = ids.message_key(name, found.sha256)
         is_new = known is None or known.again
@@ -656,7 +656,7 @@ class Box(RuleBasedStateMachine):
 
     @rule()
     def no_message(self) -> None:
-        self.became(delivered(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
+        self.became(deliver(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
 
     @precondition(lambda self: self.flying is None and bool(commands.next_orders(self.state, "f", self.now)))
     @rule()
@@ -697,7 +697,7 @@ class Box(RuleBasedStateMachine):
     def word(self, name: str, end: TurnEnd, attempt: int) -> None:
         for each in self.state.letters:
             if each.message_id == name and each.attempt == attempt:
-                self.became(mailbox.end_letter_turn(self.state, told(each, end), self.now))
+                self.became(mailbox.end_letter_turn(self.state, turn_end(each, end), self.now))
 
     @rule(seconds=st.sampled_from([1, 30, 900]))
     def time_passes(self, seconds: int) -> None:
@@ -755,7 +755,7 @@ class Box(RuleBasedStateMachine):
             for each in self.state.letters:
                 if each.stage is Stage.blocked:
                     self.became(mailbox.to_end(self.state, each, FAILED, self.now))
-            self.became(bridge(self.state, self.now))
+            self.became(carry(self.state, self.now))
             silent = commands.stale_letters(self.state, self.now)
             self.became(
                 commands.apply_look(self.state, silent, TurnLookup(ends=(TurnEnd.completed,) * len(silent)), self.now)
@@ -764,10 +764,10 @@ class Box(RuleBasedStateMachine):
         self.each_ends_once()
 
 
-TestBox = Box.TestCase
+TestBox = MailboxMachine.TestCase
 
 
 def test_the_timeline_shows_what_a_bridge_is_to_do() -> None:
-    state, request = commands.issue_batch(holding(message("a"), message("b")), "f", NOW)
+    state, request = commands.issue_batch(admit(message("a"), message("b")), "f", NOW)
     assert mailbox_told.summarize_orders(request.orders) == "take 2"
     assert len(state.letters) == 2

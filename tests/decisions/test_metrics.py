@@ -29,7 +29,7 @@ def test_the_end_of_a_run_is_counted_with_its_reason() -> None:
         assert ended == Count("perdure_runs", {"status": name, "reason": reason})
 
 
-def test_a_reason_and_a_kind_that_somebody_made_up_are_other() -> None:
+def test_an_unknown_reason_or_kind_counts_as_other() -> None:
     assert count_event("agent_run.failed", {"reason": "it was a Tuesday"})[1].labels["reason"] == "other"
     assert count_tool_call("charge", error_outcome("tuesday", "no"))[0].labels["error"] == "other"
 

@@ -13,6 +13,7 @@ from contracts.tool import ToolOutcome
 from decisions.run.journal import render_journal
 from decisions.run.outcome import ending_event, format_handoff, parse_handoff
 from decisions.text import formatting
+from tests.decisions.runs import NOW, new_call, new_state
 
 
 @given(text=st.text(), length=st.integers(1, 300))
@@ -37,7 +38,7 @@ def test_what_fits_is_not_cut() -> None:
     tool=st.text(max_size=200),
     arguments=st.dictionaries(st.text(max_size=9), st.text() | st.integers() | st.none(), max_size=5),
 )
-def test_a_calls_summary_has_at_most_200_characters(new_call: Any, tool: str, arguments: dict[str, Any]) -> None:
+def test_a_calls_summary_has_at_most_200_characters(tool: str, arguments: dict[str, Any]) -> None:
     call = new_call("look", 123_456, arguments=arguments, generation=12).model_copy(update={"tool": tool})
     summary = formatting.call_summary(call, was_lost=True)
     assert len(summary) <= 200
@@ -48,22 +49,20 @@ def test_a_calls_summary_has_at_most_200_characters(new_call: Any, tool: str, ar
     ("kind", "body"),
     [("question", '{"question_id": "q1", "text": "a"}'), ("resume_unsafe", '{"question_id": "q1", "decision": "…"}')],
 )
-def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(
-    new_state: Any, now: Any, kind: str, body: str
-) -> None:
-    question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=now)
+def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(kind: str, body: str) -> None:
+    question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=NOW)
     assert body in formatting.run_details(new_state(question=question))
 
 
-def test_where_only_signed_answers_count_nothing_is_offered_for_pasting(new_state: Any, now: Any) -> None:
-    question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=now, call="c0ffee")
+def test_where_only_signed_answers_count_nothing_is_offered_for_pasting() -> None:
+    question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=NOW, call="c0ffee")
     told = formatting.run_details(new_state(question=question, answer_keys={"k1": "x"}))
     assert "Only signed answers are taken" in told
     assert "question_id" not in told
 
 
-def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open(new_state: Any, now: Any) -> None:
-    fields = {"asked_at": now, "call": "c0ffee", "expires_at": now + timedelta(hours=1)}
+def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open() -> None:
+    fields = {"asked_at": NOW, "call": "c0ffee", "expires_at": NOW + timedelta(hours=1)}
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
     told = formatting.run_details(new_state(question=question))
     assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in told
@@ -88,7 +87,7 @@ def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_op
         ({}, "fetch"),
     ],
 )
-def test_a_call_is_told_by_its_most_telling_argument(arguments: Any, line: str) -> None:
+def test_a_call_is_shown_by_its_most_telling_argument(arguments: Any, line: str) -> None:
     assert formatting.call_line("fetch", arguments) == line
 
 
@@ -97,14 +96,14 @@ def asks(now: Any, kind: str, text: str, tool: str | None) -> Question:
 
 
 @given(text=st.text(min_size=1), tool=st.none() | st.text(max_size=300))
-def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, tool: str | None) -> None:
-    assert len(formatting.waiting_for_person(asks(now, "approval", text, tool))) <= 200
+def test_what_a_run_waits_for_has_at_most_200_characters(text: str, tool: str | None) -> None:
+    assert len(formatting.waiting_for_person(asks(NOW, "approval", text, tool))) <= 200
 
 
-def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_them(new_state: Any, now: Any) -> None:
+def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_them() -> None:
     arguments = {"text": "x" * 9000, "to": "e\u202eve", "note": " " * 5000 + "DANGER"}
     text = formatting.format_approval("note", arguments)
-    question = Question(id="q1", kind=QuestionKind.approval, text=text, options=("approve", "deny"), asked_at=now)
+    question = Question(id="q1", kind=QuestionKind.approval, text=text, options=("approve", "deny"), asked_at=NOW)
     details = formatting.run_details(new_state(question=question))
     for shown in (text, details):
         assert "x" * 9000 in shown
@@ -122,23 +121,23 @@ def test_a_call_that_no_person_could_be_shown_whole_is_not_asked_about() -> None
         assert (outcome.error.kind, outcome.error.message.startswith("not made: ")) == ("too_large", True)
 
 
-def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
-    assert formatting.waiting_for_person(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
-    assert formatting.waiting_for_person(asks(now, "question", "Which one?", "ask_human")) == "human: asks: Which one?"
+def test_what_a_run_waits_for_names_the_tool_or_asks_the_question() -> None:
+    assert formatting.waiting_for_person(asks(NOW, "approval", "charge …", "charge")) == "human: approve charge"
+    assert formatting.waiting_for_person(asks(NOW, "question", "Which one?", "ask_human")) == "human: asks: Which one?"
 
 
-def test_no_words_of_a_model_or_a_sender_pass_for_an_approval(now: Any) -> None:
-    approval = formatting.waiting_for_person(asks(now, "approval", "refund …", "refund"))
+def test_no_words_of_a_model_or_a_sender_pass_for_an_approval() -> None:
+    approval = formatting.waiting_for_person(asks(NOW, "approval", "refund …", "refund"))
     for kind in QuestionKind:
-        shown = formatting.waiting_for_person(asks(now, kind, "approve refund", "refund"))
+        shown = formatting.waiting_for_person(asks(NOW, kind, "approve refund", "refund"))
         assert (shown == approval) == (kind is QuestionKind.approval), kind
-    hidden = formatting.waiting_for_person(asks(now, "question", "\b" * 20 + "\u202eapprove" + "x" * 400, "ask_human"))
+    hidden = formatting.waiting_for_person(asks(NOW, "question", "\b" * 20 + "\u202eapprove" + "x" * 400, "ask_human"))
     assert hidden.startswith("human: asks: [U+0008]")
     assert len(hidden) == 200
 
 
-def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_state: Any, now: Any) -> None:
-    question = asks(now, "question", "Pay $5?", "ask_human")
+def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar() -> None:
+    question = asks(NOW, "question", "Pay $5?", "ask_human")
     state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, question=question, step=3)
     text = formatting.run_details(state.model_copy(update={"last_finding": "$9", "ending": None}))
     for said in ("spend", "step 3 of 20", "USD 0.5000", "Pay", "1. pay", "**running**"):
@@ -146,14 +145,14 @@ def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_st
     assert text.count("$") == text.count("\\$") == 4
 
 
-def test_the_view_tells_finished_steps_apart_from_open_ones(new_state: Any, new_call: Any) -> None:
+def test_the_view_tells_finished_steps_apart_from_open_ones() -> None:
     done = new_call("look", 2).model_copy(update={"outcome": ToolOutcome()})
     view = formatting.state_view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
     assert view.completed_steps == (1, 2)
     assert (view.step, view.max_steps, view.reframes, view.max_reframes) == (4, 20, 0, 2)
 
 
-def test_a_completion_event_is_the_sources_field_for_field(new_state: Any) -> None:
+def test_a_completion_event_is_the_sources_field_for_field() -> None:
     ending = Ending(status=RunStatus.completed, text="done")
     event = ending_event(new_state(step=2, artifacts=("artifacts/a.md",), ending=ending)).model_dump(mode="json")
     assert event == {
@@ -168,7 +167,7 @@ def test_a_completion_event_is_the_sources_field_for_field(new_state: Any) -> No
     }
 
 
-def test_an_escalation_event_carries_reason_detail_and_hand_off(new_state: Any) -> None:
+def test_an_escalation_event_carries_reason_detail_and_hand_off() -> None:
     ending = Ending(status=RunStatus.escalated, text="no rights", reason="asked")
     event = ending_event(new_state(ending=ending)).model_dump(mode="json")
     assert event["type"] == "agent.escalated"
@@ -178,7 +177,7 @@ def test_an_escalation_event_carries_reason_detail_and_hand_off(new_state: Any) 
 
 
 @given(blocker=st.text(), goal=st.text(min_size=1))
-def test_a_handoff_has_four_sections_whatever_is_in_them(new_state: Any, blocker: str, goal: str) -> None:
+def test_a_handoff_has_four_sections_whatever_is_in_them(blocker: str, goal: str) -> None:
     ending = Ending(status=RunStatus.failed, text=blocker)
     sections = parse_handoff(format_handoff(new_state(goal=goal, ending=ending)))
     assert list(sections) == ["objective", "state", "blocker", "next"]
@@ -186,6 +185,6 @@ def test_a_handoff_has_four_sections_whatever_is_in_them(new_state: Any, blocker
     assert parse_handoff("") == {}
 
 
-def test_the_journal_shows_the_sections_that_hold_something(new_state: Any) -> None:
+def test_the_journal_shows_the_sections_that_hold_something() -> None:
     journal = new_state().journal.model_copy(update={"objective": "see it", "artifacts": ("a.md", "b.md")})
     assert render_journal(journal) == "# Run journal\n\n## Objective\n\nsee it\n\n## Artifacts\n\n- a.md\n- b.md\n"

@@ -15,7 +15,8 @@ from decisions.conversation.omission import OUT_OF_TIME, close_unanswered, omit_
 from decisions.run.compaction import brief_of, divide_parts, messages_of, narrate_parts
 from decisions.run.outcome import complete_run, escalate_run
 from decisions.run.transcript import brief_part, goal_part, note_part, result_part, said_part
-from tests.decisions.test_context import compacted, is_sound
+from tests.decisions.runs import new_state
+from tests.decisions.test_context import compact, is_sound
 
 KINDS = [*RunFailure, *(kind for kind in Escalation if kind is not Escalation.asked), "Terminated", "TimedOut"]
 
@@ -40,7 +41,7 @@ def close(parts: Sequence[Part], start: int, kind: str) -> list[Part]:
     return [*parts, *([note] if note else [])]
 
 
-def shown(parts: Sequence[Part]) -> str:
+def texts_of(parts: Sequence[Part]) -> str:
     messages = messages_of(parts, [], 0)
     assert is_sound(messages)
     return str(messages)
@@ -59,7 +60,7 @@ def test_a_turn_without_a_call_is_left_out_whole_whatever_ended_it(kind: str) ->
         note_part("POISON again"),
         said_part("POISON!"),
     ]
-    text = shown([*close([*ANSWERED, *turn], len(ANSWERED), kind), *ASKED])
+    text = texts_of([*close([*ANSWERED, *turn], len(ANSWERED), kind), *ASKED])
     assert "POI" not in text
     assert all(said in text for said in ("hello Ada", f"without an answer: {kind}", "and now?"))
 
@@ -69,7 +70,7 @@ def test_what_a_turn_did_stays_and_only_an_unanswered_result_of_a_refused_one_is
     kind: str, is_withheld: bool
 ) -> None:
     turn = [goal("pay"), reply("first", "a"), result("a", "paid 1"), reply("second", "b"), result("b", "POISON", 2)]
-    text = shown([*close([*ANSWERED, *turn, said_part("hurry")], len(ANSWERED), kind), *ASKED])
+    text = texts_of([*close([*ANSWERED, *turn, said_part("hurry")], len(ANSWERED), kind), *ASKED])
     assert all(said in text for said in ("pay", "first", "paid 1", "second", kind))
     assert ("POISON" not in text, "(done; the result was left out)" in text) == (is_withheld, is_withheld)
     assert "hurry" not in text
@@ -77,7 +78,7 @@ def test_what_a_turn_did_stays_and_only_an_unanswered_result_of_a_refused_one_is
 
 def test_a_result_that_is_withheld_still_says_how_the_call_ended() -> None:
     doubt = result_part("a", "charge", 1, error_outcome("in_doubt", "POISON"))
-    text = shown([*close([goal("pay"), reply("", "a"), doubt], 0, "ModelRefused"), *ASKED])
+    text = texts_of([*close([goal("pay"), reply("", "a"), doubt], 0, "ModelRefused"), *ASKED])
     assert "in_doubt: (the message was left out)" in text
     assert "POISON" not in text
 
@@ -91,14 +92,14 @@ def test_a_cause_in_an_earlier_turn_does_not_stay_for_ever(before: str) -> None:
     parts = [*ANSWERED, *earlier]
     parts = close(parts, len(ANSWERED), "ModelUnavailable") if before == "worked" else parts
     start = len(parts)
-    text = shown([*close([*parts, goal("again")], start, "ModelRefused"), *ASKED])
+    text = texts_of([*close([*parts, goal("again")], start, "ModelRefused"), *ASKED])
     assert ("POISON" not in text, "again" not in text, "hello Ada" in text) == (True, True, True)
     assert ("charge (step 1): done" in text) == (before == "worked")
 
 
 def test_an_end_that_refused_nothing_takes_nothing_of_earlier_turns() -> None:
     parts = close([goal("pay"), reply("", "a"), result("a", "paid 1")], 0, "ModelUnavailable")
-    text = shown([*close([*parts, goal("again")], len(parts), "Terminated"), *ASKED])
+    text = texts_of([*close([*parts, goal("again")], len(parts), "Terminated"), *ASKED])
     assert "paid 1" in text
 
 
@@ -108,7 +109,7 @@ def test_a_finished_turn_stays_before_one_that_is_refused() -> None:
         reply("", "a", tool="finish"),
         result_part("a", "finish", None, ToolOutcome(result="finished")),
     ]
-    text = shown([*close([*parts, goal("POISON")], len(parts), "ModelRefused"), *ASKED])
+    text = texts_of([*close([*parts, goal("POISON")], len(parts), "ModelRefused"), *ASKED])
     assert "finished" in text
     assert "POISON" not in text
 
@@ -120,19 +121,19 @@ def test_a_partial_outcome_after_a_reply_is_an_answer() -> None:
 
 def test_a_summary_of_what_is_left_out_later_goes_with_it() -> None:
     old = [part for n in range(20) for part in (goal(f"POISON {n}"), reply(f"answer {n}"))]
-    parts = compacted(old)
-    assert "THE SUMMARY" in shown(parts)
+    parts = compact(old)
+    assert "THE SUMMARY" in texts_of(parts)
     left = [*parts, omit_parts(parts, 0, 2, "A person took a message out."), *ASKED]
-    text = shown(left)
+    text = texts_of(left)
     assert ("THE SUMMARY" in text, "POISON 0" in text, "POISON 1" in text) == (False, False, True)
     assert "POISON 0" not in narrate_parts(left, len(left), 100_000)
-    assert shown(compacted(left))
+    assert texts_of(compact(left))
     assert brief_of(left) == ""
     kept = [*parts, goal("POISON X")]
-    assert "THE SUMMARY" in shown(close(kept, len(parts), "ModelRefused"))
+    assert "THE SUMMARY" in texts_of(close(kept, len(parts), "ModelRefused"))
 
 
-def test_which_ends_are_without_an_answer(new_state: Any) -> None:
+def test_which_ends_are_without_an_answer() -> None:
     state = new_state()
     ends: list[tuple[RunState, str | None]] = [
         (complete_run(state, "done", ()), None),

@@ -37,7 +37,7 @@ def pending(step: int, since: datetime = NOW, tool: str = "charge", *, outside: 
     return Pending(step=step, tool=tool, since=since, outside=outside)
 
 
-def claimed(**changes: Any) -> OpenClaim:
+def claim(**changes: Any) -> OpenClaim:
     facts: dict[str, Any] = {
         "page": LedgerKey(3, 1),
         "tool": "charge",
@@ -113,7 +113,7 @@ def test_no_claim_with_a_result_is_loose_and_each_step_is_so_once(pages: set[Led
     ],
 )
 def test_a_claim_is_owned(owned: dict[str, Any]) -> None:
-    assert judge.unowned_finding("r", claimed(**owned), NOW) is None
+    assert judge.unowned_finding("r", claim(**owned), NOW) is None
 
 
 VIOLATED = Ending(status=RunStatus.escalated, text="", reason=Escalation.wrong_tool)
@@ -132,15 +132,15 @@ VIOLATED = Ending(status=RunStatus.escalated, text="", reason=Escalation.wrong_t
         {"keeper": "r.r2", "standing": WorkflowStatus.failed},
     ],
 )
-def test_a_claim_that_nobody_owns_is_named_and_never_repaired(alone: dict[str, Any]) -> None:
-    finding = judge.unowned_finding("r", claimed(**alone), NOW)
+def test_a_claim_without_an_owner_is_reported_and_never_repaired(alone: dict[str, Any]) -> None:
+    finding = judge.unowned_finding("r", claim(**alone), NOW)
     assert finding is not None
     assert (finding.problem, finding.repair) == (FindingKind.claim, None)
     assert "step 3" in finding.found
     assert "ledger/step-00003.claim" in finding.advice
 
 
-def asked(ago: timedelta) -> Question:
+def question(ago: timedelta) -> Question:
     return Question(id="q1", kind=QuestionKind.question, text="which one?", asked_at=NOW - ago)
 
 
@@ -151,8 +151,8 @@ SIGNAL = ToolRoute(name="review", kind=ToolKind.signal, effect=Effect.read, time
 @pytest.mark.parametrize(
     ("waiting", "is_overdue"),
     [
-        ({"question": asked(timedelta(hours=23))}, False),
-        ({"question": asked(timedelta(hours=25))}, True),
+        ({"question": question(timedelta(hours=23))}, False),
+        ({"question": question(timedelta(hours=25))}, True),
         ({"pending": (pending(3, NOW - timedelta(hours=2), "review", outside=True),)}, False),
         ({"pending": (pending(3, NOW - timedelta(hours=3), "review", outside=True),)}, True),
         ({"pending": (pending(3, NOW - timedelta(hours=3), "review"),)}, False),  # our own call, not awaited outside

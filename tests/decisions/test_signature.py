@@ -79,7 +79,7 @@ def test_the_first_key_that_the_run_takes_signs() -> None:
 
 
 @pytest.mark.parametrize("held", [OTHER, "k1:" + OTHER.partition(":")[2], f"k1:public:{KEYS.public['k1']}"])
-def test_who_lacks_the_secret_key_is_told_which(held: str) -> None:
+def test_without_the_secret_key_the_error_names_it(held: str) -> None:
     with pytest.raises(MissingKeyError, match="only answers signed with key k1"):
         read_answer_keys(held).sign_for("r1", "e1", KEYS.public, APPROVAL)
 

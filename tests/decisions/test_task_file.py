@@ -111,5 +111,5 @@ def test_a_page_says_whose_it_is(other: dict[str, str], is_another: bool) -> Non
 
 
 @pytest.mark.parametrize("text", [b"", b"my notes", b"---\nnotes: 1\n---\n"])
-def test_what_is_no_page_is_nobodys(text: bytes) -> None:
+def test_an_invalid_page_is_not_of_another_task(text: bytes) -> None:
     assert not is_of_another(text, letter())

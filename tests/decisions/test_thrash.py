@@ -12,6 +12,7 @@ from contracts.run.loop_detection import Rung, Tier
 from contracts.run.state import Call, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
 from decisions.run.loop_detection import LoopCheck, check_for_loops, reset_detection
+from tests.decisions.runs import new_state
 
 SEARCH, SHELL, LOOK = "search", "shell", "look"
 EFFECTS = {SEARCH: Effect.read, LOOK: Effect.read, SHELL: Effect.once}
@@ -31,7 +32,7 @@ def call(tool: str, arguments: Any, result: Any = "", *, fails: bool = False, nu
     )
 
 
-def played(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[LoopCheck]:
+def check(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[LoopCheck]:
     seen: list[LoopCheck] = []
     for turn in turns:
         seen.append(check_for_loops(state, turn if isinstance(turn, tuple) else (turn,)))
@@ -39,8 +40,8 @@ def played(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Lo
     return seen
 
 
-def climbed(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Rung | None]:
-    return [each.escalated_to for each in played(state, turns)]
+def rungs_of(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Rung | None]:
+    return [each.escalated_to for each in check(state, turns)]
 
 
 N, D, A = Rung.nudge, Rung.directive, Rung.ask
@@ -95,55 +96,55 @@ WORK: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("turns", "rungs"), CIRCLES.values(), ids=CIRCLES)
-def test_circles_climb_every_rung(new_state: New, turns: Any, rungs: list[Rung | None]) -> None:
-    assert climbed(new_state(), turns) == rungs
+def test_circles_climb_every_rung(turns: Any, rungs: list[Rung | None]) -> None:
+    assert rungs_of(new_state(), turns) == rungs
 
 
 @pytest.mark.parametrize("turns", WORK.values(), ids=WORK)
-def test_work_is_never_nudged(new_state: New, turns: Any) -> None:
-    assert set(climbed(new_state(), turns)) == {None}
+def test_work_is_never_nudged(turns: Any) -> None:
+    assert set(rungs_of(new_state(), turns)) == {None}
 
 
-def test_arguments_in_another_order_are_the_same(new_state: New) -> None:
+def test_arguments_in_another_order_are_the_same() -> None:
     one, other = {"q": "x", "n": 1}, {"n": 1, "q": "x"}
-    assert climbed(new_state(), [call(SEARCH, a, "r") for a in (one, other, one)]) == [None, None, N]
+    assert rungs_of(new_state(), [call(SEARCH, a, "r") for a in (one, other, one)]) == [None, None, N]
     turned = call(SEARCH, 0, "r").model_copy(update={"arguments": other})
     straight = turned.model_copy(update={"arguments": one})
-    assert climbed(new_state(), [straight, turned, straight]) == [None, None, N]
+    assert rungs_of(new_state(), [straight, turned, straight]) == [None, None, N]
 
 
-def test_what_is_seen_is_told_even_where_nothing_is_done(new_state: New) -> None:
-    seen = played(new_state(), WORK["paging"])
+def test_a_pattern_is_reported_even_if_nothing_is_done() -> None:
+    seen = check(new_state(), WORK["paging"])
     assert [len(each.seen) for each in seen[:5]] == [0, 0, 0, 1, 1]
     assert {(t.tier, t.tool, t.is_barren) for each in seen for t in each.seen} == {(Tier.pattern, SEARCH, False)}
 
 
-def test_a_pollable_tool_is_waited_for(new_state: New) -> None:
+def test_a_pollable_tool_is_waited_for() -> None:
     state = new_state()
     routes = tuple(r.model_copy(update={"pollable": r.name == "look"}) for r in state.tools)
     polls = [call("look", "job", "pending")] * 10
-    assert set(climbed(state.model_copy(update={"tools": routes}), polls)) == {None}
-    assert N in climbed(state, polls)
+    assert set(rungs_of(state.model_copy(update={"tools": routes}), polls)) == {None}
+    assert N in rungs_of(state, polls)
 
 
-def test_another_way_leads_back_down(new_state: New) -> None:
+def test_another_way_leads_back_down() -> None:
     circle, work = [call(SEARCH, "x", "r")] * 3, [call(LOOK, n, f"new {n}") for n in range(6)]
-    assert climbed(new_state(), [*circle, *work, *circle])[-1] is N, "the ladder begins anew"
-    assert climbed(new_state(), [*circle, *work[:2], *circle])[-1] is D, "too soon to be forgotten"
+    assert rungs_of(new_state(), [*circle, *work, *circle])[-1] is N, "the ladder begins anew"
+    assert rungs_of(new_state(), [*circle, *work[:2], *circle])[-1] is D, "too soon to be forgotten"
 
 
-def test_a_person_s_word_is_a_new_beginning(new_state: New) -> None:
+def test_a_person_s_word_is_a_new_beginning() -> None:
     circle = [call(SEARCH, "x", "r")] * 5
-    state = reset_detection(played(new_state(), circle)[-1].state)
+    state = reset_detection(check(new_state(), circle)[-1].state)
     assert state.forced is None
-    assert climbed(state, circle) == [None, None, N, D, A]
+    assert rungs_of(state, circle) == [None, None, N, D, A]
 
 
-def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_end_the_run(new_state: New) -> None:
+def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_end_the_run() -> None:
     circle = [call(SEARCH, "x", "r")] * 4
 
     def forced(**fields: Any) -> tuple[Rung | None, str | None]:
-        last = played(new_state(**fields), circle)[-1]
+        last = check(new_state(**fields), circle)[-1]
         return last.escalated_to, last.state.forced.tool if last.state.forced else None
 
     assert forced() == (D, "reframe")
@@ -157,7 +158,7 @@ def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_e
 
 @given(st.lists(st.tuples(st.sampled_from([SEARCH, LOOK]), st.integers(0, 2), st.integers(0, 2)), max_size=30))
 def test_a_rung_is_climbed_only_with_a_literal_detection_and_only_by_calls_that_are_known(
-    new_state: New, made: list[tuple[str, int, int]]
+    made: list[tuple[str, int, int]],
 ) -> None:
     known: set[tuple[str, int]] = set()
     state = new_state()

@@ -20,7 +20,7 @@ def event(name: str, text: str = "hi", **fields: Any) -> Event:
     return Event.model_validate({"type": "evt.adapter.message.created", "data": {**data, "raw": raw, **fields}})
 
 
-def waits(name: str, expires_at: int | None = None) -> Subscription:
+def subscribe(name: str, expires_at: int | None = None) -> Subscription:
     return Subscription(subscriber=f"wf:{name}", task_id="t", expires_at=expires_at)
 
 
@@ -28,14 +28,14 @@ HAPPENINGS = st.lists(st.tuples(st.sampled_from(["event", "subscribe"]), st.samp
 
 
 @given(happenings=HAPPENINGS)
-def test_whoever_waits_hears_of_each_event_once_in_any_order(happenings: list[tuple[str, str]]) -> None:
+def test_each_subscriber_gets_each_event_once_in_any_order(happenings: list[tuple[str, str]]) -> None:
     state = topic.open_topic("k", 0)
     sent: list[tuple[str, str]] = []
     for what, name in happenings:
         state = (
             topic.record_event(state, event(name), 1)
             if what == "event"
-            else topic.record_subscription(state, waits(name), 1)
+            else topic.record_subscription(state, subscribe(name), 1)
         )
         while due := next(topic.pending_deliveries(state, 1), None):
             state = topic.record_delivery(state, *due)
@@ -62,30 +62,30 @@ def test_an_event_that_no_longer_fits_is_not_news_when_it_comes_again() -> None:
     assert topic.record_event(state, event("0"), 2) == state
 
 
-def in_slack(ts: str, text: str, platform: str = "slack") -> Event:
+def slack_event(ts: str, text: str, platform: str = "slack") -> Event:
     return event(ts, text, platform=platform, raw={platform: {"replyToMessageId": "100.1"}})
 
 
-def test_a_second_question_in_a_thread_is_told_only_what_came_after_it() -> None:
+def test_a_second_question_in_a_thread_gets_only_later_replies() -> None:
     """The topic is the thread, which keeps the answer to the first question for a day."""
     about = {"platform": "slack", "channelId": "c", "messageId": "100.1"}
     second = kinds.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
     first = kinds.AnyReplyInput.model_validate(about)
-    state = topic.record_subscription(topic.open_topic(kinds.reply_topic(first), 0), waits("first"), 0)
-    for said in (in_slack("999.9", "yes"), in_slack("1000.000200", "my own"), in_slack("1000.0003", "Friday")):
+    state = topic.record_subscription(topic.open_topic(kinds.reply_topic(first), 0), subscribe("first"), 0)
+    for said in (slack_event("999.9", "yes"), slack_event("1000.000200", "my own"), slack_event("1000.0003", "Friday")):
         state = topic.record_event(state, said, 1)
-    state = topic.record_subscription(topic.end_subscriptions(state, "wf:first"), waits("second"), 2)
+    state = topic.record_subscription(topic.end_subscriptions(state, "wf:first"), subscribe("second"), 2)
     told = [said for _, said in topic.pending_deliveries(state, 2)]
     assert [said.data.text for said in told if kinds.match_reply(first, said)] == ["yes", "my own", "Friday"]
     assert [said.data.text for said in told if kinds.match_reply(second, said)] == ["Friday"]
-    assert kinds.match_reply(second, in_slack("soon", "not to be ordered")) is None
+    assert kinds.match_reply(second, slack_event("soon", "not to be ordered")) is None
 
 
 @pytest.mark.parametrize("wanted", ["slack", " Slack"])
 @pytest.mark.parametrize("told", ["slack", "Slack"])
 def test_a_platform_is_one_however_it_is_written(wanted: str, told: str) -> None:
     waits_for = kinds.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
-    said = in_slack("101.1", "yes", told)
+    said = slack_event("101.1", "yes", told)
     assert topic.topic_of(said) == kinds.reply_topic(waits_for)
     assert kinds.match_reply(waits_for, said) is not None
 
@@ -101,38 +101,42 @@ def test_an_event_that_replies_to_nothing_has_no_topic() -> None:
     assert topic.topic_of(event("a", raw={"discord": {"replyToMessageId": ""}})) is None
 
 
-def test_it_outlives_its_time_while_somebody_waits() -> None:
-    state = topic.record_subscription(topic.open_topic("k", 0), waits("a", TIME_TO_LIVE + 10), 0)
+def test_it_outlives_its_time_while_a_subscriber_waits() -> None:
+    state = topic.record_subscription(topic.open_topic("k", 0), subscribe("a", TIME_TO_LIVE + 10), 0)
     assert not topic.is_topic_over(state, TIME_TO_LIVE)
     assert topic.next_look(state, TIME_TO_LIVE) == TIME_TO_LIVE + 10
     assert topic.is_topic_over(state, TIME_TO_LIVE + 10)
-    assert not topic.is_topic_over(topic.record_subscription(state, waits("a"), 0), 10 * TIME_TO_LIVE)
-    ended = topic.record_subscription(topic.record_subscription(state, waits("a"), 0), waits("a", 0), 0)
+    assert not topic.is_topic_over(topic.record_subscription(state, subscribe("a"), 0), 10 * TIME_TO_LIVE)
+    ended = topic.record_subscription(topic.record_subscription(state, subscribe("a"), 0), subscribe("a", 0), 0)
     assert topic.is_topic_over(ended, TIME_TO_LIVE)
 
 
-def test_an_event_after_the_last_subscription_is_late_and_told_to_nobody() -> None:
-    state = topic.record_subscription(topic.open_topic("k", 0), waits("a", 5), 0)
+def test_an_event_after_the_last_subscription_is_late_and_not_delivered() -> None:
+    state = topic.record_subscription(topic.open_topic("k", 0), subscribe("a", 5), 0)
     state = topic.record_event(state, event("r"), 6)
     assert (state.late, list(topic.pending_deliveries(state, 6))) == (("discord:c:r",), [])
 
 
-def test_a_subscriber_that_has_ended_is_told_nothing_more() -> None:
-    state = topic.record_subscription(topic.record_subscription(topic.open_topic("k", 0), waits("a"), 0), waits("b"), 0)
+def test_an_ended_subscriber_gets_no_more_events() -> None:
+    state = topic.record_subscription(
+        topic.record_subscription(topic.open_topic("k", 0), subscribe("a"), 0), subscribe("b"), 0
+    )
     state = topic.record_event(topic.end_subscriptions(state, "wf:a"), event("r"), 1)
     assert [each.subscriber for each, _ in topic.pending_deliveries(state, 1)] == ["wf:b"]
 
 
 def test_however_many_have_ended_those_that_wait_are_kept() -> None:
-    state = topic.record_subscription(topic.open_topic("k", 0), waits("first"), 0)
+    state = topic.record_subscription(topic.open_topic("k", 0), subscribe("first"), 0)
     for n in range(3 * MAX_SUBSCRIPTIONS):
-        state = topic.record_subscription(topic.record_subscription(state, waits(f"{n}"), 1), waits(f"{n}", 0), 1)
+        state = topic.record_subscription(
+            topic.record_subscription(state, subscribe(f"{n}"), 1), subscribe(f"{n}", 0), 1
+        )
     state = topic.record_event(state, event("r"), 1)
     assert [each.subscriber for each, _ in topic.pending_deliveries(state, 1)] == ["wf:first"]
     assert len(state.subscriptions) == MAX_SUBSCRIPTIONS
 
 
-def test_what_it_keeps_is_bounded_and_told() -> None:
+def test_what_it_keeps_is_bounded_and_what_it_drops_is_counted() -> None:
     state = topic.open_topic("k", 0)
     for n in range(30):
         state = topic.record_event(state, event(f"r{n}"), 1)
@@ -143,17 +147,17 @@ def test_what_it_keeps_is_bounded_and_told() -> None:
     assert TopicState.model_validate(state.model_dump(mode="json")) == state
 
 
-def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth > 1 else {}
+def nest(depth: int) -> Any:
+    return [nest(depth - 1)] if depth > 1 else {}
 
 
 def test_an_event_that_is_nested_too_deep_to_be_passed_on_is_refused() -> None:
-    raw = {"discord": {"replyToMessageId": "m"}, "deep": nested(MAX_NESTING - 1)}
+    raw = {"discord": {"replyToMessageId": "m"}, "deep": nest(MAX_NESTING - 1)}
     assert TaskResolved(task_id="t", event=event("r", raw=raw)).event is not None
     with pytest.raises(ValueError, match="nested 50 deep"):
-        event("r", raw={"deep": nested(MAX_NESTING)})
+        event("r", raw={"deep": nest(MAX_NESTING)})
     with pytest.raises(ValueError, match="nested 50 deep"):
-        Event.model_validate({**event("r").model_dump(), "headers": {"deep": nested(MAX_NESTING)}})
+        Event.model_validate({**event("r").model_dump(), "headers": {"deep": nest(MAX_NESTING)}})
 
 
 def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:

@@ -19,6 +19,7 @@ from decisions.run.transcript import (
     reply_part,
     result_part,
 )
+from tests.decisions.runs import new_call, new_turn
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -46,7 +47,7 @@ def test_the_chain_is_the_same_after_a_trip_through_history(parts: list[Part]) -
 
 
 @given(arguments=JSON)
-def test_a_reply_has_the_same_hash_in_the_worker_and_in_the_run(new_turn: Any, arguments: Any) -> None:
+def test_a_reply_has_the_same_hash_in_the_worker_and_in_the_run(arguments: Any) -> None:
     turn = new_turn("text", ("look", arguments))
     stored = type(turn).model_validate(from_json(turn.model_dump_json()))
     assert chain([reply_part(turn)]).head == chain([reply_part(stored)]).head
@@ -152,7 +153,7 @@ def test_the_goal_comes_with_its_context_and_nothing_else() -> None:
     assert text == "see\n\nContext:\n- tone: kind\n- max_steps: 6"
 
 
-def test_neighbours_of_one_role_become_one_message_and_parts_stay_as_they_are(new_turn: Any) -> None:
+def test_neighbours_of_one_role_become_one_message_and_parts_stay_as_they_are() -> None:
     parts = [
         goal_part("see", {}),
         reply_part(new_turn("", ("look", {}), ("peek", {}))),
@@ -169,6 +170,6 @@ def test_neighbours_of_one_role_become_one_message_and_parts_stay_as_they_are(ne
     assert to_json(parts) == before
 
 
-def test_a_call_without_an_outcome_has_no_part(new_call: Any) -> None:
+def test_a_call_without_an_outcome_has_no_part() -> None:
     with pytest.raises(AssertionError, match="not settled"):
         call_part(new_call())

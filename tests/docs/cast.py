@@ -40,7 +40,7 @@ ACTS: dict[str, list[ScriptedAnswer]] = {
 }
 
 
-def begun(goal: str, until: str, agent: str = "default") -> Callable[[Stage], str]:
+def start_run(goal: str, until: str, agent: str = "default") -> Callable[[Stage], str]:
     """A new run with this goal, as soon as its status is `until`; its id stands for a word of the page."""
 
     def begin(stage: Stage) -> str:
@@ -56,8 +56,8 @@ def begun(goal: str, until: str, agent: str = "default") -> Callable[[Stage], st
     return begin
 
 
-ASKING = begun("Ask me.", "waiting_on_human")
-CHARGING = begun("Charge the card.", "waiting_on_human")
-FAILED = begun("Fail once.", "failed")
-ENDED = begun("Look around.", "completed")
-AT_WORK = begun("Think hard.", "running")
+ASKING = start_run("Ask me.", "waiting_on_human")
+CHARGING = start_run("Charge the card.", "waiting_on_human")
+FAILED = start_run("Fail once.", "failed")
+ENDED = start_run("Look around.", "completed")
+AT_WORK = start_run("Think hard.", "running")

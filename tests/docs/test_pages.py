@@ -25,11 +25,11 @@ NOT_RUN: dict[tuple[str, str], str] = {
 ALL = [command for page in pages() for command in commands_of(page)]
 
 
-def played(scene: Scene) -> list[Command]:
+def commands_played(scene: Scene) -> list[Command]:
     return [command for command in commands_of(scene.page) if scene.reason(command) is None]
 
 
-PLAYED = [page for page, scene in SCENES.items() if played(scene)]
+PLAYED = [page for page, scene in SCENES.items() if commands_played(scene)]
 
 
 @pytest.mark.parametrize("page", PLAYED)

@@ -2,11 +2,10 @@
 
 import json
 import os
-from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Project
+from tests.e2e.projects import MakeProject, Project
 
 CLERK = """---
 description: takes notes
@@ -28,7 +27,7 @@ input_schema = { type = "object" }
 
 
 @pytest.fixture
-def office(make_project: Any) -> Any:
+def office(make_project: MakeProject) -> Project:
     project = make_project()
     project.write("perdure.toml", TOOL)
     project.write("agents/clerk.md", CLERK)
@@ -36,7 +35,7 @@ def office(make_project: Any) -> Any:
     return project
 
 
-def test_each_agent_is_told_with_its_tools_and_what_they_do_to_the_world(office: Any) -> None:
+def test_each_agent_is_listed_with_its_tools_and_their_effects(office: Project) -> None:
     done = office.perdure("agents", "--json")
     assert (done.code, done.err) == (0, "")
     rows = {row["agent"]: row for row in json.loads(done.out)}
@@ -56,7 +55,7 @@ def test_each_agent_is_told_with_its_tools_and_what_they_do_to_the_world(office:
     assert (rows["scribe"]["mailbox"], rows["scribe"]["models"], rows["scribe"]["tools"]) == (True, [], {})
 
 
-def test_a_person_sees_the_same_in_a_table(office: Any) -> None:
+def test_a_person_sees_the_same_in_a_table(office: Project) -> None:
     done = office.perdure("agents")
     assert (done.code, done.err) == (0, "")
     for words in ("charge (once)", "scribe, default", "soft_limit 5m", "agents/clerk.md", "external: a mailbox"):
@@ -77,7 +76,7 @@ BROKEN = {
 }
 
 
-def test_each_broken_file_is_one_line_beside_the_others(office: Any) -> None:
+def test_each_broken_file_is_one_line_beside_the_others(office: Project) -> None:
     for name, (text, _) in BROKEN.items():
         office.write(f"agents/{name}.md", text)
     done = office.perdure("agents")
@@ -92,13 +91,13 @@ def test_each_broken_file_is_one_line_beside_the_others(office: Any) -> None:
     assert (refused.code, len(refused.err.splitlines())) == (1, 1)
 
 
-def test_a_pipe_among_them_is_told_and_not_waited_for(office: Any) -> None:
+def test_a_pipe_among_the_agent_files_is_reported_and_not_read(office: Project) -> None:
     os.mkfifo(office.folder / "agents/pipe.md")
     done = office.perdure("agents")
     assert (done.code, done.err) == (1, f"perdure: {office.folder}/agents/pipe.md: not a file\n")
 
 
-def test_a_folder_within_a_project_is_not_taken_for_it_without_a_word(office: Any) -> None:
+def test_a_folder_within_a_project_is_not_taken_for_it_without_a_word(office: Project) -> None:
     done = Project(office.folder / "agents").perdure("agents")
     assert done.code == 0
     assert done.err == (f"perdure: no perdure.toml in this folder, but one in {office.folder}: run the command there\n")

@@ -6,265 +6,192 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from perdure.testkit.model_server import ScriptedModel, fails
+from tests.e2e.projects import MakeProject, Project, Served
 from tests.preloaded import program
 
-# (files of the project, command, environment, exit code, words of the one line)
-Row = tuple[dict[str, str], tuple[str, ...], dict[str, str], int, tuple[str, ...]]
+
+@dataclass(frozen=True)
+class Case:
+    """A command that fails with one line, in which these words are."""
+
+    command: tuple[str, ...]
+    words: tuple[str, ...]
+    code: int = 1
+    files: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, project: Project) -> None:
+        project.write_all(self.files)
+        done = project.perdure(*self.command, **self.env)
+        assert len(done.err.splitlines()) == 1, done.err + done.out
+        assert done.code == self.code, done.err
+        assert all(word in done.err for word in self.words), done.err
+        assert "Traceback" not in done.out
+
+
 TOOL = '[tools.{name}]\nkind = "python"\neffect = "read"\ntarget = "{target}"\n'
 GO = ("run", "look around")
 DAILY = ("schedule", "add", "daily", "--goal", "look around")
 
-USAGE: dict[str, Row] = {
-    "no goal": ({}, ("run",), {}, 2, ("GOAL", "perdure run --help")),
-    "an empty goal": ({}, ("run", "  "), {}, 2, ("goal", "empty")),
-    "an unknown command": ({}, ("rum",), {}, 2, ("rum", "perdure --help")),
-    "an unknown option": ({}, ("run", "x", "--fast"), {}, 2, ("--fast",)),
-    "a malformed context": ({}, (*GO, "--context", "max_steps"), {}, 2, ("--context", "KEY=VALUE")),
-    "a limit that is no number": ({}, (*GO, "-c", "max_steps=many"), {}, 2, ("max_steps",)),
-    "no steps at all": ({}, (*GO, "--max-steps", "0"), {}, 2, ("--max-steps",)),
-    "no scope, of which there are many": ({}, ("token", "create", "t"), {}, 2, ("--scope", "runs:start, runs:read")),
-    "a key of nothing": ({}, (*GO, "--dedupe-key", ""), {}, 2, ("--dedupe-key", "empty")),
-    "less than no money": ({}, (*GO, "-c", "budget_usd=-1"), {}, 2, ("budget_usd", "greater than 0")),
-    "a fork that is told nothing": ({}, ("fork", "r1", "--step", "0", "--say", ""), {}, 2, ("say", "at least 1")),
-    "a reason without end": ({}, ("cancel", "r1", "--reason", "x" * 2001), {}, 2, ("reason", "at most 2000")),
-    "an answer by a name without end": ({}, ("answer", "r1", "x", "--by", "x" * 201), {}, 2, ("by", "at most 200")),
-    "a run that no text names": ({}, ("show", "\udcff"), {}, 2, ("RUN", "UTF-8")),
-    "a schedule that no text names": ({}, ("schedule", "pause", "\udcff"), {}, 2, ("NAME", "UTF-8")),
-    "a run that has no name": ({}, ("show", ""), {}, 2, ("RUN", "1 to 1,000 bytes")),
-    "a run without a name to be resumed": ({}, ("resume", ""), {}, 2, ("RUN", "1 to 1,000 bytes")),
-    "a run by a name without end": ({}, ("cancel", "x" * 3000), {}, 2, ("RUN", "1 to 1,000 bytes")),
-    "a context whose value is no text": ({}, (*GO, "-c", "k=\udcff"), {}, 2, ("--context", "UTF-8")),
-    "a context whose name is no text": ({}, (*GO, "-c", "\udcff=1"), {}, 2, ("--context", "UTF-8")),
-    "an answer to a question that no text names": (
-        {},
-        ("answer", "r1", "x", "--question", "\udcff"),
-        {},
-        2,
-        ("question",),
-    ),
-    "an answer to a question without end": (
-        {},
-        ("answer", "r1", "x", "--question", "x" * 201),
-        {},
-        2,
-        ("question_id", "at most 200"),
-    ),
-    "a cron line that is no text": ({}, (*DAILY, "--cron", "\udcff"), {}, 2, ("--cron", "UTF-8")),
-    "no cron line at all": ({}, (*DAILY, "--cron", " "), {}, 2, ("--cron is empty",)),
-    "a time zone that is no text": (
-        {},
-        (*DAILY, "--cron", "0 9 * * *", "--time-zone", "\udcff"),
-        {},
-        2,
-        ("--time-zone", "UTF-8"),
-    ),
-    "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
-}
 
-PROJECT: dict[str, Row] = {
-    "an unknown agent": ({}, (*GO, "--agent", "nobody"), {}, 1, ("no agent 'nobody'", "default")),
-    "broken TOML": ({"perdure.toml": "[fetch]\nallow_hosts = [\n"}, GO, {}, 1, ("perdure.toml", "line 2")),
-    "TOML broken at its first line": ({"perdure.toml": "fetch]\n[model]\n"}, GO, {}, 1, ("perdure.toml", "line 1")),
-    "an unknown setting": (
-        {"perdure.toml": "[fetch]\n\nallow_host = []\n"},
-        GO,
-        {},
-        1,
-        ("perdure.toml, line 3", "fetch.allow_host", "no such setting"),
+def usage(command: tuple[str, ...], *words: str) -> Case:
+    return Case(command, words, code=2)
+
+
+def config(toml: str, *words: str) -> Case:
+    return Case(GO, words, files={"perdure.toml": toml})
+
+
+def scout(agent_file: str, *words: str) -> Case:
+    return Case(GO, words, files={"agents/scout.md": agent_file})
+
+
+def env(env: Mapping[str, str], *words: str, command: tuple[str, ...] = GO) -> Case:
+    return Case(command, words, env=env)
+
+
+CASES: dict[str, Case] = {
+    "no goal": usage(("run",), "GOAL", "perdure run --help"),
+    "an empty goal": usage(("run", "  "), "goal", "empty"),
+    "an unknown command": usage(("rum",), "rum", "perdure --help"),
+    "an unknown option": usage(("run", "x", "--fast"), "--fast"),
+    "a malformed context": usage((*GO, "--context", "max_steps"), "--context", "KEY=VALUE"),
+    "a limit that is no number": usage((*GO, "-c", "max_steps=many"), "max_steps"),
+    "no steps at all": usage((*GO, "--max-steps", "0"), "--max-steps"),
+    "no scope, of which there are many": usage(("token", "create", "t"), "--scope", "runs:start, runs:read"),
+    "a key of nothing": usage((*GO, "--dedupe-key", ""), "--dedupe-key", "empty"),
+    "less than no money": usage((*GO, "-c", "budget_usd=-1"), "budget_usd", "greater than 0"),
+    "a fork that is told nothing": usage(("fork", "r1", "--step", "0", "--say", ""), "say", "at least 1"),
+    "a reason without end": usage(("cancel", "r1", "--reason", "x" * 2001), "reason", "at most 2000"),
+    "an answer by a name without end": usage(("answer", "r1", "x", "--by", "x" * 201), "by", "at most 200"),
+    "a run that no text names": usage(("show", "\udcff"), "RUN", "UTF-8"),
+    "a schedule that no text names": usage(("schedule", "pause", "\udcff"), "NAME", "UTF-8"),
+    "a run that has no name": usage(("show", ""), "RUN", "1 to 1,000 bytes"),
+    "a run without a name to be resumed": usage(("resume", ""), "RUN", "1 to 1,000 bytes"),
+    "a run by a name without end": usage(("cancel", "x" * 3000), "RUN", "1 to 1,000 bytes"),
+    "a context whose value is no text": usage((*GO, "-c", "k=\udcff"), "--context", "UTF-8"),
+    "a context whose name is no text": usage((*GO, "-c", "\udcff=1"), "--context", "UTF-8"),
+    "an answer to a question that no text names": usage(("answer", "r1", "x", "--question", "\udcff"), "question"),
+    "an answer to a question without end": usage(
+        ("answer", "r1", "x", "--question", "x" * 201), "question_id", "at most 200"
     ),
-    "an unknown table": ({"perdure.toml": "\n[fetchs]\na = 1\n"}, GO, {}, 1, ("line 2", "fetchs", "no such setting")),
-    "a table that is nearly right": (
-        {"perdure.toml": "[model]\n\n[tool.look]\nkind = 'python'\n"},
-        GO,
-        {},
-        1,
-        ("line 3: tool: no such setting", "(did you mean tools?)"),
+    "a cron line that is no text": usage((*DAILY, "--cron", "\udcff"), "--cron", "UTF-8"),
+    "no cron line at all": usage((*DAILY, "--cron", " "), "--cron is empty"),
+    "a time zone that is no text": usage(
+        (*DAILY, "--cron", "0 9 * * *", "--time-zone", "\udcff"), "--time-zone", "UTF-8"
     ),
-    "a setting that is needed and nearly right": (
-        {"perdure.toml": "[prices.x]\noutput = 1\ninptu = 3\n"},
-        GO,
-        {},
-        1,
-        ("line 3: prices.x.inptu", "(did you mean input?)"),
+    "an unknown decision": usage(("answer", "r1", "--decision", "maybe"), "maybe"),
+    "an unknown agent": Case((*GO, "--agent", "nobody"), ("no agent 'nobody'", "default")),
+    "broken TOML": config("[fetch]\nallow_hosts = [\n", "perdure.toml", "line 2"),
+    "TOML broken at its first line": config("fetch]\n[model]\n", "perdure.toml", "line 1"),
+    "an unknown setting": config(
+        "[fetch]\n\nallow_host = []\n", "perdure.toml, line 3", "fetch.allow_host", "no such setting"
     ),
-    "a setting of a kind of tool that is nearly right": (
-        {"perdure.toml": TOOL.format(name="look", target="tools:look") + 'aproval = "always"\n'},
-        GO,
-        {},
-        1,
-        ("line 5: tools.look.aproval", "(did you mean approval?)"),
+    "an unknown table": config("\n[fetchs]\na = 1\n", "line 2", "fetchs", "no such setting"),
+    "a table that is nearly right": config(
+        "[model]\n\n[tool.look]\nkind = 'python'\n", "line 3: tool: no such setting", "(did you mean tools?)"
     ),
-    "a kind that is nearly right": (
-        {"perdure.toml": '[tools.look]\nkind = "pyton"\n'},
-        GO,
-        {},
-        1,
-        ("line 1: tools.look", "(did you mean python?)"),
+    "a setting that is needed and nearly right": config(
+        "[prices.x]\noutput = 1\ninptu = 3\n", "line 3: prices.x.inptu", "(did you mean input?)"
     ),
-    "an effect that is nearly right": (
-        {"perdure.toml": '[outbox]\nkind = "http"\nurl = "http://127.0.0.1"\neffect = "key"\n'},
-        GO,
-        {},
-        1,
-        ("line 4: outbox.effect", "(did you mean keyed?)"),
+    "a setting of a kind of tool that is nearly right": config(
+        TOOL.format(name="look", target="tools:look") + 'aproval = "always"\n',
+        "line 5: tools.look.aproval",
+        "(did you mean approval?)",
     ),
-    "an agent that is nearly right": (
-        {},
-        (*GO, "--agent", "defualt"),
-        {},
-        1,
-        ("no agent 'defualt' (did you mean default?)",),
+    "a kind that is nearly right": config(
+        '[tools.look]\nkind = "pyton"\n', "line 1: tools.look", "(did you mean python?)"
     ),
-    "a wrong type": ({"perdure.toml": '[limits]\nmax_steps = "lots"\n'}, GO, {}, 1, ("line 2", "limits.max_steps")),
-    "a number out of range": ({"perdure.toml": "[limits]\nmax_steps = 0\n"}, GO, {}, 1, ("line 2", "limits.max_steps")),
-    "a tool named like a built-in": (
-        {"perdure.toml": TOOL.format(name="finish", target="tools:look")},
-        GO,
-        {},
-        1,
-        ("perdure.toml, line 1", "'finish'", "choose another"),
+    "an effect that is nearly right": config(
+        '[outbox]\nkind = "http"\nurl = "http://127.0.0.1"\neffect = "key"\n',
+        "line 4: outbox.effect",
+        "(did you mean keyed?)",
     ),
-    "a tool without a kind": (
-        {"perdure.toml": '[tools.t]\neffect = "read"\n'},
-        GO,
-        {},
-        1,
-        ("line 1", "tools.t", "kind"),
+    "an agent that is nearly right": Case((*GO, "--agent", "defualt"), ("no agent 'defualt' (did you mean default?)",)),
+    "a wrong type": config('[limits]\nmax_steps = "lots"\n', "line 2", "limits.max_steps"),
+    "a number out of range": config("[limits]\nmax_steps = 0\n", "line 2", "limits.max_steps"),
+    "a tool named like a built-in": config(
+        TOOL.format(name="finish", target="tools:look"), "perdure.toml, line 1", "'finish'", "choose another"
     ),
-    "a time for approvals that nobody is asked for": (
-        {"perdure.toml": TOOL.format(name="look", target="tools:look") + 'approval_timeout = "1h"\n'},
-        GO,
-        {},
-        1,
-        ("perdure.toml, line 1", "tools.look", 'approval_timeout needs approval = "always"'),
+    "a tool without a kind": config('[tools.t]\neffect = "read"\n', "line 1", "tools.t", "kind"),
+    "a time for approvals that nobody is asked for": config(
+        TOOL.format(name="look", target="tools:look") + 'approval_timeout = "1h"\n',
+        "perdure.toml, line 1",
+        "tools.look",
+        'approval_timeout needs approval = "always"',
     ),
-    "a target that does not import": (
-        {"perdure.toml": TOOL.format(name="look", target="nowhere:look")},
-        GO,
-        {},
-        1,
-        ("perdure.toml, line 4: tools.look.target", "nowhere"),
+    "a target that does not import": config(
+        TOOL.format(name="look", target="nowhere:look"), "perdure.toml, line 4: tools.look.target", "nowhere"
     ),
-    "a target whose module is broken": (
-        {"perdure.toml": TOOL.format(name="look", target="broken_tools:look"), "broken_tools.py": "def look(:\n"},
+    "a target whose module is broken": Case(
         GO,
-        {},
-        1,
         ("tools.look.target", "broken_tools"),
+        files={"perdure.toml": TOOL.format(name="look", target="broken_tools:look"), "broken_tools.py": "def look(:\n"},
     ),
-    "an unknown tool in an agent file": (
-        {"agents/scout.md": "---\ntools: [fetch, teleport]\n---\nLook.\n"},
-        GO,
-        {},
-        1,
-        ("scout.md, line 2: tools", "'teleport'", "write_file"),
+    "an unknown tool in an agent file": scout(
+        "---\ntools: [fetch, teleport]\n---\nLook.\n", "scout.md, line 2: tools", "'teleport'", "write_file"
     ),
-    "an unknown peer in an agent file": (
-        {"agents/scout.md": "---\npeers: [scout, guide]\n---\nLook.\n"},
-        GO,
-        {},
-        1,
-        ("scout.md", "peers", "'guide'", "default, scout"),
+    "an unknown peer in an agent file": scout(
+        "---\npeers: [scout, guide]\n---\nLook.\n", "scout.md", "peers", "'guide'", "default, scout"
     ),
-    "an agent outside that is told how to work": (
-        {"agents/scribe.md": "---\nmailbox: true\ntools: [fetch]\n---\n"},
+    "an agent outside that is told how to work": Case(
         GO,
-        {},
-        1,
         ("scribe.md", "lives outside and takes no tools"),
+        files={"agents/scribe.md": "---\nmailbox: true\ntools: [fetch]\n---\n"},
     ),
-    "a run of an agent that lives outside": (
-        {"agents/scribe.md": "---\nmailbox: true\n---\n"},
+    "a run of an agent that lives outside": Case(
         (*GO, "--agent", "scribe"),
-        {},
-        1,
         ("'scribe' lives outside", "perdure mail FOLDER --agent scribe"),
+        files={"agents/scribe.md": "---\nmailbox: true\n---\n"},
     ),
-    "an agent file without front matter": ({"agents/scout.md": "Look.\n"}, GO, {}, 1, ("scout.md", "front matter")),
-    "broken front matter": ({"agents/scout.md": "---\ntools: [fetch\n---\nLook.\n"}, GO, {}, 1, ("scout.md",)),
-    "front matter that is no table": ({"agents/scout.md": "---\n- fetch\n---\nLook.\n"}, GO, {}, 1, ("scout.md",)),
-    "an unknown setting in front matter": (
-        {"agents/scout.md": "---\ntool: [fetch]\n---\nLook.\n"},
-        GO,
-        {},
-        1,
-        ("scout.md, line 2: tool: no such setting", "(did you mean tools?)"),
+    "an agent file without front matter": scout("Look.\n", "scout.md", "front matter"),
+    "broken front matter": scout("---\ntools: [fetch\n---\nLook.\n", "scout.md"),
+    "front matter that is no table": scout("---\n- fetch\n---\nLook.\n", "scout.md"),
+    "an unknown setting in front matter": scout(
+        "---\ntool: [fetch]\n---\nLook.\n", "scout.md, line 2: tool: no such setting", "(did you mean tools?)"
     ),
-    "a file that is not there": ({}, GO, {"PERDURE_CONFIG": "missing.toml"}, 1, ("missing.toml", "no such file")),
-    "a model without a key": ({}, GO, {"PERDURE_MODEL": "claude-x"}, 1, ("claude-x", "ANTHROPIC_API_KEY")),
-    "a home that is a file": ({"taken": ""}, GO, {"PERDURE_HOME": "taken"}, 1, ("taken",)),
-    "a dead Temporal": ({}, GO, {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, 1, ("127.0.0.1:1", "connection refused")),
-    "an address that is none": ({}, GO, {"TEMPORAL_ADDRESS": "127.0.0.1:port"}, 1, ("127.0.0.1:port",)),
-    "a far Temporal without TLS": (
-        {},
-        GO,
-        {"TEMPORAL_ADDRESS": "192.0.2.1:7233"},
-        1,
-        ("192.0.2.1:7233", "TEMPORAL_TLS"),
-    ),
-    "a far Temporal that is called almost as this machine": (
-        {},
-        GO,
+    "a file that is not there": env({"PERDURE_CONFIG": "missing.toml"}, "missing.toml", "no such file"),
+    "a model without a key": env({"PERDURE_MODEL": "claude-x"}, "claude-x", "ANTHROPIC_API_KEY"),
+    "a home that is a file": Case(GO, ("taken",), files={"taken": ""}, env={"PERDURE_HOME": "taken"}),
+    "a dead Temporal": env({"TEMPORAL_ADDRESS": "127.0.0.1:1"}, "127.0.0.1:1", "connection refused"),
+    "an address that is none": env({"TEMPORAL_ADDRESS": "127.0.0.1:port"}, "127.0.0.1:port"),
+    "a far Temporal without TLS": env({"TEMPORAL_ADDRESS": "192.0.2.1:7233"}, "192.0.2.1:7233", "TEMPORAL_TLS"),
+    "a far Temporal that is called almost as this machine": env(
         {"TEMPORAL_ADDRESS": "localhost.example.com:7233"},
-        1,
-        ("localhost.example.com:7233 is not on this machine", "TEMPORAL_TLS"),
+        "localhost.example.com:7233 is not on this machine",
+        "TEMPORAL_TLS",
     ),
-    "every address of this machine": ({}, GO, {"TEMPORAL_ADDRESS": "0.0.0.0:7233"}, 1, ("0.0.0.0", "TEMPORAL_TLS")),
-    "an unknown profile": ({}, GO, {"TEMPORAL_PROFILE": "moon"}, 1, ("moon",)),
-    "a broken profile file": (
-        {"profile.toml": "[profile"},
-        GO,
-        {"TEMPORAL_CONFIG_FILE": "profile.toml"},
-        1,
-        ("configuration",),
+    "every address of this machine": env({"TEMPORAL_ADDRESS": "0.0.0.0:7233"}, "0.0.0.0", "TEMPORAL_TLS"),
+    "an unknown profile": env({"TEMPORAL_PROFILE": "moon"}, "moon"),
+    "a broken profile file": Case(
+        GO, ("configuration",), files={"profile.toml": "[profile"}, env={"TEMPORAL_CONFIG_FILE": "profile.toml"}
     ),
-    "a task queue that is no text": (
-        {},
-        ("list",),
-        {"PERDURE_TASK_QUEUE": "\udcff"},
-        1,
-        ("PERDURE_TASK_QUEUE", "UTF-8"),
+    "a task queue that is no text": env(
+        {"PERDURE_TASK_QUEUE": "\udcff"}, "PERDURE_TASK_QUEUE", "UTF-8", command=("list",)
     ),
-    "a task queue without end": ({}, ("list",), {"PERDURE_TASK_QUEUE": "q" * 1001}, 1, ("PERDURE_TASK_QUEUE", "1,000")),
-    "an address for metrics that is none": (
-        {},
-        ("worker",),
-        {"PERDURE_METRICS": "example.com:9464"},
-        1,
-        ("PERDURE_METRICS", "127.0.0.1:9464", "example.com"),
+    "a task queue without end": env(
+        {"PERDURE_TASK_QUEUE": "q" * 1001}, "PERDURE_TASK_QUEUE", "1,000", command=("list",)
     ),
-    "a worker beside a dead Temporal": ({}, ("worker",), {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, 1, ("worker: ",)),
+    "an address for metrics that is none": env(
+        {"PERDURE_METRICS": "example.com:9464"}, "PERDURE_METRICS", "127.0.0.1:9464", "example.com", command=("worker",)
+    ),
+    "a worker beside a dead Temporal": env({"TEMPORAL_ADDRESS": "127.0.0.1:1"}, "worker: ", command=("worker",)),
 }
 
 
-def outcome(project: Any, row: Row) -> Any:
-    files, command, env, _, _ = row
-    for name, text in files.items():
-        project.write(name, text)
-    return project.perdure(*command, **env)
-
-
-def check(done: Any, row: Row) -> None:
-    _, _, _, code, words = row
-    assert len(done.err.splitlines()) == 1, done.err + done.out
-    assert done.code == code, done.err
-    assert all(word in done.err for word in words), done.err
-    assert "Traceback" not in done.out
-
-
-@pytest.mark.parametrize("name", [*USAGE, *PROJECT])
-def test_bad_input_is_one_line_and_the_right_exit_code(make_project: Callable[..., Any], name: str) -> None:
-    row = {**USAGE, **PROJECT}[name]
-    check(outcome(make_project(), row), row)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_bad_input_is_one_line_and_the_right_exit_code(make_project: MakeProject, case: Case) -> None:
+    case.check(make_project())
 
 
 @pytest.mark.parametrize(
@@ -278,25 +205,24 @@ def test_bad_input_is_one_line_and_the_right_exit_code(make_project: Callable[..
     ],
 )
 def test_a_link_that_leads_back_to_itself_is_one_line(
-    make_project: Callable[..., Any], command: tuple[str, ...], env: dict[str, str]
+    make_project: MakeProject, command: tuple[str, ...], env: dict[str, str]
 ) -> None:
     project = make_project()
     (project.folder / "loop").symlink_to("loop")
-    row: Row = ({}, command, env, 1, ("loop: a loop of links",))
-    check(outcome(project, row), row)
+    Case(command, ("loop: a loop of links",), env=env).check(project)
 
 
-def started(project: Any, *command: str, given: bytes = b"", **more: Any) -> Any:
+def run_in_bytes(project: Project, *command: str, typed: bytes = b"", **more: Any) -> Any:
     """A command in bytes."""
     env = project.environment(more.pop("env", None))
     line = [program("cli"), *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.run(line, cwd=project.folder, env=env, input=given, timeout=60, check=False, **pipes)
+    return subprocess.run(line, cwd=project.folder, env=env, input=typed, timeout=60, check=False, **pipes)
 
 
-def test_a_goal_on_standard_input_that_is_no_text_is_one_line(make_project: Callable[..., Any]) -> None:
+def test_a_goal_on_standard_input_that_is_no_text_is_one_line(make_project: MakeProject) -> None:
     strict = {"PYTHONIOENCODING": "utf-8:strict"}
-    done = started(make_project(), "run", "-", given=b"caf\xe9", env=strict)
+    done = run_in_bytes(make_project(), "run", "-", typed=b"caf\xe9", env=strict)
     assert done.returncode == 2
     assert done.stderr.decode().splitlines() == [
         "perdure: standard input is not UTF-8, from byte 3 (see perdure run --help)"
@@ -306,39 +232,37 @@ def test_a_goal_on_standard_input_that_is_no_text_is_one_line(make_project: Call
 @pytest.mark.parametrize(
     "command", [("--help",), ("run", "--help"), ("--version",), ("completion", "bash"), ("tools",)]
 )
-def test_output_that_cannot_be_written_is_one_line(make_project: Callable[..., Any], command: tuple[str, ...]) -> None:
+def test_output_that_cannot_be_written_is_one_line(make_project: MakeProject, command: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
-        done = started(make_project(), *command, stdout=full)
+        done = run_in_bytes(make_project(), *command, stdout=full)
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == ["perdure: [Errno 28] No space left on device"]
 
 
-def test_help_that_nobody_reads_on_is_no_fault(make_project: Callable[..., Any]) -> None:
+def test_help_whose_reader_goes_away_is_no_fault(make_project: MakeProject) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     with os.fdopen(theirs, "wb") as nobody:
-        done = started(make_project(), "--help", stdout=nobody)
+        done = run_in_bytes(make_project(), "--help", stdout=nobody)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("command", [("list",), ("doctor",)])
 def test_a_terminal_with_few_signs_shows_a_question_mark_for_the_others(
-    make_project: Callable[..., Any], command: tuple[str, ...]
+    make_project: MakeProject, command: tuple[str, ...]
 ) -> None:
-    done = started(make_project(), *command, env={"PYTHONIOENCODING": "ascii"})
+    done = run_in_bytes(make_project(), *command, env={"PYTHONIOENCODING": "ascii"})
     assert b"Traceback" not in done.stderr
     assert b"?" in done.stdout
     assert done.stdout.isascii()
 
 
-def test_a_port_in_use_is_one_line(make_project: Callable[..., Any]) -> None:
+def test_a_port_in_use_is_one_line(make_project: MakeProject) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = str(stranger.getsockname()[1])
         project, there = make_project(), {"TEMPORAL_ADDRESS": "127.0.0.1:1"}
-        taken: Row = ({}, ("dev", "--port", port), {}, 1, (f"port {port} cannot be used",))
-        configured: Row = ({}, ("dev", "--port", port), there, 1, ("ports are for the embedded one",))
-        for row in (taken, configured):
-            check(outcome(project, row), row)
+        Case(("dev", "--port", port), (f"port {port} cannot be used",)).check(project)
+        Case(("dev", "--port", port), ("ports are for the embedded one",), env=there).check(project)
 
 
 @pytest.mark.parametrize(
@@ -358,9 +282,8 @@ def test_a_port_in_use_is_one_line(make_project: Callable[..., Any]) -> None:
         (("run", "x", "--id", "a\x1b[2Jb"), "a run id has printable characters only, unlike a\\x1b[2Jb"),
     ],
 )
-def test_a_run_that_does_not_exist_is_one_line(worked: Any, command: tuple[str, ...], words: str) -> None:
-    row: Row = ({}, command, {"TEMPORAL_ADDRESS": worked.address}, 1, (words,))
-    check(outcome(worked.project, row), row)
+def test_a_run_that_does_not_exist_is_one_line(worked: Served, command: tuple[str, ...], words: str) -> None:
+    Case(command, (words,), env={"TEMPORAL_ADDRESS": worked.address}).check(worked.project)
 
 
 @contextmanager
@@ -403,7 +326,7 @@ BAD_PAGES = {
 
 
 @pytest.fixture(scope="module")
-def fetched(make_project: Callable[..., Any]) -> dict[str, Any]:
+def fetched(make_project: MakeProject) -> dict[str, Any]:
     """What a rehearsal run makes of each bad page."""
     with bad_site() as address:
         project = make_project()
@@ -437,7 +360,7 @@ def test_a_binary_page_is_described_and_the_run_completes(fetched: dict[str, Any
     assert json.loads(done.out)["status"] == "completed"
 
 
-def test_a_refused_key_is_a_typed_failure(make_project: Callable[..., Any]) -> None:
+def test_a_refused_key_is_a_typed_failure(make_project: MakeProject) -> None:
     with ScriptedModel([fails(401, message="invalid x-api-key")]) as model:
         there = {"ANTHROPIC_BASE_URL": model.base_url, "ANTHROPIC_API_KEY": "sk-canary"}
         done = make_project().perdure("run", "--json", "write", **there)

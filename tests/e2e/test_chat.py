@@ -1,27 +1,20 @@
-"""`perdure chat` as a person at a terminal, a pipe and a program meet it."""
+"""`perdure chat` as a person at a terminal, a pipe and a program meet terminal."""
 
 import json
-import os
-import pty
-import re
-import select
 import subprocess
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from devserver import embedded_server
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
-from tests.e2e.conftest import Project
+from tests.e2e.projects import MakeProject, Project, use_model
+from tests.e2e.terminal import at_terminal
 from tests.preloaded import program
 
 PATIENCE = 40.0
-CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 def last_said(body: dict[str, Any]) -> str:
@@ -44,62 +37,13 @@ def reply(body: dict[str, Any]) -> Any:
             return says(f"you said {said}")
 
 
-@dataclass
-class Terminal:
-    """A terminal with a person at it."""
-
-    descriptor: int
-    process: "subprocess.Popen[bytes]"
-    seen: str = ""
-    read: int = field(default=0)
-
-    def type(self, line: str) -> None:
-        os.write(self.descriptor, f"{line}\n".encode())
-
-    def until(self, words: str) -> None:
-        """Until these words come, after those that were waited for before."""
-        deadline = time.monotonic() + PATIENCE
-        while (at := self.seen.find(words, self.read)) < 0:
-            left = deadline - time.monotonic()
-            assert left > 0, f"{words!r} never came in:\n{self.seen}"
-            if not select.select([self.descriptor], [], [], left)[0]:
-                continue
-            try:
-                data = os.read(self.descriptor, 65536)
-            except OSError:
-                raise AssertionError(f"it ended before {words!r}:\n{self.seen}") from None
-            self.seen += CONTROLS.sub("", data.decode(errors="replace"))
-        self.read = at + len(words)
-
-
 @pytest.fixture(scope="module")
-async def project(make_project: Any) -> AsyncIterator[Project]:
+async def project(make_project: MakeProject) -> AsyncIterator[Project]:
     """Its embedded server is held up, so that no command has to start one."""
     with ScriptedModel(reply) as model:
-        project: Project = make_project(ANTHROPIC_BASE_URL=model.base_url, PERDURE_MODEL="scripted")
+        project = make_project(**use_model(model))
         async with embedded_server(project.home):
             yield project
-
-
-@contextmanager
-def at_terminal(project: Project, *args: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [program("cli"), "chat", *args],
-        cwd=project.folder,
-        env=project.environment(),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(ours, process)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
 
 
 def test_a_line_of_a_pipe_that_is_no_text_costs_no_other(project: Project) -> None:
@@ -118,72 +62,72 @@ def test_a_line_of_a_pipe_that_is_no_text_costs_no_other(project: Project) -> No
 
 
 def test_a_conversation_at_the_terminal(project: Project) -> None:
-    with at_terminal(project, "sea") as it:
-        it.until("/help lists the commands")
-        it.type("hello")
-        it.until("you said hello")
-        it.type("ask me")
-        it.until("which one?")
-        it.type("2")
-        it.until("I heard blue")
-        it.type("note it")
-        it.until("noted")
-        it.type("/journal")
-        it.until("all is noted")
-        it.type("take long")
-        it.until("done at last")  # what is seen is cancelled, and before that it may be the turn before
-        it.type("after it")
-        it.until("queued; 1 ahead")
-        it.type("/cancel")
-        it.until("■ cancelled")
-        it.until("you said after it")
-        it.type("/forget")
-        it.until("removed from the next turn on: after it")
-        it.type("/nonsense")
-        it.until("there is no /nonsense")
-        it.type("/quit")
-        it.until("to continue: perdure chat sea")
-        assert it.process.wait(PATIENCE) == 0
-    with at_terminal(project, "sea") as it:
-        it.until("> ask me")
-        it.until("I heard blue")
-        it.until("> take long")
-        it.until("cancelled")
-        it.type("and now?")
-        it.until("you said and now?")
+    with at_terminal(project, "chat", "sea") as terminal:
+        terminal.until("/help lists the commands")
+        terminal.type("hello\n")
+        terminal.until("you said hello")
+        terminal.type("ask me\n")
+        terminal.until("which one?")
+        terminal.type("2\n")
+        terminal.until("I heard blue")
+        terminal.type("note it\n")
+        terminal.until("noted")
+        terminal.type("/journal\n")
+        terminal.until("all is noted")
+        terminal.type("take long\n")
+        terminal.until("done at last")  # what is seen is cancelled, and before that it may be the turn before
+        terminal.type("after it\n")
+        terminal.until("queued; 1 ahead")
+        terminal.type("/cancel\n")
+        terminal.until("■ cancelled")
+        terminal.until("you said after it")
+        terminal.type("/forget\n")
+        terminal.until("removed from the next turn on: after it")
+        terminal.type("/nonsense\n")
+        terminal.until("there is no /nonsense")
+        terminal.type("/quit\n")
+        terminal.until("to continue: perdure chat sea")
+        assert terminal.wait() == 0
+    with at_terminal(project, "chat", "sea") as terminal:
+        terminal.until("> ask me")
+        terminal.until("I heard blue")
+        terminal.until("> take long")
+        terminal.until("cancelled")
+        terminal.type("and now?\n")
+        terminal.until("you said and now?")
 
 
 def test_what_was_asked_a_moment_ago_can_be_cancelled(project: Project) -> None:
-    with at_terminal(project, "hasty") as it:
-        it.until("/help")
-        it.type("take long")
-        it.type("/cancel")
-        it.until("■ cancelled")
-        it.type("/cancel")
-        it.until("no turn is active")
+    with at_terminal(project, "chat", "hasty") as terminal:
+        terminal.until("/help")
+        terminal.type("take long\n")
+        terminal.type("/cancel\n")
+        terminal.until("■ cancelled")
+        terminal.type("/cancel\n")
+        terminal.until("no turn is active")
 
 
 def test_what_ran_when_the_person_left_is_shown_when_they_come_back(project: Project) -> None:
-    with at_terminal(project, "away") as it:
-        it.until("/help")
-        it.type("ask me")
-        it.until("which one?")
-        it.process.kill()
-    with at_terminal(project, "away") as it:
-        it.until("which one?")
-        it.type("red")
-        it.until("I heard red")
+    with at_terminal(project, "chat", "away") as terminal:
+        terminal.until("/help")
+        terminal.type("ask me\n")
+        terminal.until("which one?")
+        terminal.process.kill()
+    with at_terminal(project, "chat", "away") as terminal:
+        terminal.until("which one?")
+        terminal.type("red\n")
+        terminal.until("I heard red")
 
 
 def test_what_came_too_late_to_steer_is_shown_as_a_turn_of_its_own(project: Project) -> None:
-    with at_terminal(project, "late") as it:
-        it.until("/help")
-        it.type("ask me")
-        it.until("which one?")
-        it.type("/steer and hurry")
-        it.type("/cancel")
-        it.until("■ cancelled")
-        it.until("I heard interrupted")
+    with at_terminal(project, "chat", "late") as terminal:
+        terminal.until("/help")
+        terminal.type("ask me\n")
+        terminal.until("which one?")
+        terminal.type("/steer and hurry\n")
+        terminal.type("/cancel\n")
+        terminal.until("■ cancelled")
+        terminal.until("I heard interrupted")
 
 
 def test_one_message_and_its_answer(project: Project) -> None:
@@ -201,7 +145,7 @@ def test_a_pipe_is_answered_to_its_end(project: Project) -> None:
     assert said.out.index("you said one") < said.out.index("you said two")
 
 
-def test_what_is_too_long_is_told_and_the_conversation_goes_on(project: Project) -> None:
+def test_a_line_that_is_too_long_is_refused_and_the_conversation_goes_on(project: Project) -> None:
     """Also where it would have been an answer."""
     endless, told = "x" * 200_001, "String should have at most 200000 characters"
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -243,9 +187,9 @@ def test_wrong_usage_is_one_line(project: Project, args: tuple[str, ...], compla
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_what_somebody_else_says_in_the_conversation_is_shown_too(project: Project) -> None:
-    with at_terminal(project, "shared") as it:
-        it.until("/help")
+def test_a_message_from_another_process_is_shown_in_the_conversation(project: Project) -> None:
+    with at_terminal(project, "chat", "shared") as terminal:
+        terminal.until("/help")
         assert project.perdure("chat", "shared", "-m", "from elsewhere").code == 0
-        it.until("> from elsewhere")
-        it.until("you said from elsewhere")
+        terminal.until("> from elsewhere")
+        terminal.until("you said from elsewhere")

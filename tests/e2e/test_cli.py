@@ -2,34 +2,28 @@
 
 import asyncio
 import json
-import os
-import pty
 import re
 import signal
-import subprocess
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-from contracts.run.state import RunStatus
-from perdure.client.errors import RunNotFoundError
-from perdure.client.runs import query_run_state as state_of
-from tests.preloaded import program
+from tests.e2e.projects import CommandResult, Served, until_asked
+from tests.e2e.terminal import at_terminal
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")
-TOLD_IN_JSON = (("list",), ("show", "worked"), ("trace", "worked"), ("tools",), ("doctor",))
+Printed = dict[tuple[str, ...], CommandResult]
+AS_JSON = (("list",), ("show", "worked"), ("trace", "worked"), ("tools",), ("doctor",))
 
 
-async def events(served: Any, run_id: str) -> list[Any]:
+async def events(served: Served, run_id: str) -> list[Any]:
     handle = served.client.get_workflow_handle(f"run:{run_id}")
     return [event async for event in handle.fetch_history_events()]
 
 
-async def completions(served: Any, run_id: str) -> list[dict[str, Any]]:
+async def completions(served: Served, run_id: str) -> list[dict[str, Any]]:
     """The payloads of the completion events in a run's history."""
     ended = [
         e for e in await events(served, run_id) if e.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
@@ -39,32 +33,23 @@ async def completions(served: Any, run_id: str) -> list[dict[str, Any]]:
     return [event["payload"] for event in said if event["type"] == "agent.completed"]
 
 
-async def is_waiting(served: Any, run_id: str) -> bool:
-    """Whether the run's question is open."""
-    try:
-        state = await state_of(served.client, run_id)
-    except RunNotFoundError:  # the command has not come to its start yet
-        return False
-    return state is not None and state.status == RunStatus.waiting_on_human
-
-
 @pytest.fixture(scope="module")
-def told(served: Any, critique: str) -> dict[tuple[str, ...], Any]:
-    """The worked example and what each command tells of it, for a person and as JSON."""
+def printed(served: Served, critique: str) -> Printed:
+    """The worked example, and the output of each command about it, for a person and as JSON."""
     run = served.project.perdure
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(run, "run", "--id", "worked", critique)
         second = pool.submit(run, "run", "--id", "worked-json", "--json", critique)
         done = {("run",): first.result(), ("run", "--json"): second.result()}
-        wanted = [(*command, *json_) for command in TOLD_IN_JSON for json_ in ((), ("--json",))]
+        wanted = [(*command, *json_) for command in AS_JSON for json_ in ((), ("--json",))]
         done |= dict(zip(wanted, pool.map(lambda command: run(*command), wanted), strict=True))
     return done
 
 
 async def test_the_worked_example_goes_from_goal_to_one_artifact_in_one_completion_event(
-    served: Any, told: dict[tuple[str, ...], Any]
+    served: Served, printed: Printed
 ) -> None:
-    done = told["run",]
+    done = printed["run",]
     assert (done.code, done.err) == (0, "")
     assert "completed" in done.out
     assert "2 steps · 3 turns" in done.out
@@ -80,12 +65,12 @@ async def test_the_worked_example_goes_from_goal_to_one_artifact_in_one_completi
     assert called == ["fetch", "write_file"]
 
 
-def test_a_run_with_its_own_worker_does_not_ask_for_one(told: dict[tuple[str, ...], Any]) -> None:
-    assert "no worker" not in told["run",].out
+def test_a_run_with_its_own_worker_does_not_ask_for_one(printed: Printed) -> None:
+    assert "no worker" not in printed["run",].out
 
 
-def test_run_json_prints_the_end_and_nothing_else(told: dict[tuple[str, ...], Any], critique: str) -> None:
-    done = told["run", "--json"]
+def test_run_json_prints_the_end_and_nothing_else(printed: Printed, critique: str) -> None:
+    done = printed["run", "--json"]
     assert (done.code, done.err) == (0, "")
     said = json.loads(done.out)
     assert (said["run_id"], said["status"]) == ("worked-json", "completed")
@@ -94,11 +79,9 @@ def test_run_json_prints_the_end_and_nothing_else(told: dict[tuple[str, ...], An
     assert said["event"]["payload"]["steps_taken"] == 2
 
 
-@pytest.mark.parametrize("command", TOLD_IN_JSON, ids=lambda command: command[0])
-def test_each_telling_command_speaks_to_a_person_and_to_a_program(
-    told: dict[tuple[str, ...], Any], command: tuple[str, ...]
-) -> None:
-    plain, as_json = told[command], told[*command, "--json"]
+@pytest.mark.parametrize("command", AS_JSON, ids=lambda command: command[0])
+def test_each_command_that_shows_prints_text_or_json(printed: Printed, command: tuple[str, ...]) -> None:
+    plain, as_json = printed[command], printed[*command, "--json"]
     assert [plain.code, plain.err, as_json.code, as_json.err] == [0, "", 0, ""]
     assert plain.out.strip()
     assert not plain.out.startswith(("{", "["))
@@ -106,81 +89,41 @@ def test_each_telling_command_speaks_to_a_person_and_to_a_program(
         assert isinstance(json.loads(line), dict | list)
 
 
-def test_what_a_program_is_told_of_a_run(told: dict[tuple[str, ...], Any]) -> None:
-    rows = {row["run_id"]: row for row in map(json.loads, told["list", "--json"].out.splitlines())}
+def test_json_output_has_a_runs_rows_state_events_and_tools(printed: Printed) -> None:
+    rows = {row["run_id"]: row for row in map(json.loads, printed["list", "--json"].out.splitlines())}
     assert {"worked", "worked-json"} <= rows.keys()
     assert rows["worked"]["status"] == "completed"
-    shown = json.loads(told["show", "worked", "--json"].out)
+    shown = json.loads(printed["show", "worked", "--json"].out)
     assert (shown["step"], shown["completed_steps"], shown["artifacts"]) == (2, [1, 2], ["artifacts/critique.md"])
     assert shown["end"]["status"] == "completed"
-    happened = [json.loads(line)["type"] for line in told["trace", "worked", "--json"].out.splitlines()]
+    happened = [json.loads(line)["type"] for line in printed["trace", "worked", "--json"].out.splitlines()]
     turn, call = ["model_call_started", "model_replied"], ["tool_call_started", "tool_call_finished"]
     assert happened == ["run_started", *turn, *call, *turn, *call, *turn, "run_ended"]
-    tools = {tool["tool"]: tool["effect"] for tool in json.loads(told["tools", "--json"].out)}
+    tools = {tool["tool"]: tool["effect"] for tool in json.loads(printed["tools", "--json"].out)}
     assert tools == {"fetch": "read", "read_file": "read", "write_file": "keyed", "list_files": "read"}
-    checks = [json.loads(line) for line in told["doctor", "--json"].out.splitlines()]
+    checks = [json.loads(line) for line in printed["doctor", "--json"].out.splitlines()]
     assert all(check["ok"] for check in checks)
 
 
-@dataclass
-class Terminal:
-    """A command at a terminal of its own."""
-
-    process: "subprocess.Popen[bytes]"
-    screen: int
-    shown: str = ""
-
-    async def until(self, words: str) -> None:
-        async with asyncio.timeout(60):
-            while words not in self.shown:
-                await self._read()
-
-    async def _read(self) -> bool:
-        try:
-            data = await asyncio.to_thread(os.read, self.screen, 65536)
-        except OSError:  # Linux's word for the end of a terminal
-            data = b""
-        self.shown += data.decode(errors="replace")
-        return bool(data)
-
-    def types(self, line: str) -> None:
-        os.write(self.screen, f"{line}\n".encode())
-
-    async def ends(self) -> int:
-        while await self._read():
-            pass
-        return await asyncio.to_thread(self.process.wait, 60)
-
-
-def at_terminal(project: Any, *args: str, **env: str) -> Terminal:
-    screen, inside = pty.openpty()
-    command = [program("cli"), *args]
-    process = subprocess.Popen(
-        command, cwd=project.folder, env=project.environment(env), stdin=inside, stdout=inside, stderr=inside
-    )
-    os.close(inside)
-    return Terminal(process, screen)
-
-
-async def test_a_question_is_asked_in_the_terminal_and_answered_by_typing(served: Any, site: str) -> None:
-    terminal = at_terminal(served.project, "run", "--id", "asked", "produce a 2 para critique")
-    await terminal.until("Which page should I fetch?")
-    await terminal.until("answer> ")
-    terminal.types(site)
-    assert await terminal.ends() == 0
-    assert "artifacts/critique.md" in terminal.shown
-    assert COLOUR.search(terminal.shown)
+async def test_a_question_is_asked_in_the_terminal_and_answered_by_typing(served: Served, site: str) -> None:
+    with at_terminal(served.project, "run", "--id", "asked", "produce a 2 para critique") as terminal:
+        terminal.until("Which page should I fetch?")
+        terminal.until("answer> ")
+        terminal.type(f"{site}\n")
+        assert terminal.wait() == 0
+    assert "artifacts/critique.md" in terminal.written
+    assert COLOUR.search(terminal.written)
     assert len(await completions(served, "asked")) == 1
 
 
-async def test_no_color_is_honoured_at_a_terminal(served: Any, told: Any) -> None:
-    terminal = at_terminal(served.project, "list", NO_COLOR="1")
-    assert await terminal.ends() == 0
-    assert "completed" in terminal.shown
-    assert not COLOUR.search(terminal.shown)
+def test_no_color_is_honoured_at_a_terminal(served: Served, printed: Printed) -> None:
+    with at_terminal(served.project, "list", NO_COLOR="1") as terminal:
+        assert terminal.wait() == 0
+    assert "completed" in terminal.written
+    assert not COLOUR.search(terminal.written)
 
 
-async def test_another_process_answers_while_run_waits(served: Any, site: str) -> None:
+async def test_another_process_answers_while_run_waits(served: Served, site: str) -> None:
     with served.project.running("run", "--id", "answered", "produce a 2 para critique") as run:
         await asyncio.to_thread(run.until, "Which page should I fetch?")
         waiting = await asyncio.to_thread(served.project.perdure, "list", "--waiting", "--json")
@@ -190,23 +133,23 @@ async def test_another_process_answers_while_run_waits(served: Any, site: str) -
         assert len(stale.err.splitlines()) == 1
         accepted = await asyncio.to_thread(served.project.perdure, "answer", "answered", site)
         assert (accepted.code, accepted.out.strip()) == (0, "accepted")
-        done = await asyncio.to_thread(run.ended)
+        done = await asyncio.to_thread(run.wait)
     assert done.code == 0
     assert len(await completions(served, "answered")) == 1
 
 
-async def test_cancel_from_another_process_ends_both_commands(served: Any, until: Callable[..., Any]) -> None:
+async def test_cancel_from_another_process_ends_both_commands(served: Served) -> None:
     with served.project.running("run", "--id", "cancelled", "--json", "produce a 2 para critique") as run:
-        await until(lambda: is_waiting(served, "cancelled"))
+        await until_asked(served.client, "cancelled")
         asked = await asyncio.to_thread(served.project.perdure, "cancel", "cancelled", "--reason", "not needed")
-        done = await asyncio.to_thread(run.ended)
+        done = await asyncio.to_thread(run.wait)
     assert (asked.code, asked.err) == (0, "")
     assert asked.out.splitlines()[-1] == "cancelled"
     assert done.code == 4
     assert json.loads(done.out)["status"] == "cancelled"
 
 
-def test_two_starts_with_one_dedupe_key_are_one_run(served: Any) -> None:
+def test_two_starts_with_one_dedupe_key_are_one_run(served: Served) -> None:
     detached = ("run", "--detach", "--json", "--dedupe-key", "order 17", "produce a critique")
     first, second = served.project.perdure(*detached), served.project.perdure(*detached)
     assert (first.code, second.code) == (0, 0)
@@ -216,18 +159,18 @@ def test_two_starts_with_one_dedupe_key_are_one_run(served: Any) -> None:
     assert rows.count(started) == 1
 
 
-async def test_what_is_shown_of_a_run_without_a_worker_says_how_old_it_is(served: Any) -> None:
+async def test_what_is_shown_of_a_run_without_a_worker_says_how_old_it_is(served: Served) -> None:
     there = {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "nobody-works-here"}
     assert served.project.perdure("run", "--detach", "--id", "deserted", "produce a critique", **there).code == 0
-    shown, told = (served.project.perdure("show", "deserted", *more, **there) for more in ((), ("--json",)))
+    shown, as_json = (served.project.perdure("show", "deserted", *more, **there) for more in ((), ("--json",)))
     assert re.search(r"no worker answers now; this is what the server knows, \d+ s old", shown.out)
-    row = json.loads(told.out)
+    row = json.loads(as_json.out)
     assert row["status"] == "queued"
     assert row["as_of"] >= row["started_at"]
     await served.client.get_workflow_handle("run:deserted").terminate("its test is over")
 
 
-def test_another_goal_under_the_id_of_a_run_is_refused(served: Any) -> None:
+def test_another_goal_under_the_id_of_a_run_is_refused(served: Served) -> None:
     assert served.project.perdure("run", "--detach", "--id", "once", "produce a critique").code == 0
     again = served.project.perdure("run", "--detach", "--id", "once", "a wholly other goal")
     assert (again.code, again.out) == (1, "")
@@ -235,7 +178,7 @@ def test_another_goal_under_the_id_of_a_run_is_refused(served: Any) -> None:
 
 
 async def test_a_run_killed_in_the_middle_goes_on_in_watch_to_one_completion_event(
-    served: Any, told: Any, critique: str
+    served: Served, printed: Printed, critique: str
 ) -> None:
     with served.project.running("run", "--id", "killed", critique) as run:
         await asyncio.to_thread(run.until, "✓ fetch")
@@ -251,10 +194,10 @@ async def test_a_run_killed_in_the_middle_goes_on_in_watch_to_one_completion_eve
     assert files[0].read_text(encoding="utf-8") == files[1].read_text(encoding="utf-8")
 
 
-async def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(served: Any, critique: str) -> None:
+async def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(served: Served, critique: str) -> None:
     with served.project.running("run", "--id", "left", critique) as run:
         await asyncio.to_thread(run.until, "goal")
-        done = await asyncio.to_thread(run.signalled, signal.SIGINT)
+        done = await asyncio.to_thread(run.send_signal, signal.SIGINT)
     assert done.code == 130
     assert "Follow it: perdure watch left" in done.err
     assert "Traceback" not in done.err

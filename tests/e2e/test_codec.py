@@ -1,16 +1,16 @@
 """Encryption as a person turns it on: by one variable, for workers and commands alike."""
 
 from base64 import b64encode
-from typing import Any
+
+from tests.e2e.projects import MakeProject, Served
 
 K1, K2 = (f"k{n}:{b64encode(bytes([n]) * 32).decode()}" for n in (1, 2))
 GO = ("run", "look around", "--detach")
 
 
-def test_workers_and_commands_agree_about_encryption_or_are_refused(served: Any) -> None:
+def test_workers_and_commands_agree_about_encryption_or_are_refused(served: Served) -> None:
     it, there = served.project, {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "sealed"}
-    with it.running(script="worker.py", PERDURE_CODEC_KEYS=K1, **there) as worker:
-        worker.until("worker ready")
+    with it.worker(PERDURE_CODEC_KEYS=K1, **there):
         assert it.perdure("list", PERDURE_CODEC_KEYS=K1, **there).code == 0
         refused = [
             it.perdure(*GO, **there),
@@ -19,7 +19,7 @@ def test_workers_and_commands_agree_about_encryption_or_are_refused(served: Any)
             it.perdure(*GO, PERDURE_CODEC_KEYS=f"{K2},{K1}", **there),
         ]
         with it.running(script="worker.py", **there) as other:
-            refused.append(other.ended())
+            refused.append(other.wait())
         healthy = it.perdure("doctor", PERDURE_CODEC_KEYS=f"{K1},{K2}", **there)
     words = (
         "encrypted with key k1: set",
@@ -33,7 +33,7 @@ def test_workers_and_commands_agree_about_encryption_or_are_refused(served: Any)
     assert "encrypted with key k1; k2 can be read too" in healthy.out
 
 
-def test_a_command_that_encrypts_is_refused_where_workers_do_not(worked: Any) -> None:
+def test_a_command_that_encrypts_is_refused_where_workers_do_not(worked: Served) -> None:
     it, there = worked.project, {"TEMPORAL_ADDRESS": worked.address}
     done = it.perdure(*GO, PERDURE_CODEC_KEYS=K1, **there)
     assert (done.code, done.err.count("\n")) == (1, 1)
@@ -41,7 +41,7 @@ def test_a_command_that_encrypts_is_refused_where_workers_do_not(worked: Any) ->
     assert it.perdure(*GO, **there).code == 0
 
 
-def test_an_embedded_server_keeps_the_seal_too(make_project: Any, critique: str) -> None:
+def test_an_embedded_server_keeps_the_seal_too(make_project: MakeProject, critique: str) -> None:
     it = make_project()
     done = it.perdure("run", critique, "--json", PERDURE_CODEC_KEYS=K1)
     assert done.code == 0, done
@@ -60,7 +60,7 @@ def test_an_embedded_server_keeps_the_seal_too(make_project: Any, critique: str)
     assert critique.encode() not in (it.home / "temporal.db").read_bytes()
 
 
-def test_bad_keys_are_refused_in_one_line(make_project: Any) -> None:
+def test_bad_keys_are_refused_in_one_line(make_project: MakeProject) -> None:
     done = make_project().perdure("list", PERDURE_CODEC_KEYS="k1:tooshort")
     assert (done.code, done.err) == (
         1,

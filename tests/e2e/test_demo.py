@@ -5,14 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import cli
+from tests.waiting import until
 
 ROOT = Path(cli.__file__).parent
 GIT, MAKE = shutil.which("git"), shutil.which("make")
@@ -91,7 +91,7 @@ def test_a_clone_stays_clean(clone: Clone) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_nothing_of_the_clone_is_left_running(clone: Clone, until: Callable[..., Any]) -> None:
+async def test_nothing_of_the_clone_is_left_running(clone: Clone) -> None:
     await until(lambda: processes_in(clone.folder) == [], seconds=10)  # a server takes a second to end in order
 
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import yaml
 from temporalio.client import Client
 
 import cli
+from tests.e2e.projects import Served
 
 ROOT = Path(cli.__file__).parent
 BIN = Path(sys.executable).parent
@@ -84,7 +84,7 @@ def test_the_gateway_has_no_model_key_and_none_of_the_runs_files() -> None:
     assert [mount.endswith(":/project:ro") for mount in gateway["volumes"]] == [True]
 
 
-def test_the_web_ui_only_shows_unless_it_is_told_otherwise() -> None:
+def test_the_web_ui_is_read_only_unless_set_otherwise() -> None:
     assert SERVICES["ui"]["environment"]["TEMPORAL_DISABLE_WRITE_ACTIONS"] == "${PERDURE_UI_READ_ONLY:-true}"
 
 
@@ -99,12 +99,12 @@ def test_the_image_has_what_the_lock_has() -> None:
 
 
 @pytest.mark.parametrize("name", ["worker-1", "worker-2", "gateway"])
-def test_a_service_of_ours_runs_a_command_that_there_is(served: Any, name: str) -> None:
+def test_each_service_of_ours_runs_an_existing_command(served: Served, name: str) -> None:
     done = served.project.perdure(*SERVICES[name]["command"].split(), "--help")
     assert done.code == 0, done.err
 
 
-def test_doctor_asks_the_object_stores(served: Any, bucket: str) -> None:
+def test_doctor_asks_the_object_stores(served: Served, bucket: str) -> None:
     stores = {"PERDURE_STORE": bucket, "PERDURE_PAYLOADS": bucket, "TEMPORAL_ADDRESS": served.address}
     well = served.project.perdure("doctor", **stores)
     assert f"{bucket}: answers, 0 runs" in well.out
@@ -114,7 +114,7 @@ def test_doctor_asks_the_object_stores(served: Any, bucket: str) -> None:
     assert [line[2:16] for line in told] == ["object store  ", "large payloads"]
 
 
-def test_a_store_that_is_none_is_one_line(served: Any) -> None:
+def test_a_store_that_is_none_is_one_line(served: Served) -> None:
     for variable in ("PERDURE_STORE", "PERDURE_PAYLOADS"):
         done = served.project.perdure("worker", TEMPORAL_ADDRESS=served.address, **{variable: "ftp://nowhere/x"})
         assert (done.code, done.err.count("\n")) == (1, 1), done.err
@@ -122,7 +122,7 @@ def test_a_store_that_is_none_is_one_line(served: Any) -> None:
 
 
 async def test_three_workers_share_a_queue_and_a_store_and_one_may_die(
-    served: Any, critique: str, bucket: str, until: Callable[..., Any]
+    served: Served, critique: str, bucket: str
 ) -> None:
     shared = {
         "TEMPORAL_ADDRESS": served.address,
@@ -138,7 +138,7 @@ async def test_three_workers_share_a_queue_and_a_store_and_one_may_die(
         for name in ids:
             done = await asyncio.to_thread(served.project.perdure, "run", critique, "--id", name, "--detach", **shared)
             assert done.code == 0, done.err
-        workers[0].signalled(signal.SIGKILL)
+        workers[0].send_signal(signal.SIGKILL)
         runs = [served.client.get_workflow_handle(f"run:{name}") for name in ids]
         outcomes = [await run.result() for run in runs]
     assert [outcome["type"] for outcome in outcomes] == ["agent.completed"] * len(ids)

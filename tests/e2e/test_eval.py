@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from perdure.client.run_list import find_run, iterate_runs
-from perdure.testkit.model_server import ScriptedModel, calls, fails, says, slow
+from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls, fails, says, slow
 from tests.e2e.notes import CODE, PROJECT
+from tests.e2e.projects import Project, Served, goal_of, reply_by_goal, use_model
+from tests.waiting import until
 
 AGENT = "---\ntools: [note, write_file]\n---\nYou take notes.\n"
 WRITE = calls(("write_file", {"path": "artifacts/list.md", "content": "milk"}))
@@ -62,31 +64,26 @@ WHY = {
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedModel]:
-    coin = cycle(["heads", "tails"])
+    coin, script = cycle(["heads", "tails"]), reply_by_goal(SCRIPTS)
 
-    def reply(body: dict[str, Any]) -> Any:
-        goal = body["messages"][0]["content"][0]["text"]
-        if goal == "toss a coin":
-            return says(next(coin))
-        return SCRIPTS[goal][sum(message["role"] == "assistant" for message in body["messages"])]
+    def reply(body: dict[str, Any]) -> ScriptedAnswer:
+        return says(next(coin)) if goal_of(body) == "toss a coin" else script(body)
 
     with ScriptedModel(reply) as serving:
         yield serving
 
 
 @pytest.fixture(scope="module")
-def table(served: Any, model: ScriptedModel) -> Any:
+def table(served: Served, model: ScriptedModel) -> Project:
     """The project, whose commands bring a worker with the scripted model."""
     project = served.project
-    project.env |= {"ANTHROPIC_API_KEY": "sk-none", "PERDURE_MODEL": "scripted", "ANTHROPIC_BASE_URL": model.base_url}
-    for name, text in {"perdure.toml": PROJECT, "notes.py": CODE, "agents/clerk.md": AGENT}.items():
-        project.write(name, text)
-    project.write("cases.yaml", CASES)
+    project.env |= use_model(model)
+    project.write_all({"perdure.toml": PROJECT, "notes.py": CODE, "agents/clerk.md": AGENT, "cases.yaml": CASES})
     return project
 
 
 @pytest.fixture(scope="module")
-def report(table: Any) -> dict[str, Any]:
+def report(table: Project) -> dict[str, Any]:
     done = table.perdure("eval", "cases.yaml", "--agent", "clerk", "--repeat", "2", "--json")
     assert (done.code, done.err) == (1, "")
     told: dict[str, Any] = json.loads(done.out)
@@ -115,7 +112,7 @@ def test_each_case_passes_or_says_why_with_the_run_that_shows_it(report: dict[st
     assert (report["runs"], report["passed"], report["rate"]) == (18, 9, 0.5)
 
 
-def test_steps_tokens_cost_and_time_are_told(report: dict[str, Any]) -> None:
+def test_steps_tokens_cost_and_time_are_reported(report: dict[str, Any]) -> None:
     (writes,) = [case for case in report["cases"] if case["name"] == "writes"]
     assert (writes["steps"], writes["rate"]) == (1, 1.0)
     assert writes["tokens"] > 100
@@ -124,14 +121,14 @@ def test_steps_tokens_cost_and_time_are_told(report: dict[str, Any]) -> None:
     assert writes["results"][0]["calls"] == ["write_file", "finish"]
 
 
-async def test_a_question_that_nobody_expects_cancels_its_run(report: dict[str, Any], served: Any) -> None:
+async def test_an_unexpected_question_cancels_its_run(report: dict[str, Any], served: Served) -> None:
     (case,) = [case for case in report["cases"] if case["name"] == "surprises"]
     for result in case["results"]:
         assert (await find_run(served.client, result["run_id"])).status == "cancelled"
     assert [each.run_id async for each in iterate_runs(served.client, limit=None) if each.is_open] == []
 
 
-def test_enough_that_pass_are_enough(table: Any) -> None:
+def test_enough_that_pass_are_enough(table: Project) -> None:
     table.write("two.jsonl", '{"goal": "write a list"}\n{"goal": "break", "name": "[b]breaks"}\n')
     enough = table.perdure("eval", "two.jsonl", "--agent", "clerk", "--min-pass", "0.5")
     assert (enough.code, enough.err) == (0, "")
@@ -142,7 +139,7 @@ def test_enough_that_pass_are_enough(table: Any) -> None:
     assert "passed: 50% of 2 runs, 50% needed" in shown
 
 
-async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: Any) -> None:
+async def test_ctrl_c_cancels_what_it_started(table: Project, served: Served) -> None:
     table.write("slow.yaml", "- goal: take your time\n- goal: take your time\n- goal: take your time\n")
     with table.running("eval", "slow.yaml", "--concurrency", "2") as process:
 
@@ -150,7 +147,7 @@ async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: An
             return len([each async for each in iterate_runs(served.client) if each.status == "running"]) == 2
 
         await until(at_work)
-        done = process.signalled(signal.SIGINT)
+        done = process.send_signal(signal.SIGINT)
     assert done.code == 130
     assert done.err == "cancelling 2 runs …\n"
     assert [each.run_id async for each in iterate_runs(served.client, limit=None) if each.is_open] == []
@@ -167,8 +164,6 @@ async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: An
     ],
     ids=str,
 )
-def test_what_cannot_be_evaluated_is_one_line(table: Any, args: tuple[str, ...], code: int, says_: str) -> None:
+def test_what_cannot_be_evaluated_is_one_line(table: Project, args: tuple[str, ...], code: int, says_: str) -> None:
     table.write("misspelt.yaml", "- goal: pay\n  expect: {calls: [write_file, finish], never_calls: refnud}\n")
-    done = table.perdure("eval", *args)
-    assert (done.code, done.out, len(done.err.splitlines())) == (code, "", 1)
-    assert done.err.startswith(f"perdure: {says_}")
+    assert table.perdure("eval", *args).error(code).startswith(f"perdure: {says_}")

@@ -1,21 +1,18 @@
 """`perdure trace --export`: one run as one record, with a worker and without."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import pytest
-from temporalio.client import Client
 
 from contracts.run.export import Export
-from devserver import embedded_server
-from perdure.client.errors import RunNotFoundError
-from perdure.client.runs import query_run_state, wait_for_run_end
-from perdure.converter import data_converter
+from perdure.client.runs import wait_for_run_end
 from perdure.testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.notes import CODE, PROJECT
+from tests.e2e.projects import MakeProject, Served, reply_by_goal, serve, until_asked, use_model
 
 CANARY = "canary-5b1e77aa90"
 AGENT = "---\ntools: [note, write_file]\npeers: [helper]\n---\nYou take notes.\n"
@@ -34,64 +31,38 @@ SCRIPTS: dict[str, list[Any]] = {
 }
 
 
-def reply(body: dict[str, Any]) -> Any:
-    said = body["messages"][0]["content"][0]["text"]
-    script = next(script for goal, script in SCRIPTS.items() if goal in said)
-    return script[sum(message["role"] == "assistant" for message in body["messages"])]
-
-
 @dataclass(frozen=True)
 class Exported:
-    project: Any
-    client: Client
+    served: Served
     record: dict[str, Any]
     bare: dict[str, Any]  # of the same run, without a worker
-    told: str  # beside it
+    printed: str  # beside it
     open: dict[str, Any]  # of a run that is open, without a worker
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[ScriptedModel]:
-    with ScriptedModel(reply) as serving:
-        yield serving
-
-
-@pytest.fixture(scope="module")
-async def exported(make_project: Any, model: ScriptedModel, until: Any) -> AsyncIterator[Exported]:
-    project = make_project(
-        ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url, SHOP_TOKEN=CANARY
-    )
-    for name, text in {"perdure.toml": PROJECT, "notes.py": CODE, "agents/clerk.md": AGENT}.items():
-        project.write(name, text)
-    project.write("agents/helper.md", "---\ntools: []\n---\n")
-    async with embedded_server(project.home) as server:
-        client = await Client.connect(server.address, data_converter=data_converter)
-        project.env["TEMPORAL_ADDRESS"] = server.address
-
-        async def asks(run_id: str, question: str) -> bool:
-            try:
-                view = await query_run_state(client, run_id)
-            except RunNotFoundError:
-                return False
-            return view is not None and view.question is not None and view.question.id == question
-
-        with project.running(script="worker.py") as worker:
-            worker.until("worker ready")
-            for run_id in ("whole", "open"):
-                assert project.perdure("run", "-d", "--agent", "clerk", "--id", run_id, "write a list").code == 0
-                await until(lambda run_id=run_id: asks(run_id, "q1"))
-            assert project.perdure("answer", "whole", "the corner shop", "--by", "eva").code == 0
-            await until(lambda: asks("whole", "q2"))
-            handle = client.get_workflow_handle("run:whole")
-            await handle.signal("human_input", {"decision": "approve", "by": "adam"})
-            assert (await wait_for_run_end(client, "whole")).status == "completed"
-            done = project.perdure("trace", "whole", "--export")
-            assert (done.code, done.err) == (0, "")
-        bare = project.perdure("trace", "whole", "--export", "whole.json", "--with-subtasks")
-        assert bare.code == 0
-        of_open = project.perdure("trace", "open", "--export", "-")
-        told = json.loads((project.folder / "whole.json").read_text(encoding="utf-8"))
-        yield Exported(project, client, json.loads(done.out), told, bare.out + bare.err, json.loads(of_open.out))
+async def exported(make_project: MakeProject) -> AsyncIterator[Exported]:
+    with ScriptedModel(reply_by_goal(SCRIPTS)) as model:
+        project = make_project(**use_model(model), SHOP_TOKEN=CANARY)
+        project.write_all({"perdure.toml": PROJECT, "notes.py": CODE, "agents/clerk.md": AGENT})
+        project.write("agents/helper.md", "---\ntools: []\n---\n")
+        async with serve(project) as served:
+            with project.worker(TEMPORAL_ADDRESS=served.address):
+                for run_id in ("whole", "open"):
+                    assert served.perdure("run", "-d", "--agent", "clerk", "--id", run_id, "write a list").code == 0
+                    await until_asked(served.client, run_id)
+                assert served.perdure("answer", "whole", "the corner shop", "--by", "eva").code == 0
+                await until_asked(served.client, "whole", "q2")
+                handle = served.client.get_workflow_handle("run:whole")
+                await handle.signal("human_input", {"decision": "approve", "by": "adam"})
+                assert (await wait_for_run_end(served.client, "whole")).status == "completed"
+                done = served.perdure("trace", "whole", "--export")
+                assert (done.code, done.err) == (0, "")
+            bare = served.perdure("trace", "whole", "--export", "whole.json", "--with-subtasks")
+            assert bare.code == 0
+            of_open = json.loads(served.perdure("trace", "open", "--export", "-").out)
+            written = json.loads((project.folder / "whole.json").read_text(encoding="utf-8"))
+            yield Exported(served, json.loads(done.out), written, bare.out + bare.err, of_open)
 
 
 def test_the_record_reads_back_and_lacks_nothing(exported: Exported) -> None:
@@ -136,7 +107,7 @@ def test_each_call_says_what_was_called_and_what_came_of_it(exported: Exported) 
     assert called["ask_human"]["shown"] == "the corner shop"
 
 
-def test_costs_and_tokens_are_told_for_each_turn_and_add_up(exported: Exported) -> None:
+def test_costs_and_tokens_are_recorded_for_each_turn_and_add_up(exported: Exported) -> None:
     turns = exported.record["turns"]
     assert [turn["activity"] for turn in turns] == ["plan", *["reflect"] * 4]
     assert [turn["turn"] for turn in turns] == [1, 2, 3, 4, 5]
@@ -172,8 +143,8 @@ def test_every_event_of_its_history_is_in_it_and_no_secret(exported: Exported) -
 
 def test_without_a_worker_only_what_the_run_says_of_itself_is_missing(exported: Exported) -> None:
     assert exported.bare["missing"] == ["state: no worker answers"]
-    assert "missing: state: no worker answers" in exported.told
-    assert "written: whole.json" in exported.told
+    assert "missing: state: no worker answers" in exported.printed
+    assert "written: whole.json" in exported.printed
     differing = {name for name in exported.record if exported.bare[name] != exported.record[name]}
     assert differing == {"exported_at", "missing", "state", "subtasks"}
     (subtask,) = exported.bare["subtasks"]
@@ -193,15 +164,13 @@ def test_an_open_run_without_a_worker_says_what_could_not_be_had(exported: Expor
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line(exported: Exported) -> None:
-    unknown = exported.project.perdure("trace", "nobody", "--export")
-    assert (unknown.code, unknown.out, unknown.err) == (1, "", "perdure: there is no run nobody\n")
-    alone = exported.project.perdure("trace", "whole", "--with-subtasks")
-    assert (alone.code, alone.out, len(alone.err.splitlines())) == (2, "", 1)
-    nowhere = exported.project.perdure("trace", "whole", "--export", "no/such/folder/x.json")
-    assert (nowhere.code, nowhere.out) == (1, "")
-    assert nowhere.err == "perdure: no/such/folder/x.json: No such file or directory\n"
-    exported.project.folder.joinpath("taken").mkdir()
+    unknown = exported.served.perdure("trace", "nobody", "--export")
+    assert unknown.error() == "perdure: there is no run nobody\n"
+    alone = exported.served.perdure("trace", "whole", "--with-subtasks")
+    alone.error(2)
+    nowhere = exported.served.perdure("trace", "whole", "--export", "no/such/folder/x.json")
+    assert nowhere.error() == "perdure: no/such/folder/x.json: No such file or directory\n"
+    exported.served.project.folder.joinpath("taken").mkdir()
     for folder in ("/", ".", "taken"):
-        taken = exported.project.perdure("trace", "whole", "--export", folder)
-        assert (taken.code, taken.out, len(taken.err.splitlines())) == (1, "", 1)
-        assert taken.err.startswith(f"perdure: {folder}: ")
+        taken = exported.served.perdure("trace", "whole", "--export", folder)
+        assert taken.error().startswith(f"perdure: {folder}: ")

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from functools import partial
 from typing import Any
 
 from contracts.conversation import LaneView, SubmitRequest
@@ -10,6 +11,8 @@ from devserver import embedded_server
 from perdure.client import lanes
 from perdure.client.connection import connect
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says
+from tests.e2e.projects import MakeProject, use_model
+from tests.waiting import until
 
 WAYS = ("before", "wrong", "timeout")
 QUEUE = "perdure"
@@ -50,21 +53,19 @@ def reply(way: str, *, user: str = "B", to: str | None = "m", number: int = 1) -
     return json.dumps({"type": "evt.adapter.message.created", "data": {"platform": "discord", **told, "raw": raw}})
 
 
-async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(make_project: Any, until: Any) -> None:
+async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(make_project: MakeProject) -> None:
     """A reply comes before its task; or wrong ones do, and the right one twice while no worker is there; or none."""
     with ScriptedModel(script) as model:
-        project = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url)
+        project = make_project(**use_model(model))
         project.write("agents/default.md", "---\nfollow_ups: {}\n---\n")
 
         def publish(address: str, *lines: str) -> int:
-            told: int = project.perdure("event", "-", typed="\n".join(lines), TEMPORAL_ADDRESS=address).code
-            return told
+            return project.perdure("event", "-", typed="\n".join(lines), TEMPORAL_ADDRESS=address).code
 
         async with embedded_server(project.home) as server:
             client = await connect(server.address)
             assert publish(server.address, reply("before")) == 0
-            with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
-                worker.until("worker ready")
+            with project.worker(TEMPORAL_ADDRESS=server.address):
                 for way in WAYS:
                     request = SubmitRequest(request_id="discord:x:1", goal=f"ask B: {way}", request_client="discord")
                     await lanes.submit_with_retry(client, QUEUE, f"x-{way}", request)
@@ -81,10 +82,9 @@ async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(
             assert server.started
             client = await connect(server.address)
             assert publish(server.address, reply("wrong"), reply("wrong"), reply("wrong", number=2)) == 0
-            with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
-                worker.until("worker ready")
+            with project.worker(TEMPORAL_ADDRESS=server.address):
                 for way in WAYS:
-                    await until(lambda way=way: has(way, 2))
+                    await until(partial(has, way, 2))
                 assert publish(server.address, *(reply(way, number=3) for way in WAYS)) == 0
                 views = [await look(client, way) for way in WAYS]
     assert [[turn.said for turn in view.recent] for view in views] == [

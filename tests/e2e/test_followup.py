@@ -9,17 +9,18 @@ from typing import Any
 
 import cli
 from perdure.client.runs import follow_up_state
+from tests.e2e.projects import Served
 
 TARGET = {"session_id": "x", "request_client": "discord"}
 
 
-def reply(to: str | None, message: str = "r1", text: str = "Friday") -> dict[str, Any]:
+def reply_event(to: str | None, message: str = "r1", text: str = "Friday") -> dict[str, Any]:
     raw = {"discord": {"replyToMessageId": to} if to else {}}
     data = {"platform": "discord", "channelId": "dm", "messageId": message, "userId": "B", "text": text, "ts": 1}
     return {"type": "evt.adapter.message.created", "data": {**data, "raw": raw}}
 
 
-async def create(worked: Any, name: str, *tasks: tuple[str, str, dict[str, Any]]) -> Any:
+async def create(worked: Served, name: str, *tasks: tuple[str, str, dict[str, Any]]) -> Any:
     definition = {"origin": TARGET, "resumeTarget": TARGET, "summary": "Lunch with [B]."}
     command = {"type": "cmd.workflow.create", "data": {"workflowId": name, "definition": definition}}
     run = await worked.client.start_workflow("FollowUp", command, id=f"wf:{name}", task_queue="perdure")
@@ -29,62 +30,58 @@ async def create(worked: Any, name: str, *tasks: tuple[str, str, dict[str, Any]]
     return run
 
 
-def perdure(worked: Any, *args: str, typed: str = "") -> Any:
-    return worked.project.perdure(*args, typed=typed, TEMPORAL_ADDRESS=worked.address)
-
-
-async def test_a_follow_up_is_seen_answered_and_resolved_from_the_command_line(worked: Any) -> None:
+async def test_a_follow_up_is_seen_answered_and_resolved_from_the_command_line(worked: Served) -> None:
     reply_task = ("t1", "discord.wait_for_reply", {"channelId": "dm", "messageId": "m1"})
     run = await create(worked, "lunch", reply_task, ("t2", "prompt", {"text": "Book it?"}))
-    file = worked.project.write("reply.json", json.dumps(reply("m1"), indent=2))
-    told = perdure(worked, "event", str(file))
-    assert (told.code, told.out) == (0, "discord:dm:r1 → topic:discord:dm:m1\n")
-    listed = perdure(worked, "list", "--waiting", "--json")
-    waiting = [(row["run_id"], row["waiting_for"]) for row in map(json.loads, listed.out.splitlines())]
+    file = worked.project.write("reply.json", json.dumps(reply_event("m1"), indent=2))
+    done = worked.perdure("event", str(file))
+    assert (done.code, done.out) == (0, "discord:dm:r1 → topic:discord:dm:m1\n")
+    listed = worked.perdure("list", "--waiting", "--json")
+    waiting = [(row["run_id"], row["waiting_for"]) for row in listed.rows()]
     assert ("wf:lunch", "human: asks: Book it?") in waiting
-    shown = perdure(worked, "show", "wf:lunch")
+    shown = worked.perdure("show", "wf:lunch")
     assert "Lunch with [B]." in shown.out
     assert 'perdure answer wf:lunch --question t2 "…"' in shown.out
-    assert perdure(worked, "answer", "wf:lunch", "yes", "--by", "eva").code == 0
+    assert worked.perdure("answer", "wf:lunch", "yes", "--by", "eva").code == 0
     assert (await asyncio.wait_for(run.result(), 30))["type"] == "evt.workflow.resolved"
-    rows = [json.loads(line) for line in perdure(worked, "list", "--follow-ups", "--json").out.splitlines()]
+    rows = worked.perdure("list", "--follow-ups", "--json").rows()
     assert {row["run_id"]: row["status"] for row in rows}["wf:lunch"] == "completed"
-    view = json.loads(perdure(worked, "show", "wf:lunch", "--json").out)
+    view = json.loads(worked.perdure("show", "wf:lunch", "--json").out)
     assert [task["resolvedBy"] for task in view["tasks"]] == ["discord:dm:r1", "eva"]
 
 
-async def test_a_follow_up_is_cancelled_from_the_command_line(worked: Any) -> None:
+async def test_a_follow_up_is_cancelled_from_the_command_line(worked: Served) -> None:
     await create(worked, "off", ("t1", "wait", {"delayMs": 10_000_000}))
-    done = perdure(worked, "cancel", "wf:off", "--reason", "not needed")
+    done = worked.perdure("cancel", "wf:off", "--reason", "not needed")
     assert (done.code, done.out.splitlines()[-1]) == (0, "cancelled")
     state = await follow_up_state(worked.client, "wf:off")
     assert state is not None
     assert state.state == "cancelled"
     for command in (("watch",), ("resume",), ("fork", "--step", "1")):
-        no_run = perdure(worked, *command, "wf:off")
+        no_run = worked.perdure(*command, "wf:off")
         assert no_run.code == 1
         assert no_run.err == "perdure: wf:off is a follow-up, not a run; see it with: perdure show wf:off\n"
-    missing = perdure(worked, "show", "wf:nobody")
+    missing = worked.perdure("show", "wf:nobody")
     assert (missing.code, missing.err) == (1, "perdure: there is no run wf:nobody\n")
 
 
-def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) -> None:
+def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Served) -> None:
     lines = [
-        json.dumps(reply("m9", "a")),
+        json.dumps(reply_event("m9", "a")),
         "",
         "{not json",
         json.dumps({"type": "evt.adapter.reaction.added"}),
         "5",
-        json.dumps(reply(None)),
+        json.dumps(reply_event(None)),
         json.dumps({"type": "evt.adapter.message.created", "data": {"platform": "discord"}}),
-        json.dumps(reply("m9", "big", "x" * 3_000_000)),
-        json.dumps(reply("m9", "twice")).replace('"platform"', '"platform": "slack", "platform"'),
+        json.dumps(reply_event("m9", "big", "x" * 3_000_000)),
+        json.dumps(reply_event("m9", "twice")).replace('"platform"', '"platform": "slack", "platform"'),
         "[" * 10_000 + "]" * 10_000,
-        json.dumps(reply("m9", "b")),
+        json.dumps(reply_event("m9", "b")),
     ]
-    told = perdure(worked, "event", "-", "--json", typed="\ufeff" + "\n".join(lines))
-    rows = [json.loads(line) for line in told.out.splitlines()]
-    assert told.code == 1
+    done = worked.perdure("event", "-", "--json", typed="\ufeff" + "\n".join(lines))
+    rows = done.rows()
+    assert done.code == 1
     assert [row["line"] for row in rows if row["topic"]] == [1, 11]
     refused = {row["line"]: row["refused"] for row in rows if row["refused"]}
     assert list(refused) == [3, 4, 5, 6, 7, 8, 9, 10]
@@ -98,11 +95,11 @@ def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) 
         (10, "not JSON: nested more than 200 levels deep"),
     ):
         assert words in refused[line]
-    gone = perdure(worked, "event", "no-such-file.json")
+    gone = worked.perdure("event", "no-such-file.json")
     assert (gone.code, "No such file" in gone.err) == (1, True)
 
 
-def test_a_closed_standard_input_is_told_in_a_line(worked: Any) -> None:
+def test_a_closed_standard_input_is_reported_in_one_line(worked: Served) -> None:
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(Path(cli.__file__)), "event", "-"]
     env = worked.project.environment({"TEMPORAL_ADDRESS": worked.address})
     done = subprocess.run(command, cwd=worked.project.folder, env=env, capture_output=True, text=True, check=False)

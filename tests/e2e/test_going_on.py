@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from perdure.testkit.model_server import ScriptedModel, calls, fails
+from tests.e2e.projects import MakeProject, Project
 
 TOOL = """
 [tools.note]
@@ -31,7 +32,7 @@ def note(text: str) -> Any:
 
 
 @pytest.fixture
-def project(make_project: Any) -> Any:
+def project(make_project: MakeProject) -> Project:
     it = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted")
     it.write("perdure.toml", TOOL)
     it.write("notes.py", CODE)
@@ -39,7 +40,7 @@ def project(make_project: Any) -> Any:
     return it
 
 
-def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Any) -> None:
+def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Project) -> None:
     finish = calls(("finish", {"outcome": "two notes"}))
     script = [note("one"), fails(401, then=note("two")), finish]
     with ScriptedModel(script) as model:
@@ -73,7 +74,9 @@ def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Any) -> None
     assert any("the second one differently" in text and "note (step 2)" in text for text in texts)
 
 
-def test_a_goal_that_no_conversation_holds_goes_into_a_file_of_the_run(make_project: Any, critique: str) -> None:
+def test_a_goal_that_no_conversation_holds_goes_into_a_file_of_the_run(
+    make_project: MakeProject, critique: str
+) -> None:
     project = make_project()
     goal = f"{critique}\n{'more and more of it ' * 160_000}"
     done = project.perdure("run", "-", "--id", "long", "--json", typed=goal)

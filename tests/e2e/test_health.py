@@ -8,10 +8,11 @@ from typing import Any
 
 from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
+from tests.e2e.projects import Served
 from tests.workflows.conftest import worlds
 
 
-async def test_a_compaction_and_a_nudge_are_told_in_a_line_each(served: Any, tmp_path: Path) -> None:
+async def test_a_compaction_and_a_nudge_are_shown_in_a_line_each(served: Served, tmp_path: Path) -> None:
     numbers = count(1)
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:

@@ -4,15 +4,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from perdure.testkit.model_server import ScriptedModel, calls, says
+from tests.e2e.projects import MakeProject, Project
 
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
 LOOK = {"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}}
 
 
-def with_server(project: Any) -> Path:
+def with_server(project: Project) -> Path:
     """Gives the project the server `h` and an agent that may use it. The folder by which a test speaks to it."""
     state: Path = project.folder / "state"
     state.mkdir()
@@ -22,7 +22,7 @@ def with_server(project: Any) -> Path:
     return state
 
 
-def test_tools_are_looked_at_checked_and_accepted(make_project: Any) -> None:
+def test_tools_are_looked_at_checked_and_accepted(make_project: MakeProject) -> None:
     project = make_project(H_TOKEN="canary-h-token-99")
     state = with_server(project)
     unseen = project.perdure("tools")
@@ -52,7 +52,7 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: Any) -> None:
     assert "canary" not in (project.folder / "mcp.lock.json").read_text()
 
 
-def test_what_cannot_be_accepted_is_told_in_a_line(make_project: Any) -> None:
+def test_a_tool_that_cannot_be_accepted_is_reported_in_one_line(make_project: MakeProject) -> None:
     project = make_project(H_TOKEN="canary-h-token-99")
     with_server(project)
     for what in ("nope", "h__nope"):
@@ -65,7 +65,7 @@ def test_what_cannot_be_accepted_is_told_in_a_line(make_project: Any) -> None:
     assert (down.code, down.out.count("\n")) == (1, 1)  # no word of a lock file that nothing was written to
 
 
-def test_a_variable_that_is_missing_is_told_where_its_server_is_needed(make_project: Any) -> None:
+def test_a_missing_variable_is_reported_where_its_server_is_needed(make_project: MakeProject) -> None:
     project = make_project()
     state = with_server(project)
     assert project.perdure("tools").code == 0
@@ -75,7 +75,7 @@ def test_a_variable_that_is_missing_is_told_where_its_server_is_needed(make_proj
     assert not (state / "pids").exists()
 
 
-def test_a_run_uses_a_server_and_leaves_none_behind(make_project: Any) -> None:
+def test_a_run_uses_a_server_and_leaves_none_behind(make_project: MakeProject) -> None:
     script = [calls(("h__look", {"do": "image", "data": "iVBORw0KGgo="})), says("I have looked.")]
     with ScriptedModel(script) as model:
         project = make_project(H_TOKEN="canary-h-token-99", ANTHROPIC_BASE_URL=model.base_url)

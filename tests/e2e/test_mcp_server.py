@@ -15,7 +15,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from perdure.testkit.model_server import ScriptedModel, calls
+from tests.e2e.projects import MakeProject, Project, Served, reply_by_goal, use_model
 from tests.preloaded import program
+from tests.waiting import until
 
 TOOLS = """
 [tools.hold]
@@ -58,29 +60,22 @@ SCRIPTS: dict[str, list[Any]] = {
 }
 
 
-def reply(body: dict[str, Any]) -> Any:
-    goal = body["messages"][0]["content"][0]["text"]
-    return SCRIPTS[goal][sum(message["role"] == "assistant" for message in body["messages"])]
-
-
 @pytest.fixture(scope="module")
-def clerk(served: Any) -> Iterator[Any]:
+def clerk(served: Served) -> Iterator[Project]:
     """A project whose agent has a scripted model, beside an embedded server that is held up."""
     project = served.project
-    project.write("perdure.toml", TOOLS)
-    project.write("helpers.py", CODE)
-    project.write("agents/clerk.md", AGENT)
-    with ScriptedModel(reply) as model:
-        project.env.update(ANTHROPIC_BASE_URL=model.base_url, ANTHROPIC_API_KEY="sk-test")
+    project.write_all({"perdure.toml": TOOLS, "helpers.py": CODE, "agents/clerk.md": AGENT})
+    with ScriptedModel(reply_by_goal(SCRIPTS)) as model:
+        project.env |= use_model(model)
         yield project
 
 
-def pid_file(project: Any) -> Path:
+def pid_file(project: Project) -> Path:
     return Path(project.folder / "mcp.pid")
 
 
 @asynccontextmanager
-async def client(project: Any, *options: str, **env: str) -> AsyncIterator[Client]:
+async def connect(project: Project, *options: str, **env: str) -> AsyncIterator[Client]:
     """A client of `perdure mcp`, whose process id is in `pid_file`."""
     # Through a shell, which says its id and then becomes the command.
     script = 'echo $$ > "$0"; exec "$@"'
@@ -93,14 +88,14 @@ async def client(project: Any, *options: str, **env: str) -> AsyncIterator[Clien
             yield it
 
 
-async def told(it: Client, tool: str, **arguments: Any) -> Any:
+async def call(it: Client, tool: str, **arguments: Any) -> Any:
     answer = await it.call_tool(tool, arguments)
     assert not answer.is_error, answer.content
     said = answer.structured_content or {}
     return said.get("result", said)
 
 
-async def refused(it: Client, tool: str, **arguments: Any) -> str:
+async def call_and_fail(it: Client, tool: str, **arguments: Any) -> str:
     answer = await it.call_tool(tool, arguments)
     assert answer.is_error
     [block] = answer.content
@@ -109,30 +104,30 @@ async def refused(it: Client, tool: str, **arguments: Any) -> str:
     return line
 
 
-async def started(it: Client, goal: str, **more: Any) -> str:
-    run_id: str = (await told(it, "start_run", goal=goal, agent="clerk", **more))["run_id"]
+async def start_run(it: Client, goal: str, **more: Any) -> str:
+    run_id: str = (await call(it, "start_run", goal=goal, agent="clerk", **more))["run_id"]
     return run_id
 
 
-async def waited(it: Client, run_id: str) -> Any:
+async def wait_for_run(it: Client, run_id: str) -> Any:
     """The run's state once it is over or asks something."""
     while True:
-        state = await told(it, "wait_for_run", run_id=run_id, seconds=20)
+        state = await call(it, "wait_for_run", run_id=run_id, seconds=20)
         if state["is_over"] or state["question"]:
             return state
 
 
-async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Any) -> None:
-    async with client(clerk) as it:
+async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Project) -> None:
+    async with connect(clerk) as it:
         hints = {each.name: each.annotations for each in (await it.list_tools()).tools}
-        run_id = await started(it, "ask", dedupe_key="order 17")
-        assert await started(it, "ask", dedupe_key="order 17") == run_id
-        asked = await waited(it, run_id)
-        waiting = await told(it, "list_waiting")
-        stale = await refused(it, "answer_question", run_id=run_id, question_id="q7", text="the dairy")
-        assert await told(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy") == "accepted"
-        end = await waited(it, run_id)
-        again = await told(it, "run_state", run_id=run_id)
+        run_id = await start_run(it, "ask", dedupe_key="order 17")
+        assert await start_run(it, "ask", dedupe_key="order 17") == run_id
+        asked = await wait_for_run(it, run_id)
+        waiting = await call(it, "list_waiting")
+        stale = await call_and_fail(it, "answer_question", run_id=run_id, question_id="q7", text="the dairy")
+        assert await call(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy") == "accepted"
+        end = await wait_for_run(it, run_id)
+        again = await call(it, "run_state", run_id=run_id)
     reads = {name for name, each in hints.items() if each is not None and each.read_only_hint}
     assert reads == {"run_state", "wait_for_run", "list_waiting"}
     assert hints.keys() - reads == {"start_run", "answer_question", "cancel_run"}
@@ -154,13 +149,13 @@ async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Any
     assert again == end
 
 
-async def test_an_approval_is_left_to_a_person_unless_the_server_may_approve(clerk: Any) -> None:
-    async with client(clerk) as it:
-        run_id = await started(it, "note it")
-        asked = (await waited(it, run_id))["question"]
-        line = await refused(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
-        early = await refused(it, "answer_question", run_id=run_id, question_id="q2", decision="approve")
-        still = await told(it, "run_state", run_id=run_id)
+async def test_an_approval_is_left_to_a_person_unless_the_server_may_approve(clerk: Project) -> None:
+    async with connect(clerk) as it:
+        run_id = await start_run(it, "note it")
+        asked = (await wait_for_run(it, run_id))["question"]
+        line = await call_and_fail(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
+        early = await call_and_fail(it, "answer_question", run_id=run_id, question_id="q2", decision="approve")
+        still = await call(it, "run_state", run_id=run_id)
     shown = json.loads(clerk.perdure("show", run_id, "--json").out)
     assert shown["started_by"]["sender"] == {"door": "mcp"}
     assert (asked["kind"], asked["answered_by"]) == ("approval", "a person")
@@ -168,49 +163,49 @@ async def test_an_approval_is_left_to_a_person_unless_the_server_may_approve(cle
     assert "--may-approve" in line
     assert "question q2 is not open" in early
     assert (still["status"], still["question"]) == ("waiting_on_human", asked)
-    async with client(clerk, "--may-approve") as it:
-        assert (await waited(it, run_id))["question"]["answered_by"] == "you"
-        await told(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
-        assert (await waited(it, run_id))["outcome"] == "done"
+    async with connect(clerk, "--may-approve") as it:
+        assert (await wait_for_run(it, run_id))["question"]["answered_by"] == "you"
+        await call(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
+        assert (await wait_for_run(it, run_id))["outcome"] == "done"
 
 
-async def test_a_run_goes_on_after_its_server_was_killed_and_the_next_one_sees_it(clerk: Any, until: Any) -> None:
+async def test_a_run_goes_on_after_its_server_was_killed_and_the_next_one_sees_it(clerk: Project) -> None:
     began, go = clerk.folder / "began", clerk.folder / "go"
     run_id = ""
     with suppress(Exception):  # whatever its client makes of it
-        async with client(clerk) as it:
-            run_id = await started(it, "hold on")
+        async with connect(clerk) as it:
+            run_id = await start_run(it, "hold on")
             await until(began.exists)
             os.kill(int(pid_file(clerk).read_text()), signal.SIGKILL)
     began.unlink()
-    async with client(clerk) as it:
+    async with connect(clerk) as it:
         await until(began.exists)  # the call that was lost with the worker is made again
-        middle = await told(it, "wait_for_run", run_id=run_id, seconds=0)
+        middle = await call(it, "wait_for_run", run_id=run_id, seconds=0)
         go.touch()
-        end = await waited(it, run_id)
+        end = await wait_for_run(it, run_id)
     assert (middle["status"], middle["step"], middle["is_over"]) == ("running", 1, False)
     assert middle["plan"] == "hold, then finish."
     assert (end["status"], end["outcome"]) == ("completed", "done")
 
 
-async def test_a_run_is_cancelled_and_the_wait_tells_its_end(clerk: Any) -> None:
-    async with client(clerk) as it:
-        run_id = await started(it, "ask")
-        await waited(it, run_id)
-        assert await told(it, "cancel_run", run_id=run_id, reason="not needed") == "asked to stop"
-        end = await waited(it, run_id)
-        late = await refused(it, "cancel_run", run_id=run_id)
+async def test_a_run_is_cancelled_and_the_wait_tells_its_end(clerk: Project) -> None:
+    async with connect(clerk) as it:
+        run_id = await start_run(it, "ask")
+        await wait_for_run(it, run_id)
+        assert await call(it, "cancel_run", run_id=run_id, reason="not needed") == "asked to stop"
+        end = await wait_for_run(it, run_id)
+        late = await call_and_fail(it, "cancel_run", run_id=run_id)
     assert (end["status"], end["question"]) == ("cancelled", None)
     assert "has ended" in late
 
 
-async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: Any, clerk: Any) -> None:
-    async with client(clerk, TEMPORAL_ADDRESS=served.address, PERDURE_TASK_QUEUE="deserted") as it:
-        started_run = await told(it, "start_run", goal="ask", agent="clerk")
+async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: Served, clerk: Project) -> None:
+    async with connect(clerk, TEMPORAL_ADDRESS=served.address, PERDURE_TASK_QUEUE="deserted") as it:
+        started_run = await call(it, "start_run", goal="ask", agent="clerk")
         run_id = started_run["run_id"]
-        state = await told(it, "run_state", run_id=run_id)
-        line = await refused(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy")
-        await told(it, "cancel_run", run_id=run_id)
+        state = await call(it, "run_state", run_id=run_id)
+        line = await call_and_fail(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy")
+        await call(it, "cancel_run", run_id=run_id)
     assert "no worker is running" in started_run["note"]
     assert (state["status"], state["is_over"]) == ("queued", False)
     assert state["note"].startswith("no worker answers now: this is what the server knows, ")
@@ -218,38 +213,26 @@ async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: 
     assert "no worker answers for run" in line
 
 
-async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:
-    async with client(clerk) as it:
-        lines = [
-            await refused(it, "run_state", run_id="nobody"),
-            await refused(it, "start_run", goal=" "),
-            await refused(it, "start_run"),
-            await refused(it, "start_run", goal="x", agent="nobody"),
-            await refused(it, "start_run", goal="x", context={"max_steps": "many"}),
-            await refused(it, "wait_for_run", run_id="nobody", seconds=3600),
-            await refused(it, "run_state", run_id="wf:tasks"),
-            await refused(it, "start_run", goal="x", dedupe_key=""),
-            await refused(it, "start_run", goal="x", context={"notes": "x" * 5_000_000}),
-            await refused(it, "cancel_run", run_id="nobody"),
-            await refused(it, "answer_question", run_id="nobody", question_id="q1", text="x"),
-            await refused(it, "run_state", run_id="x" * 1001),
-        ]
-    expected = (
-        "there is no run nobody",
-        "goal: the goal is empty",
-        "goal: Field required",
-        "there is no agent 'nobody'; the agents are: default, clerk",
-        "max_steps",
-        "seconds: Input should be less than or equal to 50",
-        "is a follow-up",
-        "dedupe_key: String should have at least 1 character",
-        "the limit is 480,000",
-        "there is no run nobody",
-        "there is no run nobody",
-        "there is no run x",
-    )
-    for line, words in zip(lines, expected, strict=True):
-        assert words in line
+WRONG_CALLS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("run_state", {"run_id": "nobody"}, "there is no run nobody"),
+    ("start_run", {"goal": " "}, "goal: the goal is empty"),
+    ("start_run", {}, "goal: Field required"),
+    ("start_run", {"goal": "x", "agent": "nobody"}, "there is no agent 'nobody'; the agents are: default, clerk"),
+    ("start_run", {"goal": "x", "context": {"max_steps": "many"}}, "max_steps"),
+    ("wait_for_run", {"run_id": "nobody", "seconds": 3600}, "seconds: Input should be less than or equal to 50"),
+    ("run_state", {"run_id": "wf:tasks"}, "is a follow-up"),
+    ("start_run", {"goal": "x", "dedupe_key": ""}, "dedupe_key: String should have at least 1 character"),
+    ("start_run", {"goal": "x", "context": {"notes": "x" * 5_000_000}}, "the limit is 480,000"),
+    ("cancel_run", {"run_id": "nobody"}, "there is no run nobody"),
+    ("answer_question", {"run_id": "nobody", "question_id": "q1", "text": "x"}, "there is no run nobody"),
+    ("run_state", {"run_id": "x" * 1001}, "there is no run x"),
+)
+
+
+async def test_a_wrong_call_fails_with_one_line(clerk: Project) -> None:
+    async with connect(clerk) as it:
+        for tool, arguments, words in WRONG_CALLS:
+            assert words in await call_and_fail(it, tool, **arguments)
 
 
 INITIALIZE = {
@@ -264,7 +247,7 @@ INITIALIZE = {
 }
 
 
-def spoken(project: Any, stop: signal.Signals | None) -> tuple[int, str, str]:
+def greet_and_stop(project: Project, stop: signal.Signals | None) -> tuple[int, str, str]:
     """Code, output and errors of a server that was greeted, and then left: by the end of its input, or a signal."""
     command = [program("cli"), "mcp"]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -287,8 +270,10 @@ def spoken(project: Any, stop: signal.Signals | None) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("stop", [None, signal.SIGTERM, signal.SIGINT])
-async def test_it_leaves_with_its_client_and_its_output_is_mcp_only(clerk: Any, stop: signal.Signals | None) -> None:
-    code, out, err = await asyncio.to_thread(spoken, clerk, stop)
+async def test_it_leaves_with_its_client_and_its_output_is_mcp_only(
+    clerk: Project, stop: signal.Signals | None
+) -> None:
+    code, out, err = await asyncio.to_thread(greet_and_stop, clerk, stop)
     assert code == 0
     [line] = out.splitlines()
     said = json.loads(line)
@@ -297,9 +282,8 @@ async def test_it_leaves_with_its_client_and_its_output_is_mcp_only(clerk: Any, 
     assert err == ""  # what a module prints when it is loaded goes to the log
 
 
-async def test_a_project_that_does_not_load_is_one_line(make_project: Any) -> None:
+async def test_a_project_that_does_not_load_is_one_line(make_project: MakeProject) -> None:
     broken = make_project()
     broken.write("perdure.toml", "[tools.x]\nkind = 'smoke'\n")
     done = await asyncio.to_thread(broken.perdure, "mcp")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert "perdure.toml" in done.err
+    assert "perdure.toml" in done.error()

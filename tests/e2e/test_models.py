@@ -1,10 +1,9 @@
 """Models of several providers, as a person meets them: by `perdure.toml`, at the terminal, in `doctor`."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 from perdure.testkit.model_server import ScriptedModel, fails, says
+from tests.e2e.projects import MakeProject
 
 KEY = "canary-0815-of-spare"
 TOML = """
@@ -17,7 +16,7 @@ api_key_env = "OF_SPARE"
 """
 
 
-def test_a_fallback_answers_and_a_person_is_told_of_it(make_project: Callable[..., Any]) -> None:
+def test_a_fallback_answers_and_the_person_sees_it(make_project: MakeProject) -> None:
     with ScriptedModel([fails(529, message="Overloaded")]) as first, ScriptedModel([says("It is done.")]) as spare:
         project = make_project()
         project.write("perdure.toml", TOML.format(url=spare.base_url))
@@ -32,7 +31,7 @@ def test_a_fallback_answers_and_a_person_is_told_of_it(make_project: Callable[..
     assert KEY not in done.out + done.err + shown.out
 
 
-def test_doctor_says_who_answers_and_what_is_missing(make_project: Callable[..., Any]) -> None:
+def test_doctor_says_who_answers_and_what_is_missing(make_project: MakeProject) -> None:
     project = make_project()
     project.write("perdure.toml", TOML.format(url="http://127.0.0.1:9"))
     there = {"ANTHROPIC_API_KEY": "sk-canary-1"}

@@ -8,12 +8,12 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import cli
 from perdure.testkit.model_server import ScriptedModel, calls, says
+from tests.e2e.projects import MakeProject
 
 ROOT = Path(cli.__file__).parent
 PATIENCE = 240.0
@@ -105,7 +105,7 @@ def test_its_agent_runs(shop: Shop, tmp_path: Path) -> None:
     assert "waiting for the payment" in json.dumps(model.requests[-1])
 
 
-def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: Any) -> None:
+def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: MakeProject) -> None:
     project = make_project()
     project.write("tooling.py", "")
     checks = {row["name"]: row for row in map(json.loads, project.perdure("doctor", "--json").out.splitlines())}
@@ -118,12 +118,11 @@ def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: An
     assert (done.code, checks["module names"]["ok"], checks["module names"]["found"]) == (1, False, found)
 
 
-def test_a_folder_with_something_in_it_is_refused(make_project: Any) -> None:
+def test_a_folder_with_something_in_it_is_refused(make_project: MakeProject) -> None:
     project = make_project()
     before = sorted(project.folder.rglob("*"))
     reasons = {".": "it is not empty", "perdure.toml": "it is a file", "perdure.toml/x": "Not a directory"}
     for folder, says_ in reasons.items():
         done = project.perdure("new", folder)
-        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
-        assert done.err.startswith(f"perdure: {folder}: {says_}")
+        assert done.error().startswith(f"perdure: {folder}: {says_}")
     assert sorted(project.folder.rglob("*")) == before

@@ -14,7 +14,7 @@ ROOT = Path(cli.__file__).parent
 GIT = shutil.which("git")
 PATIENCE = 300.0
 KINDS = (
-    "tests/test_preloaded.py::test_what_its_parent_ignores_it_ignores_too",
+    "tests/test_preloaded.py::test_signals_that_the_parent_ignores_stay_ignored",
     "tests/e2e/test_live_terminal.py::test_ctrl_c_leaves_the_terminal_as_it_was",
     "tests/e2e/test_mcp.py::test_a_run_uses_a_server_and_leaves_none_behind",
     "tests/e2e/test_chat.py::test_one_message_and_its_answer",

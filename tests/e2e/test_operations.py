@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +24,8 @@ from contracts.run.events import StartEvent
 from decisions.ids import root_span_id, trace_id
 from perdure.client.runs import start_or_get_run
 from perdure.testkit.model_server import ScriptedModel, calls
+from tests.e2e.projects import Served
+from tests.waiting import until
 
 PAGE = Path(cli.__file__).parent / "docs" / "operations.md"
 CANARY = "tel-canary-4f2a9c"
@@ -87,8 +89,8 @@ def free_port() -> int:
 
 
 @dataclass(frozen=True)
-class Told:
-    """All that a worker told of one run, in which a tool failed once and was tried again."""
+class Telemetry:
+    """All that a worker reported of one run, in which a tool failed once and was tried again."""
 
     metrics: str
     spans: list[Span]
@@ -108,7 +110,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-async def told(served: Any, until: Callable[..., Any]) -> Told:
+async def telemetry(served: Served) -> Telemetry:
     project, port = served.project, free_port()
     project.write("watched_tools.py", TOOLS)
     tables = "\n".join(
@@ -131,8 +133,7 @@ async def told(served: Any, until: Callable[..., Any]) -> Told:
             "OTEL_EXPORTER_OTLP_HEADERS": f"api-key={CANARY}",
             "ANTHROPIC_BASE_URL": model.base_url,
         }
-        with project.running(script="worker.py", **environment) as worker:
-            worker.until("worker ready")
+        with project.worker(**environment) as worker:
             event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "ask them all"}})
             await (await start_or_get_run(served.client, "watched", event, "watched")).result()
             async with httpx.AsyncClient(trust_env=False) as http:
@@ -145,33 +146,35 @@ async def told(served: Any, until: Callable[..., Any]) -> Told:
 
                 await until(complete)
                 metrics = await scraped()
-            stopped = worker.signalled(signal.SIGTERM)
+            stopped = worker.send_signal(signal.SIGTERM)
     log = [json.loads(line) for line in stopped.err.splitlines()]
     project.write("worker.log", stopped.err)
-    return Told(metrics, spans, keys, log, project.folder)
+    return Telemetry(metrics, spans, keys, log, project.folder)
 
 
-def test_the_metrics_count_what_happened(told: Told) -> None:
-    assert told.metric("perdure_runs_total", status="completed", reason="") == 1
-    assert told.metric("perdure_tool_calls_total", tool="flaky", status="ok", error="") == 1
-    assert told.metric("perdure_tool_calls_total", tool="broken", status="error", error="tool_error") == 1
-    assert told.metric("perdure_tool_retries_total", tool="flaky") == 1
-    assert told.metric("perdure_tool_retries_total") == 1
-    assert told.metric("perdure_events_total", event="agent.tool.retry") == 1
-    assert told.metric("perdure_tool_duration_seconds_count", tool="flaky", status="failed") == 1
-    assert told.metric("perdure_tool_duration_seconds_count", tool="flaky", status="ok") == 1
-    assert told.metric("perdure_model_duration_seconds_count", status="ok") == 2
+def test_the_metrics_count_what_happened(telemetry: Telemetry) -> None:
+    assert telemetry.metric("perdure_runs_total", status="completed", reason="") == 1
+    assert telemetry.metric("perdure_tool_calls_total", tool="flaky", status="ok", error="") == 1
+    assert telemetry.metric("perdure_tool_calls_total", tool="broken", status="error", error="tool_error") == 1
+    assert telemetry.metric("perdure_tool_retries_total", tool="flaky") == 1
+    assert telemetry.metric("perdure_tool_retries_total") == 1
+    assert telemetry.metric("perdure_events_total", event="agent.tool.retry") == 1
+    assert telemetry.metric("perdure_tool_duration_seconds_count", tool="flaky", status="failed") == 1
+    assert telemetry.metric("perdure_tool_duration_seconds_count", tool="flaky", status="ok") == 1
+    assert telemetry.metric("perdure_model_duration_seconds_count", status="ok") == 2
     tokens = {
-        d: told.metric("perdure_tokens_total", model="claude-sonnet-5-5", direction=d) for d in ("input", "output")
+        d: telemetry.metric("perdure_tokens_total", model="claude-sonnet-5-5", direction=d) for d in ("input", "output")
     }
     assert min(tokens.values()) > 0
     spent = (tokens["input"] * 3 + tokens["output"] * 15) / 1e6
-    assert told.metric("perdure_model_cost_usd_sum") == pytest.approx(spent)
-    assert told.metric("temporal_workflow_completed_total", workflow_type="AgentRun") == 1  # Temporal's own beside ours
+    assert telemetry.metric("perdure_model_cost_usd_sum") == pytest.approx(spent)
+    assert (
+        telemetry.metric("temporal_workflow_completed_total", workflow_type="AgentRun") == 1
+    )  # Temporal's own beside ours
 
 
-def test_no_label_of_ours_names_a_run(told: Told) -> None:
-    ours = [line for line in told.metrics.splitlines() if line.startswith("perdure_")]
+def test_no_label_of_ours_names_a_run(telemetry: Telemetry) -> None:
+    ours = [line for line in telemetry.metrics.splitlines() if line.startswith("perdure_")]
     assert ours
     assert not [line for line in ours if "watched" in line.replace('task_queue="watched"', "")]
 
@@ -180,15 +183,15 @@ def attributes(span: Span) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
 
 
-def of_run(told: Told) -> list[Span]:
-    return [span for span in told.spans if attributes(span)["temporalWorkflowID"] == RUN]
+def of_run(telemetry: Telemetry) -> list[Span]:
+    return [span for span in telemetry.spans if attributes(span)["temporalWorkflowID"] == RUN]
 
 
-def test_every_span_of_a_run_is_in_its_trace_below_its_root(told: Told) -> None:
-    root = told.span("invoke_agent default")
+def test_every_span_of_a_run_is_in_its_trace_below_its_root(telemetry: Telemetry) -> None:
+    root = telemetry.span("invoke_agent default")
     assert (root.trace_id.hex(), root.span_id.hex()) == (trace_id("default", RUN), root_span_id("default", RUN))
     assert root.parent_span_id == b""
-    below = [span for span in of_run(told) if span is not root]
+    below = [span for span in of_run(telemetry) if span is not root]
     assert {span.trace_id for span in below} == {root.trace_id}
     assert {span.parent_span_id for span in below} == {root.span_id}
     assert len({span.span_id for span in below}) == len(below)
@@ -202,42 +205,42 @@ def test_every_span_of_a_run_is_in_its_trace_below_its_root(told: Told) -> None:
     assert root.end_time_unix_nano >= last
 
 
-def test_the_root_span_tells_how_the_run_ended(told: Told) -> None:
-    said = attributes(told.span("invoke_agent default"))
+def test_the_root_span_tells_how_the_run_ended(telemetry: Telemetry) -> None:
+    said = attributes(telemetry.span("invoke_agent default"))
     assert (said["perdure.outcome"], said["perdure.steps"], said["perdure.run_id"]) == ("completed", 3, "watched")
     assert said["gen_ai.agent.name"] == "default"
     assert said["perdure.cost_usd"] > 0
 
 
-def test_a_span_of_a_model_turn_has_its_tokens(told: Told) -> None:
-    said = attributes(told.span("plan"))
+def test_a_span_of_a_model_turn_has_its_tokens(telemetry: Telemetry) -> None:
+    said = attributes(telemetry.span("plan"))
     assert said["gen_ai.request.model"] == said["gen_ai.response.model"] == "claude-sonnet-5-5"
     assert (said["gen_ai.operation.name"], said["perdure.turn"], said["perdure.attempt"]) == ("chat", 1, 1)
     assert said["gen_ai.usage.input_tokens"] > 0
     assert said["gen_ai.usage.output_tokens"] > 0
-    assert told.span("plan").kind == Span.SPAN_KIND_CLIENT
+    assert telemetry.span("plan").kind == Span.SPAN_KIND_CLIENT
 
 
-def test_an_attempt_that_failed_and_its_retry_are_spans_of_their_own(told: Told) -> None:
-    flaky = [attributes(span) for span in of_run(told) if span.name == "execute_tool flaky"]
+def test_an_attempt_that_failed_and_its_retry_are_spans_of_their_own(telemetry: Telemetry) -> None:
+    flaky = [attributes(span) for span in of_run(telemetry) if span.name == "execute_tool flaky"]
     by_attempt = {said["perdure.attempt"]: said for said in flaky}
     assert (by_attempt[1]["perdure.outcome"], by_attempt[1]["error.type"]) == ("failed", "unreachable")
     assert (by_attempt[2]["perdure.outcome"], "error.type" in by_attempt[2]) == ("ok", False)
     assert all((said["gen_ai.tool.name"], said["perdure.step"]) == ("flaky", 1) for said in flaky)
-    said = attributes(told.span("agent.tool.retry"))
+    said = attributes(telemetry.span("agent.tool.retry"))
     assert (said["perdure.tool"], said["perdure.delay_seconds"], said["perdure.step"]) == ("flaky", 0.5, 1)
 
 
-def test_spans_hold_nothing_of_the_conversation_and_go_with_the_headers_that_are_set(told: Told) -> None:
-    assert set(told.keys) == {CANARY}
-    sent = "".join(str(span) for span in told.spans)
+def test_spans_hold_nothing_of_the_conversation_and_go_with_the_headers_that_are_set(telemetry: Telemetry) -> None:
+    assert set(telemetry.keys) == {CANARY}
+    sent = "".join(str(span) for span in telemetry.spans)
     assert CANARY not in sent
     assert "secret question" not in sent
     assert "Plan: ask." not in sent
 
 
-def test_each_log_line_of_a_run_has_its_trace_and_those_of_a_call_the_step(told: Told) -> None:
-    lines = [line for line in told.log if line.get("run") == RUN]
+def test_each_log_line_of_a_run_has_its_trace_and_those_of_a_call_the_step(telemetry: Telemetry) -> None:
+    lines = [line for line in telemetry.log if line.get("run") == RUN]
     assert {line["trace"] for line in lines} == {trace_id("default", RUN)}
     assert {line["event"] for line in lines if "event" in line} == {
         "agent_run.started",
@@ -246,18 +249,18 @@ def test_each_log_line_of_a_run_has_its_trace_and_those_of_a_call_the_step(told:
     }
     failed = [line for line in lines if line["message"].startswith("Completing activity as failed")]
     assert [line["step"] for line in failed] == [1]
-    assert CANARY not in json.dumps(told.log)  # a header that authenticates is a secret too
+    assert CANARY not in json.dumps(telemetry.log)  # a header that authenticates is a secret too
 
 
-def test_the_events_of_a_run_are_in_its_trace(told: Told) -> None:
-    lines = [json.loads(line) for line in trace_of(told).read_text().splitlines()]
+def test_the_events_of_a_run_are_in_its_trace(telemetry: Telemetry) -> None:
+    lines = [json.loads(line) for line in trace_of(telemetry).read_text().splitlines()]
     names = [line["event"] for line in lines]
     assert names.count("agent.tool.retry") == names.count("agent_run.started") == 1
     assert all(line["at"] for line in lines)
 
 
-def trace_of(told: Told) -> Path:
-    return told.folder / ".perdure" / "runs" / "watched" / "trace.jsonl"
+def trace_of(telemetry: Telemetry) -> Path:
+    return telemetry.folder / ".perdure" / "runs" / "watched" / "trace.jsonl"
 
 
 def blocks(language: str) -> list[str]:
@@ -265,12 +268,15 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
-def test_the_page_answers_which_tools_are_flaky_this_week(told: Told) -> None:
+def test_the_page_answers_which_tools_are_flaky_this_week(telemetry: Telemetry) -> None:
     old = {"event": "agent.tool.retry", "tool": "steady", "at": "2020-01-01T00:00:00.000+00:00", "run": "run:old"}
-    with (told.folder / "worker.log").open("a") as log:
+    with (telemetry.folder / "worker.log").open("a") as log:
         log.write(json.dumps(old) + "\nnot a line of ours\n")
     of_logs, of_traces = (
-        [json.loads(line) for line in subprocess.check_output(["/bin/sh", "-c", command], cwd=told.folder).splitlines()]
+        [
+            json.loads(line)
+            for line in subprocess.check_output(["/bin/sh", "-c", command], cwd=telemetry.folder).splitlines()
+        ]
         for command in blocks("bash")
     )
     assert of_logs == [{"tool": "flaky", "retries": 1, "runs": 1}]
@@ -281,14 +287,14 @@ def test_the_page_answers_which_tools_are_flaky_this_week(told: Told) -> None:
     ]
 
 
-def test_every_metric_that_the_page_names_is_there(told: Told) -> None:
+def test_every_metric_that_the_page_names_is_there(telemetry: Telemetry) -> None:
     named = set(re.findall(r"perdure_[a-z_]+", PAGE.read_text(encoding="utf-8")))
-    there = set(re.findall(r"^(perdure_[a-z_]+)\{", told.metrics, re.MULTILINE))
+    there = set(re.findall(r"^(perdure_[a-z_]+)\{", telemetry.metrics, re.MULTILINE))
     assert "perdure_tool_retries_total" in named
     assert {name for name in named if not {name, f"{name}_sum"} & there} == set()
 
 
-def test_a_port_in_use_is_one_line(served: Any) -> None:
+def test_a_port_in_use_is_one_line(served: Served) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -296,7 +302,7 @@ def test_a_port_in_use_is_one_line(served: Any) -> None:
         with served.project.running(
             script="worker.py", PERDURE_METRICS=address, TEMPORAL_ADDRESS=served.address
         ) as worker:
-            done = worker.ended()
+            done = worker.wait()
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith(f"worker: no metrics at {address}: ")
     assert "in use" in done.err

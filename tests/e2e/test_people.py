@@ -2,19 +2,15 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from temporalio.client import Client
 
 from contracts.run.state import RunStatus
-from devserver import embedded_server
-from perdure.client.errors import RunNotFoundError
-from perdure.client.runs import query_run_state, wait_for_run_end
-from perdure.converter import data_converter
+from perdure.client.runs import wait_for_run_end
 from perdure.testkit.model_server import ScriptedModel, calls, fails
+from tests.e2e.projects import MakeProject, Served, reply_by_goal, results_of, serve_with_worker, until_asked, use_model
 
 TOOL = """
 [tools.note]
@@ -42,59 +38,26 @@ SCRIPTS: dict[str, list[Any]] = {
 HANDOFF = {"objective", "state", "blocker", "next"}
 
 
-def reply(body: dict[str, Any]) -> Any:
-    goal = body["messages"][0]["content"][0]["text"]
-    return SCRIPTS[goal][sum(message["role"] == "assistant" for message in body["messages"])]
-
-
-@dataclass(frozen=True)
-class Shop:
-    """A project with a worker, and its runs: each command is a process of its own."""
-
-    project: Any
-    client: Client
-    until: Any
-
-    def perdure(self, *args: str) -> Any:
-        return self.project.perdure(*args)
-
-    async def starts(self, goal: str, run_id: str) -> None:
-        assert self.perdure("run", "--detach", "--agent", "clerk", "--id", run_id, goal).code == 0
-
-    async def waits(self, run_id: str, question: str = "q1") -> None:
-        async def asks() -> bool:
-            try:
-                view = await query_run_state(self.client, run_id)
-            except RunNotFoundError:
-                return False
-            return view is not None and view.question is not None and view.question.id == question
-
-        await self.until(asks)
-
-
 @pytest.fixture(scope="module")
-def model() -> Iterator[ScriptedModel]:
-    with ScriptedModel(reply) as serving:
-        yield serving
+async def shop(make_project: MakeProject) -> AsyncIterator[Served]:
+    with ScriptedModel(reply_by_goal(SCRIPTS)) as model:
+        project = make_project(**use_model(model))
+        project.write_all({"perdure.toml": TOOL, "notes.py": CODE, "agents/clerk.md": AGENT})
+        async with serve_with_worker(project) as served:
+            yield served
 
 
-@pytest.fixture(scope="module")
-async def shop(make_project: Any, model: ScriptedModel, until: Any) -> AsyncIterator[Shop]:
-    project = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url)
-    project.write("perdure.toml", TOOL)
-    project.write("notes.py", CODE)
-    project.write("agents/clerk.md", AGENT)
-    async with embedded_server(project.home) as server:
-        client = await Client.connect(server.address, data_converter=data_converter)
-        project.env["TEMPORAL_ADDRESS"] = server.address
-        with project.running(script="worker.py") as worker:
-            worker.until("worker ready")
-            yield Shop(project, client, until)
+async def start(shop: Served, goal: str, run_id: str) -> None:
+    assert shop.perdure("run", "--detach", "--agent", "clerk", "--id", run_id, goal).code == 0
 
 
-async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason(shop: Shop) -> None:
-    await shop.starts("note it", "noting")
-    await shop.waits("noting")
+async def start_and_wait(shop: Served, goal: str, run_id: str) -> None:
+    await start(shop, goal, run_id)
+    await until_asked(shop.client, run_id)
+
+
+async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason(shop: Served) -> None:
+    await start_and_wait(shop, "note it", "noting")
     shown = shop.perdure("show", "noting").out
     digest = re.findall(r"q1, call ([0-9a-f]{24}), until 20", shown)[0]
     assert "asks     approve a call: note milk" in shown
@@ -103,12 +66,13 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     assert (other.code, other.err) == (1, "perdure: question q1 is not about the call c0ffee\n")
     accepted = shop.perdure("approve", "noting", "--call", digest, "--by", "eva")
     assert (accepted.code, accepted.out, accepted.err) == (0, "accepted\n", "")
-    await shop.waits("noting", "q2")
+    await until_asked(shop.client, "noting", "q2")
     assert shop.perdure("deny", "noting", "--question", "q2", "--reason", "one is enough").out == "accepted\n"
     assert (await wait_for_run_end(shop.client, "noting")).status == RunStatus.completed
-    page = await shop.client.get_workflow_handle("run:noting").query("transcript")
-    told = [part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result"]
-    assert told[:2] == ["noted milk", "denied: a person denied this call: one is enough"]
+    assert (await results_of(shop.client, "noting"))[:2] == [
+        "noted milk",
+        "denied: a person denied this call: one is enough",
+    ]
     traced = shop.perdure("trace", "noting").out.splitlines()
     assert [line for line in traced if "←" in line] == ["  ← cli, as eva  approve", "  ← cli  deny: one is enough"]
     assert "  ✗ note milk  step 2  denied: a person denied this call: one is enough" in traced
@@ -117,19 +81,17 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     assert (late.code, len(late.err.splitlines())) == (1, 1)
 
 
-async def test_a_tool_is_approved_for_the_rest_of_a_run(shop: Shop) -> None:
-    await shop.starts("note it", "trusted")
-    await shop.waits("trusted")
+async def test_a_tool_is_approved_for_the_rest_of_a_run(shop: Served) -> None:
+    await start_and_wait(shop, "note it", "trusted")
     assert shop.perdure("approve", "trusted", "--tool").out == "accepted\n"
     assert (await wait_for_run_end(shop.client, "trusted")).status == RunStatus.completed
 
 
-async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_else(shop: Shop) -> None:
-    await shop.starts("ask", "asking")
-    await shop.starts("note it", "approving")
-    await shop.waits("asking")
-    await shop.waits("approving")
-    listed = [json.loads(line) for line in shop.perdure("list", "--waiting", "--json").out.splitlines()]
+async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_else(shop: Served) -> None:
+    await start(shop, "ask", "asking")
+    await start_and_wait(shop, "note it", "approving")
+    await until_asked(shop.client, "approving")
+    listed = shop.perdure("list", "--waiting", "--json").rows()
     assert {row["run_id"]: row["waiting_for"] for row in listed} == {
         "asking": "human: asks: Which shop?",
         "approving": "human: approve note",
@@ -152,10 +114,10 @@ async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_
         ("break", "broken", "break", "the provider refused the request (401): no such key"),
     ],
 )
-async def test_whoever_takes_over_an_escalated_or_failed_run_reads_how_it_stands(
-    shop: Shop, goal: str, run_id: str, objective: str, blocker: str
+async def test_an_escalated_or_failed_run_shows_a_handoff(
+    shop: Served, goal: str, run_id: str, objective: str, blocker: str
 ) -> None:
-    await shop.starts(goal, run_id)
+    await start(shop, goal, run_id)
     end = await wait_for_run_end(shop.client, run_id)
     told = json.loads(shop.perdure("show", run_id, "--json").out)
     assert told["end"]["status"] == told["status"] == end.status
@@ -166,43 +128,40 @@ async def test_whoever_takes_over_an_escalated_or_failed_run_reads_how_it_stands
         assert f"{name} {said}" in lines
 
 
-async def test_a_run_without_a_handoff_shows_none(shop: Shop) -> None:
-    await shop.starts("ask", "stopped")
-    await shop.waits("stopped")
+async def test_a_run_without_a_handoff_shows_none(shop: Served) -> None:
+    await start_and_wait(shop, "ask", "stopped")
     assert json.loads(shop.perdure("show", "stopped", "--json").out)["handoff"] is None
     assert shop.perdure("cancel", "stopped").code == 0
     assert json.loads(shop.perdure("show", "stopped", "--json").out)["handoff"] is None
     assert "handoff" not in shop.perdure("show", "stopped").out
 
 
-async def test_a_call_of_a_built_in_tool_that_was_refused_is_traced(shop: Shop) -> None:
-    await shop.starts("ask nothing", "asked nothing")
+async def test_a_call_of_a_built_in_tool_that_was_refused_is_traced(shop: Served) -> None:
+    await start(shop, "ask nothing", "asked nothing")
     assert (await wait_for_run_end(shop.client, "asked nothing")).status == RunStatus.completed
     refused = "  ✗ ask_human  step 1  invalid_arguments: `question` is required: ask one question, in a sentence"
     assert refused in shop.perdure("trace", "asked nothing").out.splitlines()
 
 
-async def test_a_misspelt_decision_is_told_with_those_that_the_open_question_takes(shop: Shop) -> None:
+async def test_a_misspelt_decision_is_refused_with_those_that_the_question_takes(shop: Served) -> None:
     def refused(run_id: str, decision: str) -> str:
         done = shop.perdure("answer", run_id, "--decision", decision)
         assert (done.code, done.out) == (2, "")
         return str(done.err).partition(" (see ")[0]
 
-    await shop.starts("note it", "misspelt")
-    await shop.waits("misspelt")
+    await start_and_wait(shop, "note it", "misspelt")
     said = (
         "perdure: invalid --decision 'aprove' (did you mean approve?); question q1 takes one of: approve, approve_tool"
     )
     assert refused("misspelt", "aprove") == f"{said}, deny"
     assert shop.perdure("cancel", "misspelt").code == 0
     assert refused("misspelt", "aprove").endswith("keep_old, continue, stop")
-    await shop.starts("ask", "in words")
-    await shop.waits("in words")
+    await start_and_wait(shop, "ask", "in words")
     assert refused("in words", "yes") == "perdure: invalid --decision 'yes'; question q1 takes: a text"
     assert shop.perdure("cancel", "in words").code == 0
 
 
-def test_an_answer_that_no_run_takes_is_wrong_usage(shop: Shop) -> None:
+def test_an_answer_that_no_run_takes_is_wrong_usage(shop: Served) -> None:
     refused = shop.perdure("approve", "noting", "--by", "x" * 300)
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "by: " in refused.err

@@ -11,25 +11,27 @@ from contracts.run.state import RunStatus
 from contracts.sender import SCHEDULE
 from perdure.client.run_list import find_starter, iterate_runs
 from perdure.client.runs import wait_for_run_end
+from tests.e2e.projects import Served
+from tests.waiting import until
 
 QUEUE = "by-the-clock"  # nobody works on it
 
 
 @pytest.fixture
-def schedule(served: Any) -> Callable[..., Any]:
+def schedule(served: Served) -> Callable[..., Any]:
     def command(*args: str) -> Any:
         return served.project.perdure("schedule", *args, PERDURE_TASK_QUEUE=QUEUE)
 
     return command
 
 
-def listed(schedule: Callable[..., Any]) -> dict[str, Any]:
-    rows = [json.loads(line) for line in schedule("list", "--json").out.splitlines()]
+def list_schedules(schedule: Callable[..., Any]) -> dict[str, Any]:
+    rows = schedule("list", "--json").rows()
     return {row["name"]: row for row in rows}
 
 
 async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_work(
-    schedule: Callable[..., Any], served: Any, until: Callable[..., Any]
+    schedule: Callable[..., Any], served: Served
 ) -> None:
     added = schedule("add", "often", "--every", "1s", "--goal", "say hello")
     assert (added.code, added.err) == (0, "")
@@ -46,10 +48,10 @@ async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_wor
     starter = await find_starter(served.client, run)
     assert starter is not None
     assert starter.sender == SCHEDULE
-    row = listed(schedule)["often"]
+    row = list_schedules(schedule)["often"]
     assert (row["latest"], row["at_work"], row["goal"]) == (run.run_id, [run.run_id], "say hello")
     assert row["skipped"] >= 1
-    assert (schedule("remove", "often").out, listed(schedule)) == ("removed\n", {})
+    assert (schedule("remove", "often").out, list_schedules(schedule)) == ("removed\n", {})
 
 
 def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[..., Any]) -> None:
@@ -57,7 +59,7 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
     added = schedule("add", "yearly", *cron, "--goal", "look back", "--jitter", "5m", "--paused")
     words = "at 09:00 on day 1 of the month in January in Asia/Tokyo"
     assert f"yearly {words}, paused; to start it: perdure schedule resume yearly" in " ".join(added.out.split())
-    row = listed(schedule)["yearly"]
+    row = list_schedules(schedule)["yearly"]
     assert (row["when"], row["words"], row["time_zone"]) == ("0 9 1 1 * (Asia/Tokyo)", words, "Asia/Tokyo")
     assert (row["is_paused"], row["agent"], row["goal"]) == (True, None, "look back")
     begun = json.loads(schedule("trigger", "yearly", "--json").out)["run_id"]
@@ -70,7 +72,7 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
     assert "-01-01 09:0" in shown  # and up to five minutes of jitter
     assert "skip, 1 skipped" in shown
     assert schedule("pause", "yearly").out == "paused\n"
-    assert listed(schedule)["yearly"]["is_paused"]
+    assert list_schedules(schedule)["yearly"]["is_paused"]
     assert schedule("remove", "yearly").code == 0
 
 
@@ -81,7 +83,7 @@ def test_a_run_that_waits_its_turn_is_said_to(schedule: Callable[..., Any]) -> N
     assert schedule("remove", "one").code == 0
 
 
-def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any], served: Any) -> None:
+def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any], served: Served) -> None:
     schedule("add", "ours", "--every", "7d", "--goal", "x", "--paused")
     theirs = served.project.perdure("schedule", "remove", "ours")
     said = f"perdure: schedule ours belongs to another project: task queue {QUEUE}\n"
@@ -118,16 +120,15 @@ def test_what_is_no_schedule_is_refused_in_one_line(
     schedule: Callable[..., Any], args: tuple[str, ...], code: int, says: str
 ) -> None:
     done = schedule(*args)
-    assert (done.code, done.out, len(done.err.splitlines())) == (code, "", 1)
-    assert done.err.startswith(f"perdure: {says}")
+    assert done.error(code).startswith(f"perdure: {says}")
 
 
-def test_a_cron_line_is_told_as_the_server_reads_it(schedule: Callable[..., Any]) -> None:
+def test_a_cron_line_is_shown_as_the_server_reads_it(schedule: Callable[..., Any]) -> None:
     """The zone that holds is the line's own, and a day of the month and a weekday have to meet."""
     added = schedule("add", "tokyo", "--cron", "CRON_TZ=Asia/Tokyo 0 9 13 * FRI", "--goal", "x")
     words = "at 09:00 on day 13 of the month, only if that is Friday, in Asia/Tokyo"
     assert re.search(rf"tokyo {words}, next: Fri \d{{4}}-\d\d-13 09:00:00 Asia/Tokyo,", " ".join(added.out.split()))
-    row = listed(schedule)["tokyo"]
+    row = list_schedules(schedule)["tokyo"]
     assert (row["words"], row["time_zone"]) == (words, "Asia/Tokyo")
     assert "Fri" in schedule("list").out
     assert schedule("remove", "tokyo").code == 0
@@ -141,7 +142,7 @@ def test_a_name_is_taken_once(schedule: Callable[..., Any]) -> None:
     assert schedule("remove", "once").code == 0
 
 
-async def test_a_worker_does_what_a_schedule_begins(worked: Any, critique: str) -> None:
+async def test_a_worker_does_what_a_schedule_begins(worked: Served, critique: str) -> None:
     run = worked.project.perdure
     assert run("schedule", "add", "daily", "--every", "1d", "--goal", critique).code == 0
     begun = json.loads(run("schedule", "trigger", "daily", "--json").out)["run_id"]

@@ -3,12 +3,13 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from perdure.testkit.model_server import ScriptedModel, calls
+from tests.e2e.projects import MakeProject, Project, Served
 from tests.preloaded import program
 
 PATIENCE = 60.0
@@ -45,7 +46,7 @@ def script(body: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def noisy(make_project: Callable[..., Any]) -> Iterator[Any]:
+def noisy(make_project: MakeProject) -> Iterator[Project]:
     with ScriptedModel(script) as model:
         project = make_project(ANTHROPIC_BASE_URL=model.base_url, ANTHROPIC_API_KEY="key")
         project.write("perdure.toml", TOOLS)
@@ -59,7 +60,7 @@ def noisy(make_project: Callable[..., Any]) -> Iterator[Any]:
     [("run", "--agent", "noise", "--json", ANSWER), ("chat", "--agent", "noise", "--json", "-m", ANSWER)],
     ids=lambda c: c[0],
 )
-def test_a_tool_has_none_of_the_commands_streams(noisy: Any, command: tuple[str, ...]) -> None:
+def test_a_tool_has_none_of_the_commands_streams(noisy: Project, command: tuple[str, ...]) -> None:
     """Its output is JSON alone, in ASCII, its input stays where it was, and what the tool prints is in the log."""
     log = noisy.home / "worker.log"
     log.unlink(missing_ok=True)
@@ -85,16 +86,23 @@ def test_a_tool_has_none_of_the_commands_streams(noisy: Any, command: tuple[str,
     assert sorted(set(printed)) == sorted(SAID)
 
 
-def test_what_a_module_prints_is_not_a_commands_output(noisy: Any) -> None:
+def test_what_a_module_prints_is_not_a_commands_output(noisy: Project) -> None:
     done = noisy.perdure("tools", "--json")
     assert (done.code, done.err) == (0, "")
     json.loads(done.out)
     assert "loud" in done.out
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["agents", "list", "doctor"])
-def test_a_closed_stream_is_no_failure(served: Any, command: str, closed: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("list", "2>&-"),
+        ("list", ">&-"),
+        ("list", "<&-"),
+        *((command, "<&- >&- 2>&-") for command in ("agents", "list", "doctor")),
+    ],
+)
+def test_a_closed_stream_is_no_failure(served: Served, command: str, closed: str) -> None:
     project = served.project
     shell = ["/bin/sh", "-c", f'"$0" {command} {closed}', program("cli")]
     done = subprocess.run(
@@ -105,16 +113,18 @@ def test_a_closed_stream_is_no_failure(served: Any, command: str, closed: str) -
 
 
 @pytest.mark.parametrize("command", [("dev",), ("gateway", "--port", "0")], ids=lambda c: c[0])
-def test_a_command_ends_when_its_reader_goes_away(served: Any, command: tuple[str, ...]) -> None:
+def test_a_command_ends_when_its_reader_goes_away(served: Served, command: tuple[str, ...]) -> None:
     """At once, and without complaint, also one that has nothing more to write."""
     with served.project.running(*command) as process:
         process.until("Ctrl-C")
+        assert process.popen.stdout
+        assert process.popen.stderr
         process.popen.stdout.close()
         assert process.popen.wait(PATIENCE) == 0
         assert process.popen.stderr.read() == ""
 
 
-def test_a_word_that_is_no_option_is_told_how_to_say_it(served: Any) -> None:
+def test_an_answer_that_looks_like_an_option_is_refused_with_the_way_to_write_it(served: Served) -> None:
     done = served.project.perdure("answer", "r", "-x")
     assert (done.code, done.out) == (2, "")
     assert "put arguments that begin with - after --" in done.err

@@ -13,7 +13,9 @@ import pytest
 from devserver import _find_binary
 from perdure.client.run_list import find_run
 from perdure.testkit.model_server import calls
+from tests.e2e.projects import Served
 from tests.replay.altered import Unguarded
+from tests.waiting import until
 from tests.workflows.conftest import worlds
 from workflows.handlers import UnknownWorkflow
 
@@ -22,9 +24,7 @@ FINISH = calls(("finish", {"outcome": "done"}))
 SHOWN_WITHIN = 90.0  # seconds (R12)
 
 
-async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
-    served: Any, tmp_path: Path, until: Any
-) -> None:
+async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(served: Served, tmp_path: Path) -> None:
     """Incompatible code is deployed under a run that waits for a person, and rolled back (R12)."""
 
     def perdure(*args: str, **env: str) -> Any:
@@ -75,7 +75,7 @@ def set_current(address: str, build_id: str) -> None:
         assert monotonic() < deadline, done.stderr
 
 
-def test_two_builds_work_side_by_side_as_processes(served: Any, critique: str) -> None:
+def test_two_builds_work_side_by_side_as_processes(served: Served, critique: str) -> None:
     there = {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "side-by-side"}
 
     def build(number: str) -> dict[str, str]:
@@ -95,7 +95,7 @@ def test_two_builds_work_side_by_side_as_processes(served: Any, critique: str) -
             new.until("build 2")
             set_current(served.address, "2")
             assert "build 1: new runs use build 2" in doctor("1")
-            assert old.signalled(signal.SIGTERM).code == 0
+            assert old.send_signal(signal.SIGTERM).code == 0
             done = served.project.perdure("run", "--json", critique, **there)
             assert (done.code, json.loads(done.out)["status"]) == (0, "completed")
 
@@ -111,11 +111,11 @@ def test_two_builds_work_side_by_side_as_processes(served: Any, critique: str) -
     ],
 )
 def test_a_build_that_is_half_named_or_that_the_server_would_not_take_is_refused_in_one_line(
-    served: Any, name: str, build_id: str, says: str
+    served: Served, name: str, build_id: str, says: str
 ) -> None:
     there = {"TEMPORAL_ADDRESS": served.address, "TEMPORAL_DEPLOYMENT_NAME": name, "TEMPORAL_WORKER_BUILD_ID": build_id}
     with served.project.running(script="worker.py", **there) as worker:
-        done = worker.ended()
+        done = worker.wait()
     assert (done.code, done.out) == (1, "")
     assert says in done.err
     assert len(done.err.splitlines()) == 1

@@ -20,6 +20,8 @@ from perdure.client.connection import connect, register_search_attributes
 from perdure.client.runs import start_or_get_run
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
 from tests.browser import browsing, needs_browser, picture
+from tests.e2e.projects import MakeProject, turn_of
+from tests.waiting import until
 
 pytestmark = needs_browser
 
@@ -31,6 +33,11 @@ def charge(amount: int) -> str:
     """Charges the customer."""
     return f"charged {amount}"
 '''
+TOOL = '[tools.charge]\nkind = "python"\neffect = "once"\napproval = "always"\ntarget = "till:charge"\n'
+AGENTS = {
+    "agents/lead.md": "---\ndescription: makes books\ntools: [charge]\npeers: [writer]\n---\nYou lead.\n",
+    "agents/writer.md": "---\ndescription: writes chapters\n---\nYou write.\n",
+}
 
 Run = WorkflowHandle[Any, Any]
 Json = dict[str, Any]
@@ -121,8 +128,8 @@ def replies(site: str) -> Callable[[Json], ScriptedAnswer]:
     def reply(body: Json) -> ScriptedAnswer:
         lead = "You lead." in json.dumps(body["system"])
         if lead or "a chapter" in json.dumps(body["messages"][0]):
-            return led(body) if lead else calls(("finish", {"outcome": "a chapter on it"}))
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
+            return lead_reply(body) if lead else calls(("finish", {"outcome": "a chapter on it"}))
+        turn = turn_of(body)
         if turn == 0:
             return calls(("fetch", {"url": site}), text="1. Read the **page**\n2. Ask")
         if turn == 1:
@@ -133,8 +140,8 @@ def replies(site: str) -> Callable[[Json], ScriptedAnswer]:
     return reply
 
 
-def led(body: Json) -> ScriptedAnswer:
-    turn = sum(message["role"] == "assistant" for message in body["messages"])
+def lead_reply(body: Json) -> ScriptedAnswer:
+    turn = turn_of(body)
     tasks = [
         {"id": name, "agent": "writer", "instructions": f"write a chapter on {name}", "depends_on": needs}
         for name, needs in (("sea", []), ("land", []), ("shore", ["sea", "land"]))
@@ -152,7 +159,7 @@ class Scene:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, "agent": agent}})
         return await start_or_get_run(self.client, "perdure", event, f"ui-{uuid4().hex[:8]}")
 
-    async def waiting(self, until: Any, goal: str = "read and ask", agent: str = "default") -> Run:
+    async def waiting(self, goal: str = "read and ask", agent: str = "default") -> Run:
         """A run that waits for a person."""
         run = await self.start(goal, agent)
 
@@ -164,36 +171,29 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-async def scene(make_project: Any, site: str, driver: Any) -> AsyncIterator[Scene]:
+async def scene(make_project: MakeProject, site: str, driver: Any) -> AsyncIterator[Scene]:
     """A server with its Web UI, and a worker that speaks to a scripted model."""
     with ScriptedModel(replies(site)) as model:
         project = make_project(ANTHROPIC_BASE_URL=model.base_url)
-        project.write(
-            "agents/lead.md", "---\ndescription: makes books\ntools: [charge]\npeers: [writer]\n---\nYou lead.\n"
-        )
-        project.write("agents/writer.md", "---\ndescription: writes chapters\n---\nYou write.\n")
-        project.write("till.py", CHARGE)
+        project.write_all({"till.py": CHARGE, **AGENTS})
         with project.folder.joinpath("perdure.toml").open("a") as file:
-            file.write(
-                '[tools.charge]\nkind = "python"\neffect = "once"\napproval = "always"\ntarget = "till:charge"\n'
-            )
+            file.write(TOOL)
         async with embedded_server(project.home) as server:
             client = await connect(server.address)
             await register_search_attributes(client)
-            with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
-                worker.until("worker ready")
+            with project.worker(TEMPORAL_ADDRESS=server.address):
                 yield Scene(client, Browser(driver, server.ui))
 
 
-async def test_the_timeline_says_what_each_turn_and_call_does(scene: Scene, until: Any, site: str) -> None:
-    run = await scene.waiting(until)
+async def test_the_timeline_says_what_each_turn_and_call_does(scene: Scene, site: str) -> None:
+    run = await scene.waiting()
     scene.browser.open_run(run)
     scene.browser.shows("open_run", "plan • turn 1", f"call_tool • fetch {site} · step 1", "reflect • turn 2")
     scene.browser.picture("timeline")
 
 
-async def test_a_list_query_finds_the_runs_that_wait_for_a_person(scene: Scene, until: Any) -> None:
-    waiting, done = await scene.waiting(until), await scene.waiting(until)
+async def test_a_list_query_finds_the_runs_that_wait_for_a_person(scene: Scene) -> None:
+    waiting, done = await scene.waiting(), await scene.waiting()
     await done.signal("human_input", {"text": "five"})
     await done.result()
     scene.browser.open("?query=" + quote('AgentStatus="waiting_on_human"'))
@@ -201,8 +201,8 @@ async def test_a_list_query_finds_the_runs_that_wait_for_a_person(scene: Scene, 
     assert done.id not in scene.browser.text()
 
 
-async def test_the_details_show_goal_question_answer_and_plan_with_dollars_as_typed(scene: Scene, until: Any) -> None:
-    run = await scene.waiting(until, goal="decide on a price")
+async def test_the_details_show_goal_question_answer_and_plan_with_dollars_as_typed(scene: Scene) -> None:
+    run = await scene.waiting(goal="decide on a price")
     scene.browser.open_run(run, "user-metadata")
     scene.browser.until(lambda: QUESTION in scene.browser.rendered())
     rendered = scene.browser.rendered()
@@ -213,16 +213,16 @@ async def test_the_details_show_goal_question_answer_and_plan_with_dollars_as_ty
 
 
 @pytest.mark.parametrize(("kind", "handler"), [("update", "answer"), ("signal", "human_input")])
-async def test_a_question_is_answered_from_the_dialogs(scene: Scene, until: Any, kind: str, handler: str) -> None:
-    run = await scene.waiting(until)
+async def test_a_question_is_answered_from_the_dialogs(scene: Scene, kind: str, handler: str) -> None:
+    run = await scene.waiting()
     scene.browser.open_run(run)
     scene.browser.send(kind, handler, {"question_id": "q1", "text": "ten"})
     assert (await run.result())["payload"]["outcome"] == "decided: ten"
     scene.browser.shows("agent.completed")
 
 
-async def test_a_lead_shows_its_tree_and_its_call_is_approved_from_the_dialog(scene: Scene, until: Any) -> None:
-    run = await scene.waiting(until, goal="make a book", agent="lead")
+async def test_a_lead_shows_its_tree_and_its_call_is_approved_from_the_dialog(scene: Scene) -> None:
+    run = await scene.waiting(goal="make a book", agent="lead")
     scene.browser.open_run(run, "relationships")
     subtasks = [f"{run.id}.1-{name}" for name in ("sea", "land", "shore")]
     scene.browser.shows(f"{run.id}/delegation:1")
@@ -233,8 +233,8 @@ async def test_a_lead_shows_its_tree_and_its_call_is_approved_from_the_dialog(sc
     assert (await run.result())["payload"]["outcome"] == "a book, paid for"
 
 
-async def test_request_cancellation_ends_a_run_canceled(scene: Scene, until: Any) -> None:
-    run = await scene.waiting(until)
+async def test_request_cancellation_ends_a_run_canceled(scene: Scene) -> None:
+    run = await scene.waiting()
     scene.browser.open_run(run)
     scene.browser.click("button", "Request Cancellation")
     scene.browser.click("dialog[open] [data-testid=confirm-modal-button]")
@@ -245,8 +245,8 @@ async def test_request_cancellation_ends_a_run_canceled(scene: Scene, until: Any
     await until(canceled)
 
 
-async def test_the_queries_are_listed_with_what_they_tell_and_answer(scene: Scene, until: Any) -> None:
-    run = await scene.waiting(until)
+async def test_the_queries_are_listed_with_what_they_tell_and_answer(scene: Scene) -> None:
+    run = await scene.waiting()
     browser = scene.browser
     browser.open_run(run, "query")
     for query, told in (("state", '"waiting_on_human"'), ("journal", '"objective"'), ("transcript", '"toolu_0_0"')):

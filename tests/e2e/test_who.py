@@ -8,13 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.client import WorkflowUpdateFailedError
 
-from devserver import embedded_server
 from perdure.answer_keys import format_public, read_answer_keys
-from perdure.client.runs import query_run_state, wait_for_run_end
-from perdure.converter import data_converter
+from perdure.client.runs import wait_for_run_end
 from perdure.testkit.model_server import ScriptedModel, calls
+from tests.e2e.projects import MakeProject, Served, results_of, serve_with_worker, until_asked, use_model
+from tests.waiting import until
 
 KEY = "k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
 PUBLIC = format_public(read_answer_keys(KEY))  # all that the worker has, and so its tools
@@ -63,60 +63,51 @@ def replies(body: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Till:
-    project: Any
-    client: Client
+class Till(Served):
     http: httpx.AsyncClient
-    until: Any
 
-    async def waits(self, run_id: str) -> Any:
-        async def asks() -> bool:
-            view = await query_run_state(self.client, run_id)
-            return view is not None and view.question is not None
+    async def start(self, goal: str) -> str:
+        return str((await self.http.post("/v1/runs", json={"payload": {"goal": goal}})).json()["run_id"])
 
-        await self.until(asks)
-        return await query_run_state(self.client, run_id)
+    async def state_of(self, run_id: str) -> Any:
+        return (await self.http.get(f"/v1/runs/{run_id}")).json().get("state")
+
+    def export(self, run_id: str) -> Any:
+        return json.loads(self.project.perdure("trace", run_id, "--export").out)
 
 
 @pytest.fixture(scope="module")
-async def till(make_project: Any, until: Any) -> AsyncIterator[Till]:
+async def till(make_project: MakeProject) -> AsyncIterator[Till]:
     with ScriptedModel(replies) as model:
-        project = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url)
-        project.write("perdure.toml", PROJECT)
-        project.write("till.py", CODE)
+        project = make_project(**use_model(model), PERDURE_ANSWER_KEY=KEY)
+        project.write_all({"perdure.toml": PROJECT, "till.py": CODE})
         project.write("agents/default.md", "---\ntools: [pay, look, tell]\n---\n")
-        async with embedded_server(project.home) as server:
-            client = await Client.connect(server.address, data_converter=data_converter)
+        async with serve_with_worker(project, PERDURE_ANSWER_KEY=PUBLIC) as served:
             scopes = ("runs:start", "runs:read", "human:answer", "tools:result")
             flags = [flag for scope in scopes for flag in ("--scope", scope)]
             token = project.perdure("token", "create", "ann", *flags).out.strip()
-            project.env |= {"TEMPORAL_ADDRESS": server.address, "PERDURE_ANSWER_KEY": KEY}
-            with (
-                project.running(script="worker.py", PERDURE_ANSWER_KEY=PUBLIC) as worker,
-                project.running("gateway", "--port", "0") as gateway,
-            ):
-                worker.until("worker ready")
+            with project.running("gateway", "--port", "0") as gateway:
                 url = gateway.until("gateway").split()[1]
                 headers = {"Authorization": f"Bearer {token}"}
                 async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
-                    yield Till(project, client, http, until)
+                    yield Till(project, served.client, served.address, http)
 
 
 async def test_a_door_records_what_it_knows_whatever_its_caller_writes(till: Till) -> None:
     forged = {"door": "cli", "token": "root"}
     begun = await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}, "sender": forged})
     run_id = begun.json()["run_id"]
-    question = (await till.waits(run_id)).question
+    await until_asked(till.client, run_id)
+    assert (await till.state_of(run_id))["question"]["call"]
     assert till.project.perdure("deny", run_id, "--by", "root").code == 0
     assert (await wait_for_run_end(till.client, run_id)).status == "completed"
-    assert question.call
     told = (await till.http.get(f"/v1/runs/{run_id}")).json()
     known = {"door": "gateway", "token": "ann"}
     assert (told["started_by"]["sender"], told["state"]["sender"]) == (known, known)
     shown = till.project.perdure("show", run_id).out.splitlines()
     assert "  by       ann (gateway)" in shown
     assert "  answers  must be signed with key k1" in shown
-    record = json.loads(till.project.perdure("trace", run_id, "--export").out)
+    record = till.export(run_id)
     start, update = record["received"]
     assert (start["kind"], start["sender"], bool(start["identity"])) == ("start", known, True)
     assert (update["name"], update["sender"], update["by"]) == ("answer", {"door": "cli"}, "root")
@@ -130,12 +121,12 @@ async def test_results_cancels_and_requests_say_it_too(till: Till) -> None:
     )
     run_id = submitted.json()["run_id"]
 
-    async def is_told() -> bool:
-        told = (await till.http.get(f"/v1/runs/{run_id}")).json()
-        return bool(told.get("state") and told["state"]["status"] == "waiting_on_tool")
+    async def awaits_its_tool() -> bool:
+        state = await till.state_of(run_id)
+        return bool(state and state["status"] == "waiting_on_tool")
 
-    await till.until(is_told)
-    (pending,) = (await till.http.get(f"/v1/runs/{run_id}")).json()["state"]["pending"]
+    await until(awaits_its_tool)
+    (pending,) = (await till.state_of(run_id))["pending"]
     result = {"run_id": run_id, "step": 1, "tool": "tell", "status": "error", "error": {"kind": "x", "message": "y"}}
     event = {"type": "agentic.tool_result", "payload": result, "nonce": pending["nonce"], "sender": {"door": "cli"}}
     taken = await till.http.post(f"/v1/runs/{run_id}/tool-results", json=event)
@@ -145,21 +136,21 @@ async def test_results_cancels_and_requests_say_it_too(till: Till) -> None:
     )
     assert again.status_code == 200  # the same request, whatever was claimed of its sender
     await wait_for_run_end(till.client, run_id)
-    waits = (await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}})).json()["run_id"]
-    await till.waits(waits)
+    waits = await till.start("pay it")
+    await until_asked(till.client, waits)
     await till.http.post(f"/v1/runs/{waits}/cancel", json={"reason": "no"})
     assert (await wait_for_run_end(till.client, waits)).status == "cancelled"
     known = {"door": "gateway", "token": "ann"}
     for named, name in ((run_id, "deliver_result"), (waits, "cancel")):
-        record = json.loads(till.project.perdure("trace", named, "--export").out)
+        record = till.export(named)
         came = [each for each in record["received"] if each["name"] in ("", name)]
         assert [each["sender"] for each in came if each["kind"] != "cancel"] == [known, known]
 
 
 async def test_only_a_door_with_the_key_answers(till: Till) -> None:
-    run_ids = [(await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}})).json()["run_id"] for _ in "ab"]
+    run_ids = [await till.start("pay it") for _ in "ab"]
     for run_id in run_ids:
-        await till.waits(run_id)
+        await until_asked(till.client, run_id)
     first, second = run_ids
     handle = till.client.get_workflow_handle(f"run:{first}")
     with pytest.raises(WorkflowUpdateFailedError):
@@ -177,21 +168,20 @@ async def test_only_a_door_with_the_key_answers(till: Till) -> None:
     assert answered.status_code == 200, answered.text
     for run_id in run_ids:
         assert (await wait_for_run_end(till.client, run_id)).status == "completed"
-    record = json.loads(till.project.perdure("trace", second, "--export").out)
+    record = till.export(second)
     (said,) = record["questions"][0]["answers"]
     assert (said["by"], said["sender"], said["signature"][:3]) == ("ann", {"door": "gateway", "token": "ann"}, "k1:")
 
 
 async def test_a_tool_and_what_it_starts_get_no_address_of_temporal_and_no_key(till: Till) -> None:
-    run_id = (await till.http.post("/v1/runs", json={"payload": {"goal": "look around"}})).json()["run_id"]
+    run_id = await till.start("look around")
     await wait_for_run_end(till.client, run_id)
-    page = await till.client.get_workflow_handle(f"run:{run_id}").query("transcript")
-    seen = next(part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result")
+    seen = (await results_of(till.client, run_id))[0]
     assert seen.count("PATH") >= 2
     assert [name for name in HIDDEN if name in seen] == []
 
 
-def test_an_mcp_server_gets_neither_but_what_its_entry_names(make_project: Any) -> None:
+def test_an_mcp_server_gets_neither_but_what_its_entry_names(make_project: MakeProject) -> None:
     project = make_project(**dict.fromkeys(HIDDEN[:1] + HIDDEN[3:], ""), TEMPORAL_NAMESPACE="secret-space", NAMED="yes")
     project.env |= {"PERDURE_ANSWER_KEY": KEY}
     dump = "import json, os, pathlib; pathlib.Path('seen.json').write_text(json.dumps(dict(os.environ)))"

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from devserver import embedded_server
 from perdure.client.connection import register_search_attributes
-from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
-from tests.e2e.conftest import Process, Project, make_project, site, until, until_fixture
+from tests.e2e.conftest import make_project, site
+from tests.e2e.projects import MakeProject, Process, Project, Served, serve, turn_of
+from tests.waiting import until
 
-__all__ = ["make_project", "site", "until_fixture"]  # fixtures
+__all__ = ["make_project", "site"]  # fixtures
 
 SCOPES = ("runs:start", "runs:read", "tools:result", "human:answer", "events:publish")
 SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
@@ -63,7 +63,7 @@ Json = dict[str, Any]
 
 def replies(body: Json) -> ScriptedAnswer:
     """By the first word of the goal: `say`, `ask`, `charge`, `lookup`; then it finishes with what came back."""
-    turn = sum(message["role"] == "assistant" for message in body["messages"])
+    turn = turn_of(body)
     said = str(body["messages"][0]["content"])
     if turn == 0 and "ask:" in said:
         return calls(("ask_human", {"question": "Shall it be red, or blue?", "options": ["red", "blue"]}))
@@ -79,7 +79,7 @@ def replies(body: Json) -> ScriptedAnswer:
 
 
 @dataclass
-class Door:
+class Gateway:
     """A gateway, and an HTTP client with a token of all scopes."""
 
     project: Project
@@ -139,14 +139,14 @@ class Door:
         headers = {"Last-Event-ID": after} if after else {}
         async with self.http as http, http.stream("GET", f"/v1/runs/{run_id}/events", headers=headers) as stream:
             assert stream.status_code == 200, await stream.aread()
-            async for event in parsed(stream):
+            async for event in parse_events(stream):
                 told.append(event)
                 if len(told) == most:
                     break
         return told
 
 
-async def parsed(stream: httpx.Response) -> AsyncIterator[tuple[str, Json]]:
+async def parse_events(stream: httpx.Response) -> AsyncIterator[tuple[str, Json]]:
     at, data = "", ""
     async for line in stream.aiter_lines():
         if line.startswith("id: "):
@@ -158,23 +158,20 @@ async def parsed(stream: httpx.Response) -> AsyncIterator[tuple[str, Json]]:
             at = data = ""
 
 
-@dataclass
-class House:
-    """A project with a server and a worker; gateways are opened in it."""
+@dataclass(frozen=True)
+class Gateways(Served):
+    """A project with a server and a worker, and the gateways that tests open in it."""
 
-    project: Project
-    client: Client
-    address: str
     token: str
 
     @contextmanager
-    def gateway(self, *more: str, **env: str) -> Iterator[Door]:
+    def open(self, *more: str, **env: str) -> Iterator[Gateway]:
         log = self.project.folder / f"gateway-{uuid4().hex[:8]}.log"  # nobody reads its stderr, which would fill
         command = ("gateway", "--port", "0", "--log-file", str(log), *more)
         with self.project.running(*command, TEMPORAL_ADDRESS=self.address, **env) as process:
             url = process.until("gateway").split()[1]
             process.until("Ctrl-C")
-            yield Door(self.project, self.client, self.address, url, self.token, process, log)
+            yield Gateway(self.project, self.client, self.address, url, self.token, process, log)
 
 
 def make_token(project: Project, name: str, *scopes: str, **env: str) -> str:
@@ -186,22 +183,19 @@ def make_token(project: Project, name: str, *scopes: str, **env: str) -> str:
 
 
 @pytest.fixture(scope="session")
-async def house(make_project: Callable[..., Project]) -> AsyncIterator[House]:
+async def gateways(make_project: MakeProject) -> AsyncIterator[Gateways]:
     with ScriptedModel(replies) as model:
         secrets = {"HOOK_STANDARD": SECRET, "HOOK_SLACK": PLAIN_SECRET, "HOOK_GITHUB": PLAIN_SECRET}
         project = make_project(ANTHROPIC_BASE_URL=model.base_url, **secrets)
-        project.write("perdure.toml", PROJECT)
-        project.write("agents/default.md", AGENT)
-        async with embedded_server(project.home) as server:
-            client = await Client.connect(server.address, data_converter=data_converter)
-            await register_search_attributes(client)
-            with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
-                worker.until("worker ready")
+        project.write_all({"perdure.toml": PROJECT, "agents/default.md": AGENT})
+        async with serve(project) as served:
+            await register_search_attributes(served.client)
+            with project.worker(TEMPORAL_ADDRESS=served.address):
                 token = await asyncio.to_thread(make_token, project, "tester", *SCOPES)
-                yield House(project, client, server.address, token)
+                yield Gateways(project, served.client, served.address, token)
 
 
 @pytest.fixture(scope="session")
-async def door(house: House) -> AsyncIterator[Door]:
-    with house.gateway() as opened:
+async def gateway(gateways: Gateways) -> AsyncIterator[Gateway]:
+    with gateways.open() as opened:
         yield opened

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.problems import ApiError
 from gateway.requests import read_body_json
-from tests.gateway.conftest import Door
+from tests.gateway.conftest import Gateway
 
 BAD = {
     "twice": b'{"goal": "a", "goal": "b"}',
@@ -33,7 +33,7 @@ def test_json_that_says_no_one_thing_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "9" * 5000])
-def test_the_place_of_what_no_reader_agrees_on_is_told(number: str) -> None:
+def test_a_number_that_readers_disagree_on_is_refused_with_its_place(number: str) -> None:
     with pytest.raises(ApiError) as failure:
         read_body_json(f'{{"payload": {{"context": {{"sums": [{{"of": {number}}}]}}}}}}'.encode())
     assert failure.value.field == "payload.context.sums.0.of"
@@ -45,27 +45,27 @@ def test_what_is_plain_is_taken() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BAD if name != "nothing"])
-async def test_the_gateway_refuses_it_as_a_problem(door: Door, name: str) -> None:
-    async with door.http as http:
+async def test_the_gateway_refuses_it_as_a_problem(gateway: Gateway, name: str) -> None:
+    async with gateway.http as http:
         answer = await http.post("/v1/runs", content=BAD[name], headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("size", [1024 * 1024 + 1, 10_000_000])
-async def test_who_sends_too_much_hears_of_it(door: Door, size: int) -> None:
+async def test_who_sends_too_much_hears_of_it(gateway: Gateway, size: int) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(0, size, 50_000):
             yield b" " * 50_000
 
-    async with door.http as http:
+    async with gateway.http as http:
         for content in (b" " * size, chunks()):
             answer = await http.post("/v1/runs", content=content, headers={"Content-Type": "application/json"})
             assert (answer.status_code, answer.json()["status"]) == (413, 413)
 
 
-async def test_another_content_type_is_refused(door: Door) -> None:
-    async with door.http as http:
+async def test_another_content_type_is_refused(gateway: Gateway) -> None:
+    async with gateway.http as http:
         answer = await http.post("/v1/runs", content=b'{"payload": {"goal": "x"}}')
         assert answer.status_code == 415
         answer = await http.post("/v1/runs", data={"goal": "x"})
@@ -73,8 +73,10 @@ async def test_another_content_type_is_refused(door: Door) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/runs", 405)])
-async def test_unknown_addresses_and_methods_are_problems(door: Door, method: str, path: str, status: int) -> None:
-    async with door.http as http:
+async def test_unknown_addresses_and_methods_are_problems(
+    gateway: Gateway, method: str, path: str, status: int
+) -> None:
+    async with gateway.http as http:
         answer = await http.request(method, path)
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert answer.headers["Content-Type"] == "application/problem+json"

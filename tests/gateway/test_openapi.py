@@ -10,7 +10,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 import cli
-from tests.gateway.conftest import Door
+from tests.gateway.conftest import Gateway
 
 ROUTE = re.compile(r"`((?:GET|POST|DELETE) [^`]+)`")
 SECONDS = 35  # of fuzzing
@@ -27,10 +27,10 @@ negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 413, 
 """
 
 
-def test_nothing_breaks_and_nothing_undocumented_comes_back(door: Door, tmp_path: Path) -> None:
+def test_nothing_breaks_and_nothing_undocumented_comes_back(gateway: Gateway, tmp_path: Path) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
-    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{door.url}/openapi.json"]
-    command += ["--header", f"Authorization: Bearer {door.token}", "--checks", "all", "--exclude-checks", EXCLUDED]
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{gateway.url}/openapi.json"]
+    command += ["--header", f"Authorization: Bearer {gateway.token}", "--checks", "all", "--exclude-checks", EXCLUDED]
     command += ["--phases", "examples,coverage,fuzzing", "--max-examples", "12", "--max-time", str(SECONDS)]
     command += ["--seed", "7", "--continue-on-failure", "--no-color", "--request-timeout", "30"]
     command += ["--generation-database", "none", "--suppress-health-check", "all"]
@@ -43,23 +43,23 @@ def test_nothing_breaks_and_nothing_undocumented_comes_back(door: Door, tmp_path
     assert "Traceback" not in done.stderr
 
 
-async def test_the_description_names_problems_and_scopes(door: Door) -> None:
-    described = (await door.get("/openapi.json")).json()
+async def test_the_description_names_problems_and_scopes(gateway: Gateway) -> None:
+    described = (await gateway.get("/openapi.json")).json()
     for path, methods in described["paths"].items():
         for operation in methods.values():
             refusals = {code: answer for code, answer in operation["responses"].items() if int(code) >= 400}
             assert path == "/readyz" or all("application/problem+json" in each["content"] for each in refusals.values())
             assert ("security" in operation) == (path.startswith("/v1") and "webhooks" not in path)
     schema: dict[str, Any] = {"$ref": "#/components/schemas/Problem", "components": described["components"]}
-    Draft202012Validator(schema).validate((await door.get("/v1/runs/nobody")).json())
+    Draft202012Validator(schema).validate((await gateway.get("/v1/runs/nobody")).json())
     assert described["paths"]["/v1/runs"]["post"]["security"] == [{"token": ["runs:start"]}]
 
 
-async def test_the_docs_name_every_route_with_its_scope(door: Door) -> None:
+async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> None:
     text = (Path(cli.__file__).parent / "docs" / "gateway.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in text.splitlines() if ROUTE.match(line, 2)]
     told = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
-    paths = (await door.get("/openapi.json")).json()["paths"]
+    paths = (await gateway.get("/openapi.json")).json()["paths"]
     plain = {"run_id": "id", "conversation_id": "id", "name": "name"}
     served = {
         # A second id keeps its name.

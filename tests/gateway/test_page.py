@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser import browsing, needs_browser, picture
-from tests.gateway.conftest import Door
+from tests.gateway.conftest import Gateway
 
 PATIENCE = 30
 
@@ -36,19 +36,19 @@ def shows(driver: Any, css: str, words: str) -> None:
         ) from None
 
 
-def enter(driver: Any, door: Door, run_id: str = "") -> None:
+def enter(driver: Any, gateway: Gateway, run_id: str = "") -> None:
     driver.get("about:blank")
-    driver.get(f"{door.url}/")
+    driver.get(f"{gateway.url}/")
     driver.execute_script("sessionStorage.clear()")
     driver.get("about:blank")
-    driver.get(f"{door.url}/#{run_id}")
-    driver.find_element(By.ID, "token").send_keys(door.token + Keys.ENTER)
+    driver.get(f"{gateway.url}/#{run_id}")
+    driver.find_element(By.ID, "token").send_keys(gateway.token + Keys.ENTER)
 
 
 @needs_browser
-async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(door: Door, driver: Any) -> None:
-    run_id = await door.waiting("ask: which colour")
-    enter(driver, door, run_id)
+async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(gateway: Gateway, driver: Any) -> None:
+    run_id = await gateway.waiting("ask: which colour")
+    enter(driver, gateway, run_id)
     card = f"//article[.//a[text()='{run_id}']]"
     until(driver, lambda: driver.find_element(By.XPATH, card))
     shows(driver, "#waiting pre", "Shall it be red, or blue?")
@@ -62,9 +62,9 @@ async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(door: Do
 
 
 @needs_browser
-async def test_an_approval_shows_the_exact_call_and_takes_a_denial(door: Door, driver: Any) -> None:
-    run_id = await door.waiting("charge: the card")
-    enter(driver, door, run_id)
+async def test_an_approval_shows_the_exact_call_and_takes_a_denial(gateway: Gateway, driver: Any) -> None:
+    run_id = await gateway.waiting("charge: the card")
+    enter(driver, gateway, run_id)
     form = f"answer-{run_id}-q1"
     until(driver, lambda: driver.find_element(By.ID, form))
     shows(driver, "#waiting pre", '"amount": 42')
@@ -80,16 +80,16 @@ async def test_an_approval_shows_the_exact_call_and_takes_a_denial(door: Door, d
 
 
 @needs_browser
-async def test_a_wrong_token_is_told(door: Door, driver: Any) -> None:
+async def test_a_wrong_token_is_reported(gateway: Gateway, driver: Any) -> None:
     driver.get("about:blank")
-    driver.get(f"{door.url}/")
+    driver.get(f"{gateway.url}/")
     driver.execute_script("sessionStorage.clear()")
     driver.find_element(By.ID, "token").send_keys("pdr_wrong" + Keys.ENTER)
     shows(driver, "#notice", "unknown, expired or revoked")
 
 
-async def test_the_page_is_ours_alone(door: Door) -> None:
-    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+async def test_the_page_is_ours_alone(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http:
         for path, kind in (("/", "text/html"), ("/page.js", "javascript"), ("/page.css", "text/css")):
             answer = await http.get(path)
             assert kind in answer.headers["Content-Type"]

@@ -2,17 +2,17 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import httpx
 
 from devserver import embedded_server
-from tests.e2e.conftest import Project, until
+from tests.e2e.projects import MakeProject
 from tests.gateway.conftest import make_token
+from tests.waiting import until
 
 
-async def test_alone_it_brings_the_server_and_a_worker(make_project: Callable[..., Project]) -> None:
+async def test_alone_it_brings_the_server_and_a_worker(make_project: MakeProject) -> None:
     project = make_project()
     token = await asyncio.to_thread(make_token, project, "me", "runs:start", "runs:read", "human:answer")
     with project.running("gateway", "--port", "0") as process:
@@ -33,11 +33,11 @@ async def test_alone_it_brings_the_server_and_a_worker(make_project: Callable[..
                 return run_id in (await http.get("/v1/questions")).text
 
             await until(asks)  # the rehearsal model asks for a page
-        done = await asyncio.to_thread(process.signalled, signal.SIGTERM)
+        done = await asyncio.to_thread(process.send_signal, signal.SIGTERM)
     assert (done.code, done.err) == (0, "")
 
 
-async def test_without_temporal_it_says_so_and_lives(make_project: Callable[..., Project]) -> None:
+async def test_without_temporal_it_says_so_and_lives(make_project: MakeProject) -> None:
     project = make_project()
     token = await asyncio.to_thread(make_token, project, "me", "runs:start", "runs:read")
     with ExitStack() as stack:

@@ -10,69 +10,69 @@ import httpx
 import pytest
 
 from gateway.routes.runs import READ_QUERY_TIMEOUT
-from tests.gateway.conftest import Door, House, make_token
+from tests.gateway.conftest import Gateway, Gateways, make_token
 
 PROBLEM = "application/problem+json"
 
 
-async def ended(door: Door, run_id: str) -> dict[str, object]:
+async def wait_for_end(gateway: Gateway, run_id: str) -> dict[str, object]:
     for _ in range(4):
-        answer = await door.get(f"/v1/runs/{run_id}/result?wait=15")
+        answer = await gateway.get(f"/v1/runs/{run_id}/result?wait=15")
         if answer.status_code == 200:
             told: dict[str, object] = answer.json()
             return told
     raise AssertionError(f"{run_id} did not end: {answer.text}")
 
 
-async def test_a_run_starts_ends_and_tells_its_result(door: Door) -> None:
-    answer = await door.post("/v1/runs", {"payload": {"goal": "say: hello"}})
+async def test_a_run_starts_ends_and_tells_its_result(gateway: Gateway) -> None:
+    answer = await gateway.post("/v1/runs", {"payload": {"goal": "say: hello"}})
     assert answer.status_code == 202
     run_id = answer.json()["run_id"]
     assert answer.headers["Location"] == f"/v1/runs/{run_id}"
-    told = await ended(door, run_id)
+    told = await wait_for_end(gateway, run_id)
     assert (told["status"], told["event"]["payload"]["outcome"]) == ("completed", "done")  # type: ignore[index]
-    assert run_id in [run["run_id"] for run in (await door.get("/v1/runs")).json()["runs"]]
+    assert run_id in [run["run_id"] for run in (await gateway.get("/v1/runs")).json()["runs"]]
 
 
-async def test_fifty_callers_with_one_key_start_one_run(door: Door) -> None:
+async def test_fifty_callers_with_one_key_start_one_run(gateway: Gateway) -> None:
     key, body = uuid4().hex, {"payload": {"goal": "say: once"}}
-    async with door.http as http:
+    async with gateway.http as http:
         sent = [http.post("/v1/runs", json=body, headers={"Idempotency-Key": key}) for _ in range(50)]
         answers = await asyncio.gather(*sent)
     assert len({answer.json()["run_id"] for answer in answers}) == 1
     assert sorted(answer.status_code for answer in answers) == [200] * 49 + [202]
 
 
-async def test_the_event_and_the_command_line_mean_the_same_key(door: Door) -> None:
+async def test_the_event_and_the_command_line_mean_the_same_key(gateway: Gateway) -> None:
     key = uuid4().hex
     body = {"payload": {"goal": "say: once"}, "dedupe_key": f"agentic:start:{key}"}
-    started = (await door.post("/v1/runs", body)).json()["run_id"]
-    again = await door.post("/v1/runs", body)
+    started = (await gateway.post("/v1/runs", body)).json()["run_id"]
+    again = await gateway.post("/v1/runs", body)
     assert (again.status_code, again.json()["run_id"]) == (200, started)
-    said = door.project.perdure("run", "-d", "say: once", "--dedupe-key", key, TEMPORAL_ADDRESS=door.address)
+    said = gateway.project.perdure("run", "-d", "say: once", "--dedupe-key", key, TEMPORAL_ADDRESS=gateway.address)
     assert said.out.strip() == started
-    both = await door.post("/v1/runs", body, **{"Idempotency-Key": key})
+    both = await gateway.post("/v1/runs", body, **{"Idempotency-Key": key})
     assert (both.status_code, both.json()["field"]) == (422, "dedupe_key")
 
 
-async def test_a_key_in_the_header_is_each_tokens_own(door: Door) -> None:
+async def test_a_key_in_the_header_is_each_tokens_own(gateway: Gateway) -> None:
     key, body = uuid4().hex, {"payload": {"goal": "say: once"}}
-    other = await asyncio.to_thread(make_token, door.project, f"bob-{key[:8]}", "runs:start")
-    own = await door.post("/v1/runs", body, **{"Idempotency-Key": key})
-    theirs = await door.post("/v1/runs", body, **{"Idempotency-Key": key, "Authorization": f"Bearer {other}"})
-    shared = await door.post("/v1/runs", {**body, "dedupe_key": f"agentic:start:{key}"})
+    other = await asyncio.to_thread(make_token, gateway.project, f"bob-{key[:8]}", "runs:start")
+    own = await gateway.post("/v1/runs", body, **{"Idempotency-Key": key})
+    theirs = await gateway.post("/v1/runs", body, **{"Idempotency-Key": key, "Authorization": f"Bearer {other}"})
+    shared = await gateway.post("/v1/runs", {**body, "dedupe_key": f"agentic:start:{key}"})
     assert [answer.status_code for answer in (own, theirs, shared)] == [202, 202, 202]
     assert len({answer.json()["run_id"] for answer in (own, theirs, shared)}) == 3
 
 
 @pytest.mark.parametrize("by", ["Idempotency-Key", "dedupe_key"])
-async def test_a_key_that_was_used_with_another_body_is_refused_with_both_digests(door: Door, by: str) -> None:
+async def test_a_key_that_was_used_with_another_body_is_refused_with_both_digests(gateway: Gateway, by: str) -> None:
     key = uuid4().hex
 
     async def start(payload: Any) -> httpx.Response:
         if by == "dedupe_key":
-            return await door.post("/v1/runs", {"payload": payload, "dedupe_key": key})
-        return await door.post("/v1/runs", {"payload": payload}, **{by: key})
+            return await gateway.post("/v1/runs", {"payload": payload, "dedupe_key": key})
+        return await gateway.post("/v1/runs", {"payload": payload}, **{by: key})
 
     first = {"goal": "say: once", "context": {"order": 4711, "for": "ann"}}
     same = {"context": {"for": "ann", "order": 4711}, "goal": "say: once", "limits": {}}
@@ -90,24 +90,24 @@ async def test_a_key_that_was_used_with_another_body_is_refused_with_both_digest
         assert "Location" not in refused.headers
 
 
-async def test_a_key_in_the_header_is_read_as_utf_8(door: Door) -> None:
+async def test_a_key_in_the_header_is_read_as_utf_8(gateway: Gateway) -> None:
     key = f"schlüssel-{uuid4().hex}"
     body = {"payload": {"goal": "say: once"}}
-    async with door.http as http:
+    async with gateway.http as http:
         answers = [await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": key.encode()}) for _ in range(2)]
         bad = await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": b"\xff"})
     assert [answer.status_code for answer in answers] == [202, 200]
     assert (bad.status_code, bad.json()["field"]) == (422, "Idempotency-Key")
 
 
-async def test_a_question_is_answered_by_the_name_of_the_token(door: Door) -> None:
-    run_id = await door.waiting()
-    asked = [each for each in (await door.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
+async def test_a_question_is_answered_by_the_name_of_the_token(gateway: Gateway) -> None:
+    run_id = await gateway.waiting()
+    asked = [each for each in (await gateway.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
     assert asked[0]["question"]["options"] == ["red", "blue"]
-    answer = await door.post(f"/v1/runs/{run_id}/answer", {"text": "blue", "question_id": "q1"})
+    answer = await gateway.post(f"/v1/runs/{run_id}/answer", {"text": "blue", "question_id": "q1"})
     assert answer.status_code == 200
-    assert "done" in str((await ended(door, run_id))["event"])
-    history = await door.client.get_workflow_handle(f"run:{run_id}").fetch_history()
+    assert "done" in str((await wait_for_end(gateway, run_id))["event"])
+    history = await gateway.client.get_workflow_handle(f"run:{run_id}").fetch_history()
     assert '"by":"tester"' in history.to_json().replace(" ", "") or "tester" in str(history.events)
 
 
@@ -121,54 +121,54 @@ async def test_a_question_is_answered_by_the_name_of_the_token(door: Door) -> No
     ],
 )
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(
-    door: Door, body: dict[str, str], status: int, says: str
+    gateway: Gateway, body: dict[str, str], status: int, says: str
 ) -> None:
-    run_id = await door.waiting()
-    answer = await door.post(f"/v1/runs/{run_id}/answer", body)
+    run_id = await gateway.waiting()
+    answer = await gateway.post(f"/v1/runs/{run_id}/answer", body)
     assert answer.status_code == status
     assert says in answer.json()["detail"]
-    assert (await door.get(f"/v1/runs/{run_id}")).json()["state"]["question"]["id"] == "q1"
-    await door.post(f"/v1/runs/{run_id}/cancel", {})
+    assert (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]["question"]["id"] == "q1"
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {})
 
 
-async def test_an_approval_shows_the_exact_call_and_is_bound_to_it(door: Door) -> None:
-    run_id = await door.waiting("charge: the card")
-    [asked] = [each for each in (await door.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
+async def test_an_approval_shows_the_exact_call_and_is_bound_to_it(gateway: Gateway) -> None:
+    run_id = await gateway.waiting("charge: the card")
+    [asked] = [each for each in (await gateway.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
     assert '"amount": 42' in asked["question"]["text"]
     path = f"/v1/runs/{run_id}/answer"
-    assert (await door.post(path, {"decision": "approve", "call": "0" * 24})).status_code == 409
-    assert (await door.post(path, {"decision": "approve", "call": asked["question"]["call"]})).status_code == 200
-    late = await door.post(path, {"decision": "approve"})
+    assert (await gateway.post(path, {"decision": "approve", "call": "0" * 24})).status_code == 409
+    assert (await gateway.post(path, {"decision": "approve", "call": asked["question"]["call"]})).status_code == 200
+    late = await gateway.post(path, {"decision": "approve"})
     assert (late.status_code, late.json()["title"]) == (409, "Conflict")
-    await door.post(f"/v1/runs/{run_id}/cancel", {"reason": "it was a test"})
-    assert (await ended(door, run_id))["status"] == "cancelled"
-    async with door.http as http:  # the body may be left out
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {"reason": "it was a test"})
+    assert (await wait_for_end(gateway, run_id))["status"] == "cancelled"
+    async with gateway.http as http:  # the body may be left out
         assert (await http.post(f"/v1/runs/{run_id}/cancel")).status_code == 409
         assert (await http.post("/v1/runs")).status_code == 422
-    assert (await door.post(path, {"text": "too late"})).status_code == 409
+    assert (await gateway.post(path, {"text": "too late"})).status_code == 409
 
 
-async def test_a_result_from_outside_reaches_its_run_and_no_other(door: Door) -> None:
-    run_id = await door.waiting("lookup: the parcel", "waiting_on_tool")
+async def test_a_result_from_outside_reaches_its_run_and_no_other(gateway: Gateway) -> None:
+    run_id = await gateway.waiting("lookup: the parcel", "waiting_on_tool")
     payload = {"run_id": run_id, "step": 1, "tool": "lookup", "status": "ok", "result": "in Bern"}
     path = f"/v1/runs/{run_id}/tool-results"
-    nonce = await door.nonce(run_id)
-    wrong = await door.post(path, {"payload": {**payload, "run_id": "another"}, "nonce": nonce})
+    nonce = await gateway.nonce(run_id)
+    wrong = await gateway.post(path, {"payload": {**payload, "run_id": "another"}, "nonce": nonce})
     assert (wrong.status_code, wrong.json()["field"]) == (422, "payload.run_id")
     other = {"payload": {**payload, "run_id": "nobody"}, "nonce": nonce}
-    assert (await door.post("/v1/runs/nobody/tool-results", other)).status_code == 404
-    assert (await door.post(path, {"payload": payload, "nonce": nonce})).status_code == 202
-    assert "in Bern" in str((await ended(door, run_id))["event"])
-    assert (await door.post(path, {"payload": payload, "nonce": nonce})).status_code == 409
+    assert (await gateway.post("/v1/runs/nobody/tool-results", other)).status_code == 404
+    assert (await gateway.post(path, {"payload": payload, "nonce": nonce})).status_code == 202
+    assert "in Bern" in str((await wait_for_end(gateway, run_id))["event"])
+    assert (await gateway.post(path, {"payload": payload, "nonce": nonce})).status_code == 409
 
 
 @pytest.mark.parametrize(
     ("goal", "status", "tool"),
     [("lookup: the parcel", "waiting_on_tool", "lookup"), ("charge: the card", "waiting_on_human", "charge")],
 )
-async def test_no_result_by_a_token_ends_a_run(door: Door, goal: str, status: str, tool: str) -> None:
+async def test_no_result_by_a_token_ends_a_run(gateway: Gateway, goal: str, status: str, tool: str) -> None:
     """Where the signal escalates, the gateway refuses, and sends nothing."""
-    run_id = await door.waiting(goal, status)
+    run_id = await gateway.waiting(goal, status)
     path = f"/v1/runs/{run_id}/tool-results"
     whole = {"run_id": run_id, "step": 1, "tool": tool, "status": "ok", "result": "forged"}
     wrong: tuple[dict[str, Any], ...] = (
@@ -180,47 +180,47 @@ async def test_no_result_by_a_token_ends_a_run(door: Door, goal: str, status: st
         {},
     )
     for changes in wrong:
-        answer = await door.post(path, {"payload": {**whole, **changes}, "nonce": "0" * 32})
+        answer = await gateway.post(path, {"payload": {**whole, **changes}, "nonce": "0" * 32})
         assert (answer.status_code, answer.json()["type"]) == (409, "urn:perdure:refused"), changes
-    missing = await door.post(path, {"payload": whole})
+    missing = await gateway.post(path, {"payload": whole})
     assert (missing.status_code, missing.json()["field"]) == (422, "nonce")
-    state = (await door.get(f"/v1/runs/{run_id}")).json()["state"]
+    state = (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]
     assert (state["status"], state["ignored"]) == (status, [])
-    await door.post(f"/v1/runs/{run_id}/cancel", {})
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {})
 
 
-async def test_of_two_results_the_first_counts_and_the_second_is_told_as_a_conflict(door: Door) -> None:
-    run_id = await door.waiting("lookup to confirm: the parcel", "waiting_on_tool")
-    path, nonce = f"/v1/runs/{run_id}/tool-results", await door.nonce(run_id)
+async def test_of_two_results_the_first_counts_and_the_second_is_a_conflict(gateway: Gateway) -> None:
+    run_id = await gateway.waiting("lookup to confirm: the parcel", "waiting_on_tool")
+    path, nonce = f"/v1/runs/{run_id}/tool-results", await gateway.nonce(run_id)
     payload = {"run_id": run_id, "step": 1, "tool": "lookup", "status": "ok", "result": {"in": "Bern", "for": 2}}
-    assert (await door.post(path, {"payload": payload, "nonce": nonce})).status_code == 202
+    assert (await gateway.post(path, {"payload": payload, "nonce": nonce})).status_code == 202
     again = {**payload, "result": {"for": 2, "in": "Bern"}, "completed_at": "2026-01-01T00:00:00Z"}
-    assert (await door.post(path, {"payload": again, "nonce": nonce})).status_code == 200
+    assert (await gateway.post(path, {"payload": again, "nonce": nonce})).status_code == 200
     other = {**payload, "result": {"in": "Basel"}}
-    conflict = await door.post(path, {"payload": other, "nonce": nonce})
+    conflict = await gateway.post(path, {"payload": other, "nonce": nonce})
     assert (conflict.status_code, conflict.json()["type"]) == (409, "urn:perdure:result-conflict")
     assert conflict.json()["detail"].count("sha256:") == 2
-    unasked = await door.post(path, {"payload": other, "nonce": "0" * 32})
+    unasked = await gateway.post(path, {"payload": other, "nonce": "0" * 32})
     assert (unasked.status_code, "sha256" in unasked.json()["detail"]) == (409, False)
-    handle = door.client.get_workflow_handle(f"run:{run_id}")
+    handle = gateway.client.get_workflow_handle(f"run:{run_id}")
     await handle.signal("tool_result", {"payload": other})
-    [told] = (await door.get(f"/v1/runs/{run_id}")).json()["state"]["ignored"]
+    [told] = (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]["ignored"]
     assert told.startswith("tool_result: conflict (step 1, tool lookup): sha256:")
-    await door.post(f"/v1/runs/{run_id}/cancel", {})
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {})
 
 
-async def test_pages_of_the_list_join(door: Door) -> None:
+async def test_pages_of_the_list_join(gateway: Gateway) -> None:
     for _ in range(3):
-        await ended(door, await door.start())
-    whole = [run["run_id"] for run in (await door.get("/v1/runs?limit=200")).json()["runs"]]
+        await wait_for_end(gateway, await gateway.start())
+    whole = [run["run_id"] for run in (await gateway.get("/v1/runs?limit=200")).json()["runs"]]
     paged: list[str] = []
     cursor = ""
     while len(paged) < 3:
-        part = (await door.get(f"/v1/runs?limit=1{cursor and '&cursor=' + cursor}")).json()
+        part = (await gateway.get(f"/v1/runs?limit=1{cursor and '&cursor=' + cursor}")).json()
         paged += [run["run_id"] for run in part["runs"]]
         cursor = part["cursor"]
     assert paged[:3] == whole[:3]
-    forged = await door.get("/v1/runs?cursor=Zm9yZ2Vk")
+    forged = await gateway.get("/v1/runs?cursor=Zm9yZ2Vk")
     assert (forged.status_code, forged.json()["field"]) == (422, "cursor")
 
 
@@ -235,15 +235,15 @@ async def test_pages_of_the_list_join(door: Door) -> None:
         ({"type": "agentic.end", "payload": {"goal": "x"}}, "type"),
     ],
 )
-async def test_a_bad_start_is_refused_with_its_field(door: Door, body: dict[str, object], field: str) -> None:
-    answer = await door.post("/v1/runs", body)
+async def test_a_bad_start_is_refused_with_its_field(gateway: Gateway, body: dict[str, object], field: str) -> None:
+    answer = await gateway.post("/v1/runs", body)
     assert (answer.status_code, answer.json()["field"]) == (422, field)
     assert answer.headers["Content-Type"] == PROBLEM
 
 
-async def test_a_start_that_no_run_could_begin_with_is_refused(door: Door) -> None:
+async def test_a_start_that_no_run_could_begin_with_is_refused(gateway: Gateway) -> None:
     body = {"payload": {"goal": "x", "context": {"notes": "x" * 500_000}}}
-    answer = await door.post("/v1/runs", body, **{"Idempotency-Key": uuid4().hex})
+    answer = await gateway.post("/v1/runs", body, **{"Idempotency-Key": uuid4().hex})
     assert (answer.status_code, answer.headers["Content-Type"]) == (413, PROBLEM)
     assert "the limit is 480,000" in answer.json()["detail"]
 
@@ -263,11 +263,11 @@ async def test_a_start_that_no_run_could_begin_with_is_refused(door: Door) -> No
         ),
     ],
 )
-async def test_a_run_that_never_was_is_told_at_every_door(
-    door: Door, method: str, more: str, body: dict[str, Any] | None
+async def test_an_unknown_run_is_reported_at_every_route(
+    gateway: Gateway, method: str, more: str, body: dict[str, Any] | None
 ) -> None:
     long = "x" * 1001
-    async with door.http as http:
+    async with gateway.http as http:
         for named, status in (("nobody", 404), (long, 422)):
             content = json.dumps(body).replace("{id}", named) if body is not None else None
             headers = {"Content-Type": "application/json"} if content else {}
@@ -276,8 +276,8 @@ async def test_a_run_that_never_was_is_told_at_every_door(
             assert long not in answer.text
 
 
-async def test_a_run_that_no_worker_knows_is_told_as_the_server_knows_it(house: House) -> None:
-    with house.gateway(PERDURE_TASK_QUEUE="nobody-works-here") as lonely:
+async def test_a_run_without_a_worker_is_shown_as_the_server_knows_it(gateways: Gateways) -> None:
+    with gateways.open(PERDURE_TASK_QUEUE="nobody-works-here") as lonely:
         run_id = await lonely.start()
         began = asyncio.get_running_loop().time()
         told = (await lonely.get(f"/v1/runs/{run_id}")).json()
@@ -292,88 +292,88 @@ async def test_a_run_that_no_worker_knows_is_told_as_the_server_knows_it(house: 
         await lonely.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
 
 
-async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(door: Door) -> None:
+async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(gateway: Gateway) -> None:
     run_id = f"team/cancel/{uuid4().hex[:8]}"
-    said = door.project.perdure("run", "-d", "ask: which colour", "--id", run_id, TEMPORAL_ADDRESS=door.address)
+    said = gateway.project.perdure("run", "-d", "ask: which colour", "--id", run_id, TEMPORAL_ADDRESS=gateway.address)
     assert (said.code, said.out.strip()) == (0, run_id)
     path = f"/v1/runs/{quote(run_id, safe='')}"
-    assert (await door.get(path)).json()["known"]["run_id"] == run_id
-    assert (await door.get(f"{path}/result")).json()["run_id"] == run_id
-    told = await door.events(quote(run_id, safe=""), most=3)
+    assert (await gateway.get(path)).json()["known"]["run_id"] == run_id
+    assert (await gateway.get(f"{path}/result")).json()["run_id"] == run_id
+    told = await gateway.events(quote(run_id, safe=""), most=3)
     assert {"run_started", "model_call_started"} <= {event["type"] for _, event in told}
-    stopped = await door.post(f"{path}/cancel", {"reason": "seen"})
+    stopped = await gateway.post(f"{path}/cancel", {"reason": "seen"})
     assert (stopped.status_code, stopped.json()) == (202, {"run_id": run_id})
-    assert (await door.get(f"{path}/result?wait=20")).json()["status"] == "cancelled"
-    assert (await door.get(f"/v1/runs/{run_id}")).status_code == 404
-    assert (await door.post(f"{path}%2Fcancel", {})).status_code == 405  # the address of a run, whose id ends so
-    assert (await door.get("/v1%2Fruns")).status_code == 404
+    assert (await gateway.get(f"{path}/result?wait=20")).json()["status"] == "cancelled"
+    assert (await gateway.get(f"/v1/runs/{run_id}")).status_code == 404
+    assert (await gateway.post(f"{path}%2Fcancel", {})).status_code == 405  # the address of a run, whose id ends so
+    assert (await gateway.get("/v1%2Fruns")).status_code == 404
 
 
-async def test_a_conversation_with_a_slash_takes_requests(door: Door) -> None:
+async def test_a_conversation_with_a_slash_takes_requests(gateway: Gateway) -> None:
     path = f"/v1/conversations/team%2F{uuid4().hex[:8]}"
-    handed_in = await door.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})
+    handed_in = await gateway.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})
     assert handed_in.status_code == 202
-    assert (await door.get(path)).json()["accepted"] == 1
+    assert (await gateway.get(path)).json()["accepted"] == 1
 
 
-async def test_a_conversation_takes_requests_once(door: Door) -> None:
+async def test_a_conversation_takes_requests_once(gateway: Gateway) -> None:
     lane = f"lane-{uuid4().hex[:8]}"
     body = {"request_id": "r1", "goal": "say: hello"}
-    first = await door.post(f"/v1/conversations/{lane}/requests", body)
+    first = await gateway.post(f"/v1/conversations/{lane}/requests", body)
     assert (first.status_code, first.json()["duplicate"]) == (202, False)
-    again = await door.post(f"/v1/conversations/{lane}/requests", body)
+    again = await gateway.post(f"/v1/conversations/{lane}/requests", body)
     assert (again.status_code, again.json()) == (200, {**first.json(), "duplicate": True, "position": 0})
-    reused = await door.post(f"/v1/conversations/{lane}/requests", {**body, "goal": "say: something else"})
+    reused = await gateway.post(f"/v1/conversations/{lane}/requests", {**body, "goal": "say: something else"})
     assert (reused.status_code, reused.json()["type"]) == (409, "urn:perdure:request-id-reused")
-    assert (await door.get(f"/v1/conversations/{lane}")).json()["accepted"] == 1
-    assert (await door.get(f"/v1/conversations/{uuid4().hex}")).status_code == 404
+    assert (await gateway.get(f"/v1/conversations/{lane}")).json()["accepted"] == 1
+    assert (await gateway.get(f"/v1/conversations/{uuid4().hex}")).status_code == 404
 
 
-async def test_a_turn_is_taken_out_of_its_conversation_once(door: Door) -> None:
+async def test_a_turn_is_taken_out_of_its_conversation_once(gateway: Gateway) -> None:
     path = f"/v1/conversations/lane-{uuid4().hex[:8]}"
-    run_id = (await door.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})).json()["run_id"]
-    await door.get(f"/v1/runs/{run_id}/result?wait=20")
+    run_id = (await gateway.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})).json()["run_id"]
+    await gateway.get(f"/v1/runs/{run_id}/result?wait=20")
     async with asyncio.timeout(20):
-        while not (await door.get(path)).json()["recent"]:  # noqa: ASYNC110 - of another process
+        while not (await gateway.get(path)).json()["recent"]:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.05)
-    gone = await door.delete(f"{path}/turns/{run_id}")
+    gone = await gateway.delete(f"{path}/turns/{run_id}")
     assert (gone.status_code, gone.json()) == (200, {"run_id": run_id})
-    assert (await door.get(path)).json()["recent"][0]["forgotten"]
-    assert (await door.delete(f"{path}/turns/{run_id}")).status_code == 404
-    assert (await door.delete(f"/v1/conversations/{uuid4().hex}/turns/{run_id}")).status_code == 404
+    assert (await gateway.get(path)).json()["recent"][0]["forgotten"]
+    assert (await gateway.delete(f"{path}/turns/{run_id}")).status_code == 404
+    assert (await gateway.delete(f"/v1/conversations/{uuid4().hex}/turns/{run_id}")).status_code == 404
 
 
-async def test_a_folders_bridge_alone_names_a_mailbox(door: Door) -> None:
+async def test_a_folders_bridge_alone_names_a_mailbox(gateway: Gateway) -> None:
     body = {"request_id": "r1", "goal": "say: hello", "mailbox": "clerk"}
-    refused = await door.post(f"/v1/conversations/{uuid4().hex}/requests", body)
+    refused = await gateway.post(f"/v1/conversations/{uuid4().hex}/requests", body)
     assert (refused.status_code, refused.json()["field"]) == (422, "mailbox")
 
 
-async def test_a_conversation_that_no_lane_could_look_for_is_refused(door: Door) -> None:
-    refused = await door.post("/v1/conversations/a%00b/requests", {"request_id": "r1", "goal": "say: hello"})
+async def test_a_conversation_that_no_lane_could_look_for_is_refused(gateway: Gateway) -> None:
+    refused = await gateway.post("/v1/conversations/a%00b/requests", {"request_id": "r1", "goal": "say: hello"})
     assert (refused.status_code, refused.json()["field"]) == (422, "conversation_id")
 
 
-async def test_a_full_lane_says_when_to_come_again(door: Door) -> None:
+async def test_a_full_lane_says_when_to_come_again(gateway: Gateway) -> None:
     """Bytes fill it sooner than requests: 1 MiB of them."""
     lane = f"full-{uuid4().hex[:8]}"
     path = f"/v1/conversations/{lane}/requests"
-    await door.post(path, {"request_id": "first", "goal": "ask: to stay busy"})
+    await gateway.post(path, {"request_id": "first", "goal": "ask: to stay busy"})
     answer = httpx.Response(202)
     for number in range(12):
-        answer = await door.post(path, {"request_id": f"r{number}", "goal": "x" * 150_000})
+        answer = await gateway.post(path, {"request_id": f"r{number}", "goal": "x" * 150_000})
         if answer.status_code != 202:
             break
     assert (answer.status_code, answer.json()["type"]) == (429, "urn:perdure:lane-full")
     assert int(answer.headers["Retry-After"]) > 0
-    await door.client.get_workflow_handle(f"conversation:{lane}").terminate("its test is over")
+    await gateway.client.get_workflow_handle(f"conversation:{lane}").terminate("its test is over")
 
 
-async def test_two_gateways_tell_the_same_of_one_run(house: House, door: Door) -> None:
-    with house.gateway() as other:
-        run_id = await door.waiting()
+async def test_two_gateways_tell_the_same_of_one_run(gateways: Gateways, gateway: Gateway) -> None:
+    with gateways.open() as other:
+        run_id = await gateway.waiting()
         answers = await asyncio.gather(
-            *(each.post(f"/v1/runs/{run_id}/answer", {"text": "red"}) for each in (door, other, door, other))
+            *(each.post(f"/v1/runs/{run_id}/answer", {"text": "red"}) for each in (gateway, other, gateway, other))
         )
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
-        assert await ended(door, run_id) == await ended(other, run_id)
+        assert await wait_for_end(gateway, run_id) == await wait_for_end(other, run_id)

@@ -5,10 +5,13 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 
 import gateway.routes.health
@@ -22,7 +25,7 @@ from gateway.requests import BoundedBodies
 from gateway.routes.sse import MAX_STREAMS, EventStream, open_event_stream
 from gateway.server import open_listener, serve_gateway
 from gateway.tokens import Tokens
-from tests.e2e.conftest import until
+from tests.waiting import until
 
 
 def app_of(here: Gateway) -> FastAPI:
@@ -51,11 +54,12 @@ def app_of(here: Gateway) -> FastAPI:
 
 
 @asynccontextmanager
-async def serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterator[tuple[Gateway, int]]:
+async def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[tuple[Gateway, int]]:
     settings = SimpleNamespace(secrets=NO_SECRETS)
     here = Gateway(SimpleNamespace(settings=settings), Tokens(tmp_path / "tokens.json"))  # type: ignore[arg-type]
     monkeypatch.setattr(gateway.server, "make_app", app_of)
     monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 0.5)
+    monkeypatch.setattr("uvicorn.Config", partial(uvicorn.Config, timeout_keep_alive=1))
     patient = BoundedBodies.__init__
     monkeypatch.setattr(BoundedBodies, "__init__", lambda self, app: patient(self, app, patience=0.5))
     with open_listener("127.0.0.1", 0) as listener:
@@ -67,7 +71,7 @@ async def serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterat
             await running
 
 
-async def said(port: int, sent: bytes) -> bytes:
+async def send(port: int, sent: bytes) -> bytes:
     """All that comes back until the other side closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
@@ -83,61 +87,61 @@ async def said(port: int, sent: bytes) -> bytes:
 HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-async def test_who_sends_no_head_or_half_of_one_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    async with serving(monkeypatch, tmp_path) as (_, port):
-        assert await said(port, b"") == b""
-        assert await said(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
+async def test_who_sends_no_head_or_half_of_one_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with serve(monkeypatch, tmp_path) as (_, port):
+        assert await send(port, b"") == b""
+        assert await send(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
         whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-        assert (await said(port, whole + b"GET /healthz HT")).count(b"200 OK") == 1
+        assert (await send(port, whole + b"GET /healthz HT")).count(b"200 OK") == 1
 
 
-async def test_a_body_that_does_not_come_ends_with_408(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    async with serving(monkeypatch, tmp_path) as (_, port):
-        answer = await said(port, HEAD + b"Content-Length: 10\r\n\r\nhalf")
+async def test_a_body_that_does_not_come_ends_with_408(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with serve(monkeypatch, tmp_path) as (_, port):
+        answer = await send(port, HEAD + b"Content-Length: 10\r\n\r\nhalf")
         assert answer.startswith(b"HTTP/1.1 408")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == 408
 
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_a_body_that_is_too_large_ends_with_413(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, told: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: bool
 ) -> None:
-    async with serving(monkeypatch, tmp_path) as (_, port):
+    async with serve(monkeypatch, tmp_path) as (_, port):
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         framed = b"Content-Length: 9999999\r\n\r\n" if told else b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 17
-        answer = await said(port, HEAD + framed)
+        answer = await send(port, HEAD + framed)
         assert answer.startswith(b"HTTP/1.1 413")
         assert b"application/problem+json" in answer
 
 
 async def test_two_lengths_of_one_body_end_with_400_and_the_connection(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async with serving(monkeypatch, tmp_path) as (_, port):
+    async with serve(monkeypatch, tmp_path) as (_, port):
         framed = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         hidden = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-        answer = await said(port, HEAD + framed + hidden)
+        answer = await send(port, HEAD + framed + hidden)
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     monkeypatch.setattr(gateway.server, "MAX_CONNECTIONS", 5)
-    async with serving(monkeypatch, tmp_path) as (here, port):
+    async with serve(monkeypatch, tmp_path) as (here, port):
         monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 60)
         with socket.create_connection(("127.0.0.1", port)) as busy:
             busy.sendall(b"GET /flood?patience=60 HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: here.streams == 1)
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
             assert await asyncio.wait_for(idle[0][0].read(), 30) == b""  # the oldest went
-            assert b"200 OK" in await said(port, whole)
+            assert b"200 OK" in await send(port, whole)
             assert here.streams == 1
         for _, writer in idle:
             writer.close()
 
 
-async def test_many_who_ask_whether_it_is_ready_cost_one_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_many_requests_for_readiness_cost_one_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     looks = 0
 
     async def look(_: Any) -> gateway.routes.health.Readiness:
@@ -149,16 +153,16 @@ async def test_many_who_ask_whether_it_is_ready_cost_one_look(monkeypatch: pytes
     monkeypatch.setattr(gateway.routes.health, "_look", look)
     monkeypatch.setattr(gateway.routes.health, "LOOK_EVERY", 60)
     whole = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    async with serving(monkeypatch, tmp_path) as (_, port):
-        answers = await asyncio.gather(*(said(port, whole) for _ in range(20)))
+    async with serve(monkeypatch, tmp_path) as (_, port):
+        answers = await asyncio.gather(*(send(port, whole) for _ in range(20)))
         monkeypatch.setattr(gateway.routes.health, "LOOK_EVERY", 0)
-        await said(port, whole)
+        await send(port, whole)
     assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
     assert looks == 2
 
 
-async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    async with serving(monkeypatch, tmp_path) as (here, port):
+async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with serve(monkeypatch, tmp_path) as (here, port):
         with socket.create_connection(("127.0.0.1", port)) as idle:
             idle.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: here.streams == 1)
@@ -175,22 +179,24 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
             assert not (await asyncio.to_thread(last_read)).endswith(b"0\r\n\r\n")
 
 
-async def test_a_bug_is_told_as_a_problem_without_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    async with serving(monkeypatch, tmp_path) as (_, port):
-        answer = await said(port, b"GET /breaks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+async def test_a_bug_is_answered_as_a_problem_without_its_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with serve(monkeypatch, tmp_path) as (_, port):
+        answer = await send(port, b"GET /breaks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 500")
     assert b"application/problem+json" in answer
     assert b"words of the bug" not in answer
 
 
-async def test_one_stream_too_many_is_refused(tmp_path: Any) -> None:
+async def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
     here = Gateway(SimpleNamespace(), Tokens(tmp_path / "tokens.json"), streams=MAX_STREAMS)  # type: ignore[arg-type]
     with pytest.raises(ApiError) as failure:
         open_event_stream(here, "a", None)
     assert (failure.value.status_code, failure.value.kind) == (429, "too-many-streams")
 
 
-async def test_a_silent_stream_says_that_it_lives_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_stream_sends_keep_alives_and_ends_when_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway.routes.sse, "KEEP_ALIVE", 0.01)
     more, stopping = asyncio.Event(), asyncio.Event()
 

@@ -21,7 +21,7 @@ from decisions.ids import topic_key, topic_workflow_id
 from gateway.signatures import GITHUB_WINDOW, WINDOW, Challenge, IgnoredEvent, InvalidEventError, Webhook, read_webhooks
 from settings import ProjectError, load_settings
 from settings.file import WebhookSettings
-from tests.gateway.conftest import PLAIN_SECRET, SECRET, Door
+from tests.gateway.conftest import PLAIN_SECRET, SECRET, Gateway
 
 Json = dict[str, Any]
 
@@ -47,7 +47,7 @@ def ago(seconds: float) -> str:
     return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat()
 
 
-def commented(comment: Json) -> Event | IgnoredEvent | Challenge:
+def read_comment(comment: Json) -> Event | IgnoredEvent | Challenge:
     said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
     return Webhook("github", "s", frozenset({"github"})).read_event({"x-github-event": "issue_comment"}, said)
 
@@ -66,35 +66,35 @@ def message(channel: str, text: str = "yes", reply_to: str = "m0") -> Json:
     return {"type": "evt.adapter.message.created", "data": data}
 
 
-async def sent(door: Door, name: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+async def post_webhook(gateway: Gateway, name: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http:
         return await http.post(f"/v1/webhooks/{name}", content=body, headers=headers)
 
 
-async def topic(door: Door, channel: str) -> Json | None:
+async def topic(gateway: Gateway, channel: str) -> Json | None:
     """What the topic of replies to m0 in this channel knows; None where there is none."""
-    handle = door.client.get_workflow_handle(topic_workflow_id(topic_key("discord", channel, "m0")))
-    executions = [e async for e in door.client.list_workflows(f"WorkflowId = '{handle.id}'")]
+    handle = gateway.client.get_workflow_handle(topic_workflow_id(topic_key("discord", channel, "m0")))
+    executions = [e async for e in gateway.client.list_workflows(f"WorkflowId = '{handle.id}'")]
     if not executions:
         return None
     known: Json = await handle.query("state")
     return known
 
 
-async def test_an_event_that_is_signed_is_published_once(door: Door) -> None:
+async def test_an_event_that_is_signed_is_published_once(gateway: Gateway) -> None:
     channel = uuid4().hex
     body = json.dumps(message(channel)).encode()
     for _ in range(3):
-        answer = await sent(door, "mine", body, standard(body))
+        answer = await post_webhook(gateway, "mine", body, standard(body))
         assert (answer.status_code, answer.json()["accepted"]) == (200, True), answer.text
-    known = await topic(door, channel)
+    known = await topic(gateway, channel)
     assert known is not None
     assert [event["id"] for event in known["events"]] == ["msg_1"]
     assert known["events"][0]["sender"] == {"door": "webhook:mine"}
 
 
 @pytest.mark.parametrize("fault", ["none", "wrong", "other body", "stale", "early", "broken", "no base64", "no time"])
-async def test_a_forged_or_stale_event_changes_nothing(door: Door, fault: str) -> None:
+async def test_a_forged_or_stale_event_changes_nothing(gateway: Gateway, fault: str) -> None:
     channel = uuid4().hex
     body = json.dumps(message(channel)).encode()
     headers = {
@@ -107,22 +107,22 @@ async def test_a_forged_or_stale_event_changes_nothing(door: Door, fault: str) -
         "no base64": {**standard(body), "webhook-signature": "v1,*"},
         "no time": {**standard(body), "webhook-timestamp": "nan"},
     }[fault]
-    answer = await sent(door, "mine", body, headers)
+    answer = await post_webhook(gateway, "mine", body, headers)
     assert answer.status_code == 401
     assert channel not in answer.text
-    assert await topic(door, channel) is None
+    assert await topic(gateway, channel) is None
 
 
 @pytest.mark.parametrize("platform", ["slack", "SLACK ", "github", "discord2", "*"])
-async def test_an_event_of_another_platform_is_refused_to_webhooks_and_tokens(door: Door, platform: str) -> None:
+async def test_an_event_of_another_platform_is_refused_to_webhooks_and_tokens(gateway: Gateway, platform: str) -> None:
     whole = message(uuid4().hex)
     whole["data"] |= {"platform": platform, "userId": "U-CEO", "raw": {platform: {"replyToMessageId": "m0"}}}
     body = json.dumps(whole).encode()
-    for answer in (await sent(door, "mine", body, standard(body)), await door.post("/v1/events", whole)):
+    for answer in (await post_webhook(gateway, "mine", body, standard(body)), await gateway.post("/v1/events", whole)):
         assert (answer.status_code, answer.json()["field"]) == (403, "data.platform")
         assert "CEO" not in answer.text
     key = topic_key(platform_name(platform), whole["data"]["channelId"], "m0")
-    assert not [e async for e in door.client.list_workflows(f"WorkflowId = '{topic_workflow_id(key)}'")]
+    assert not [e async for e in gateway.client.list_workflows(f"WorkflowId = '{topic_workflow_id(key)}'")]
 
 
 @pytest.mark.parametrize(
@@ -134,27 +134,27 @@ def test_a_webhook_names_whom_it_speaks_for(given: Json) -> None:
         WebhookSettings.model_validate({**given, "secret_env": "HOOK"})
 
 
-async def test_the_signature_comes_before_the_parser(door: Door) -> None:
+async def test_the_signature_comes_before_the_parser(gateway: Gateway) -> None:
     for body in (b"{", b'{"a": 1, "a": 2}', b"\xff\xfe"):
-        assert (await sent(door, "mine", body, {})).status_code == 401
-    assert (await sent(door, "mine", b"{", standard(b"{"))).status_code == 400
-    assert (await sent(door, "nobody", b"{}", {})).status_code == 404
-    assert (await sent(door, "mine", b"x" * (1024 * 1024 + 1), {})).status_code == 413
+        assert (await post_webhook(gateway, "mine", body, {})).status_code == 401
+    assert (await post_webhook(gateway, "mine", b"{", standard(b"{"))).status_code == 400
+    assert (await post_webhook(gateway, "nobody", b"{}", {})).status_code == 404
+    assert (await post_webhook(gateway, "mine", b"x" * (1024 * 1024 + 1), {})).status_code == 413
 
 
-async def test_what_nobody_can_await_is_taken_and_told_so(door: Door) -> None:
+async def test_an_event_that_no_task_can_await_is_taken_and_marked_so(gateway: Gateway) -> None:
     plain = message("c")
     del plain["data"]["raw"]
     for value in (plain, {"type": "invoice.paid"}):
         body = json.dumps(value).encode()
-        answer = await sent(door, "mine", body, standard(body))
+        answer = await post_webhook(gateway, "mine", body, standard(body))
         assert (answer.status_code, answer.json()["accepted"]) == (200, False)
         assert answer.json()["why"]
     body = json.dumps({**message("c"), "data": {}}).encode()
-    assert (await sent(door, "mine", body, standard(body))).status_code == 422
+    assert (await post_webhook(gateway, "mine", body, standard(body))).status_code == 422
 
 
-async def test_slack_and_github_events_reach_the_topic_of_what_they_reply_to(door: Door) -> None:
+async def test_slack_and_github_events_reach_the_topic_of_what_they_reply_to(gateway: Gateway) -> None:
     channel = uuid4().hex
     event = {
         "type": "message",
@@ -165,39 +165,41 @@ async def test_slack_and_github_events_reach_the_topic_of_what_they_reply_to(doo
         "thread_ts": "1355517000.000001",
     }
     body = json.dumps({"type": "event_callback", "team_id": "T", "event_id": "Ev1", "event": event}).encode()
-    answer = await sent(door, "slack", body, slack(body))
+    answer = await post_webhook(gateway, "slack", body, slack(body))
     assert answer.json()["topic"] == topic_workflow_id(topic_key("slack", channel, "1355517000.000001"))
-    assert (await sent(door, "slack", body, slack(body, at=time.time() - 301))).status_code == 401
-    assert (await sent(door, "slack", body, slack(body, secret="another secret of nobody"))).status_code == 401
+    assert (await post_webhook(gateway, "slack", body, slack(body, at=time.time() - 301))).status_code == 401
+    assert (
+        await post_webhook(gateway, "slack", body, slack(body, secret="another secret of nobody"))
+    ).status_code == 401
     asks = json.dumps({"type": "url_verification", "challenge": "abc"}).encode()
-    assert (await sent(door, "slack", asks, slack(asks))).json()["challenge"] == "abc"
+    assert (await post_webhook(gateway, "slack", asks, slack(asks))).json()["challenge"] == "abc"
     comment = {"id": 7, "body": "fine", "created_at": ago(5), "user": {"id": 3, "login": "ann"}}
     said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
     body = json.dumps(said).encode()
-    answer = await sent(door, "github", body, github(body))
+    answer = await post_webhook(gateway, "github", body, github(body))
     assert answer.json()["topic"] == topic_workflow_id(topic_key("github", "a/b", "12"))
-    assert (await sent(door, "github", body, github(body + b" "))).status_code == 401
+    assert (await post_webhook(gateway, "github", body, github(body + b" "))).status_code == 401
 
 
-async def test_the_same_event_from_a_webhook_and_from_a_token_counts_once(door: Door) -> None:
+async def test_the_same_event_from_a_webhook_and_from_a_token_counts_once(gateway: Gateway) -> None:
     channel = uuid4().hex
     whole = {**message(channel), "id": "one"}
     body = json.dumps(whole).encode()
-    assert (await sent(door, "mine", body, standard(body))).json()["event"] == "one"
-    answer = await door.post("/v1/events", whole)
+    assert (await post_webhook(gateway, "mine", body, standard(body))).json()["event"] == "one"
+    answer = await gateway.post("/v1/events", whole)
     assert (answer.status_code, answer.json()["event"]) == (202, "one")
-    known = await topic(door, channel)
+    known = await topic(gateway, channel)
     assert known is not None
     assert len(known["events"]) == 1
-    assert (await door.post("/v1/events", {**whole, "colour": 1})).json()["field"] == "colour"
+    assert (await gateway.post("/v1/events", {**whole, "colour": 1})).json()["field"] == "colour"
     other = uuid4().hex
-    await door.post("/v1/events", {**message(other), "sender": {"door": "webhook:mine"}})
-    published = await topic(door, other)
+    await gateway.post("/v1/events", {**message(other), "sender": {"door": "webhook:mine"}})
+    published = await topic(gateway, other)
     assert published is not None
     assert published["events"][0]["sender"] == {"door": "gateway", "token": "tester"}
     plain = message(channel)
     del plain["data"]["raw"]
-    refused = await door.post("/v1/events", plain)
+    refused = await gateway.post("/v1/events", plain)
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:perdure:not-awaited")
 
 
@@ -225,7 +227,7 @@ def test_slack_events_that_are_no_message_of_a_person_are_ignored(value: Json, b
         {"type": "event_callback", "event": {"type": "message", "ts": "soon"}},
     ],
 )
-def test_what_is_no_event_of_slack_is_told_as_unusable(value: Any) -> None:
+def test_a_body_that_is_no_slack_event_is_unusable(value: Any) -> None:
     with pytest.raises(InvalidEventError):
         Webhook("slack", "s", frozenset({"slack"})).read_event({}, value)
 
@@ -247,7 +249,7 @@ def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
 )
 def test_what_bots_and_apps_write_on_github_is_no_reply(written: Json, becomes: type) -> None:
     comment = {"id": 7, "body": "May I merge it?", "created_at": ago(5), **written}
-    assert isinstance(commented(comment), becomes)
+    assert isinstance(read_comment(comment), becomes)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +269,13 @@ def test_what_bots_and_apps_write_on_github_is_no_reply(written: Json, becomes: 
 def test_a_comment_on_github_counts_for_an_hour(changes: Json, becomes: type) -> None:
     """A number is so many seconds ago, at the time of the test."""
     times = {name: at if isinstance(at, str) else ago(at) for name, at in changes.items()}
-    assert isinstance(commented({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, **times}), becomes)
+    assert isinstance(read_comment({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, **times}), becomes)
 
 
 @pytest.mark.parametrize("created_at", ["2026-01-01T00:00:00", "soon", "", None, 0, [], "2026-01-01"])
 def test_a_comment_without_a_time_of_a_zone_is_no_event(created_at: Any) -> None:
     with pytest.raises(InvalidEventError):
-        commented({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, "created_at": created_at})
+        read_comment({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, "created_at": created_at})
 
 
 def test_what_comes_again_is_known_longer_than_it_is_taken() -> None:

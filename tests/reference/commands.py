@@ -21,18 +21,21 @@ def commands() -> str:
     for title, section in cli.SECTIONS.items():
         parts.append(f"## {title}")
         parts.append(
-            table(("command", "does"), ((f"[`{name}`](#perdure-{name})", told) for name, (_, told) in section.items()))
+            table(
+                ("command", "does"),
+                ((f"[`{name}`](#perdure-{name})", summary) for name, (_, summary) in section.items()),
+            )
         )
         for name in section:
             command = cli.app.get_command(click.Context(cli.app), name)
             assert command is not None
-            parts += _told(command, click.Context(command, info_name=f"perdure {name}"))
+            parts += _sections(command, click.Context(command, info_name=f"perdure {name}"))
     return page("Commands", *parts)
 
 
 def _exit_codes() -> str:
-    told = (cli.app.epilog or "").removeprefix("Exit codes: ").removesuffix(".")
-    pairs = (each.split(" ", 1) for each in told.split(", "))
+    summary = (cli.app.epilog or "").removeprefix("Exit codes: ").removesuffix(".")
+    pairs = (each.split(" ", 1) for each in summary.split(", "))
     rows = ((number, DETACHED if word == "detached" else word) for number, word in pairs)
     return table(("code", "means"), rows) + "\n\n" + ALSO
 
@@ -42,7 +45,7 @@ ALSO = """\
 Other commands exit with 0 on success and 1 on failure; exceptions are listed with the command."""
 
 
-def _told(command: click.Command, context: click.Context) -> Iterator[str]:
+def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f"### {context.info_name}"
     usage = " ".join(command.collect_usage_pieces(context))
     yield fenced(f"{context.info_name} {usage}")
@@ -58,14 +61,14 @@ def _told(command: click.Command, context: click.Context) -> Iterator[str]:
         for name in command.list_commands(context):
             below = command.get_command(context, name)
             assert below is not None
-            yield from _told(below, click.Context(below, info_name=f"{context.info_name} {name}"))
+            yield from _sections(below, click.Context(below, info_name=f"{context.info_name} {name}"))
     else:
         yield fenced(_examples(command))
 
 
-def _prose(told: str) -> Iterator[str]:
+def _prose(summary: str) -> Iterator[str]:
     """Paragraphs; one that click must not fill (`\\b`) stays as it is."""
-    for paragraph in inspect.cleandoc(told).split("\n\n"):
+    for paragraph in inspect.cleandoc(summary).split("\n\n"):
         lines = paragraph.splitlines()
         yield fenced("\n".join(lines[1:])) if lines[0] == "\b" else paragraph
 

@@ -27,7 +27,7 @@ from settings.tools import (
     _Gated,
 )
 from tests.reference.fields import HEAD, Fields, Row
-from tests.reference.markdown import code, shown, table
+from tests.reference.markdown import code, format_default, table
 from tests.reference.variables import GROUPS
 
 KINDS: dict[str, type[BaseModel]] = {
@@ -41,7 +41,7 @@ FIELDS = Fields({"LimitOverrides": "#limits"})
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def filled(frame: str) -> str:
+def fill_tables(frame: str) -> str:
     """The page with its tables as the code has them now."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", frame)
 
@@ -73,7 +73,7 @@ def _merged(rows: list[tuple[str, Row]]) -> Iterator[tuple[str, ...]]:
 
 def _limits() -> str:
     rows = (
-        (code(row.name), row.type, shown(getattr(DEFAULTS, row.name)), row.meaning)
+        (code(row.name), row.type, format_default(getattr(DEFAULTS, row.name)), row.meaning)
         for row in FIELDS.rows(LimitOverrides)
     )
     return table(("limit", "type", "default", "limits, and what happens then"), rows)

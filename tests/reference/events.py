@@ -22,10 +22,10 @@ from contracts.topic import Event
 from decisions.followup.kinds import KINDS
 from decisions.run.question import DIRECTED, QUESTION_DECISIONS
 from tests.reference.examples import EXAMPLES
-from tests.reference.failures import listed
+from tests.reference.failures import list_words
 from tests.reference.fields import Fields
 from tests.reference.markdown import as_json, code, page, table
-from tests.reference.told import meanings
+from tests.reference.meanings import meanings
 
 ELSEWHERE = {
     "LimitOverrides": "configuration.md#limits",
@@ -44,7 +44,7 @@ What comes in is read strictly: an unknown field is refused by name. A duration 
 class Section:
     title: str
     model: type[BaseModel]
-    told: str
+    summary: str
     after: str = ""
     comes_out: bool = False
 
@@ -61,13 +61,13 @@ def decisions() -> str:
         )
         for kind in QuestionKind
     ]
-    told = ((code(each.value), said.get(each.name, "")) for each in Decision)
+    summary = ((code(each.value), said.get(each.name, "")) for each in Decision)
     return "\n\n".join(
         (
             "### Decisions",
             "A text answers an agent's own question. Other kinds take a decision:",
             table(("question", "why it is asked", "takes", "or, as a text"), rows),
-            table(("decision", "means"), told),
+            table(("decision", "means"), summary),
         )
     )
 
@@ -160,14 +160,14 @@ def events() -> str:
 
 def _section(section: Section) -> Iterator[str]:
     yield f"### {section.title}"
-    yield section.told
+    yield section.summary
     yield as_json(EXAMPLES[section.model])
     mode = "serialization" if section.comes_out else "validation"
     yield Fields(ELSEWHERE, mode).table(section.model)
     if section.model is SubmitRequest:
-        yield "#### When busy\n\n" + listed(WhenBusy, "`when_busy`")
+        yield "#### When busy\n\n" + list_words(WhenBusy, "`when_busy`")
     if section.model is TaskHead:
-        yield "#### Pick policy\n\n" + listed(PickPolicy, "`pick_policy`")
+        yield "#### Pick policy\n\n" + list_words(PickPolicy, "`pick_policy`")
     if section.model is TaskCommand:
         rows = ((code(kind.name), kind.about) for kind in KINDS.values())
         yield "#### Kinds of tasks\n\n" + table(("`kind`", "waits for: {input}"), rows)

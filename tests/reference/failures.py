@@ -8,7 +8,7 @@ from contracts.followup import FollowUpFailure
 from contracts.reconcile import FindingKind
 from gateway.problems import ProblemKind
 from tests.reference.markdown import code, page, table
-from tests.reference.told import meanings
+from tests.reference.meanings import meanings
 
 INTRO = "Each word is reported where it happens: in the terminal, in Temporal's Web UI, in logs and in events."
 SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
@@ -74,11 +74,11 @@ SECTIONS: tuple[tuple[str, type[StrEnum], str], ...] = (
 
 def failures() -> str:
     parts = [INTRO]
-    for title, words, told in SECTIONS:
-        parts += [f"## {title}", told, listed(words)]
+    for title, words, summary in SECTIONS:
+        parts += [f"## {title}", summary, list_words(words)]
     return page("Failures", *parts)
 
 
-def listed(words: type[StrEnum], head: str = "word") -> str:
+def list_words(words: type[StrEnum], head: str = "word") -> str:
     said = meanings(words)
     return table((head, "means"), ((code(each.value), said.get(each.name, "")) for each in words))

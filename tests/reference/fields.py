@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tests.reference.markdown import code, shown, table
-from tests.reference.told import meanings
+from tests.reference.markdown import code, format_default, table
+from tests.reference.meanings import meanings
 
 HEAD = ("field", "type", "default", "means")
 PATTERNS = {r"^https?://": "URL, http or https", r"^[0-9a-f]{64}$": "64 hex digits"}
@@ -47,13 +47,13 @@ class Fields:
         yield from self._rows(model, schema, schema.get("$defs", {}), prefix)
 
     def _rows(self, model: type[BaseModel], schema: dict[str, Any], defs: dict[str, Any], prefix: str) -> Iterator[Row]:
-        told = meanings(model)
+        summary = meanings(model)
         for name, info in model.model_fields.items():
             written = next(key for key in (info.alias, name) if key is not None and key in schema["properties"])
             part = schema["properties"][written]
             inner, is_list = _inner(info)
             where = self.elsewhere.get(inner.__name__) if inner else None
-            default, said = self._default(info), told.get(name) or info.description or ""
+            default, said = self._default(info), summary.get(name) or info.description or ""
             kind = _objects(part, where, is_list=is_list) if inner else _in_words(part, defs)
             if is_null := self.mode == "serialization" and {"type": "null"} in part.get("anyOf", ()):
                 kind += ", or left out" if info.exclude_if else ", or null"
@@ -70,7 +70,7 @@ class Fields:
         if info.is_required():
             return "required"
         value = info.get_default(call_default_factory=True, validated_data={})
-        return "" if value is PydanticUndefined else shown(value)
+        return "" if value is PydanticUndefined else format_default(value)
 
 
 def _inner(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:

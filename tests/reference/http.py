@@ -18,7 +18,7 @@ from gateway.tokens import Scope
 from tests.reference import events, workflow
 from tests.reference.fields import Fields
 from tests.reference.markdown import code, page, slug, table
-from tests.reference.told import docstring, meanings
+from tests.reference.meanings import docstring, meanings
 
 INTRO = """\
 What `perdure gateway` serves. [The gateway](../gateway.md) says how to use it; `GET /openapi.json` describes the same
@@ -43,14 +43,14 @@ def http() -> str:
         if isinstance(route, APIRoute) and route.include_in_schema
     ]
     parts = [INTRO, "## Scopes", SCOPES, _scopes(), "## Routes"]
-    rows, told = [], []
+    rows, summary = [], []
     for route in routes:
         method = min(route.methods or ())
         operation = described[route.path][method.lower()]
         name = f"{method} {route.path}"
         rows.append((f"[`{name}`](#{slug(name)})", _scope(operation), docstring(route.endpoint).split("\n\n")[0]))
-        told += [f"### {name}", *_told(route, operation)]
-    parts += [table(("route", "scope", "does"), rows), *told, "## Shapes"]
+        summary += [f"### {name}", *_sections(route, operation)]
+    parts += [table(("route", "scope", "does"), rows), *summary, "## Shapes"]
     for model in _shapes(routes):
         parts += [f"### {model.__name__}", docstring(model), Fields(ELSEWHERE, "serialization").table(model)]
     return page("HTTP", *parts)
@@ -69,7 +69,7 @@ def _scope(operation: dict[str, Any]) -> str:
     return ", ".join(map(code, named)) or "none"
 
 
-def _told(route: APIRoute, operation: dict[str, Any]) -> Iterator[str]:
+def _sections(route: APIRoute, operation: dict[str, Any]) -> Iterator[str]:
     yield docstring(route.endpoint)
     rows = [
         (code(each["name"]), each["in"], _value(each), each.get("description", ""))
@@ -121,8 +121,10 @@ def _answers(route: APIRoute, operation: dict[str, Any]) -> str:
 
 def _answer(route: APIRoute, status: int, answer: dict[str, Any]) -> str:
     own = (route.responses or {}).get(status, {}).get("model") or route.response_model
-    told = answer["description"]
-    meant = "" if told in ("Successful Response", HTTPStatus(status).phrase) else f" ({told[0].lower()}{told[1:]})"
+    summary = answer["description"]
+    meant = (
+        "" if summary in ("Successful Response", HTTPStatus(status).phrase) else f" ({summary[0].lower()}{summary[1:]})"
+    )
     if not (isinstance(own, type) and issubclass(own, BaseModel)):
         return f"{', '.join(map(code, answer.get('content', {})))}{meant}"
     return (_where(own) or f"[{own.__name__}](#{own.__name__.lower()})") + meant

@@ -46,7 +46,7 @@ def _indented(value: Any, margin: str) -> str:
     return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
 
 
-def shown(value: Any) -> str:
+def format_default(value: Any) -> str:
     """A default, as a person would write it."""
     match value:
         case None:

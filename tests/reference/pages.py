@@ -5,7 +5,7 @@ from pathlib import Path
 
 import cli
 from tests.reference.commands import commands
-from tests.reference.configuration import filled
+from tests.reference.configuration import fill_tables
 from tests.reference.events import events
 from tests.reference.failures import failures
 from tests.reference.http import http
@@ -15,7 +15,7 @@ REFERENCE = Path(cli.__file__).parent / "docs" / "reference"
 
 
 def _configuration() -> str:
-    return filled((REFERENCE / "configuration.md").read_text(encoding="utf-8"))
+    return fill_tables((REFERENCE / "configuration.md").read_text(encoding="utf-8"))
 
 
 PAGES: Mapping[Path, Callable[[], str]] = {

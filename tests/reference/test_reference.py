@@ -28,8 +28,8 @@ from tests.reference.examples import EXAMPLES
 from tests.reference.failures import SECTIONS
 from tests.reference.fields import Fields
 from tests.reference.markdown import duration
+from tests.reference.meanings import meanings
 from tests.reference.pages import PAGES, REFERENCE
-from tests.reference.told import meanings
 from tests.reference.variables import VARIABLES
 from tests.replay.record import HISTORIES, SUFFIX
 from tests.test_help import ALL

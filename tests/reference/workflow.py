@@ -32,10 +32,10 @@ from contracts.topic import TopicState
 from decisions import ids
 from perdure.process.workflows import WORKFLOWS
 from tests.reference import events
-from tests.reference.failures import listed
+from tests.reference.failures import list_words
 from tests.reference.fields import Fields
 from tests.reference.markdown import code, duration, page, slug, table
-from tests.reference.told import docstring
+from tests.reference.meanings import docstring
 from workflows import handlers, policies
 
 INTRO = """\
@@ -92,7 +92,7 @@ def workflows() -> str:
     for each in spoken_to():
         parts += _workflow(each)
     parts += ["## Ids", table(("what", "id", "so that"), OTHER_IDS)]
-    parts += ["## Search attributes", ATTRIBUTES, _attributes(), "### AgentStatus", listed(RunStatus, "status")]
+    parts += ["## Search attributes", ATTRIBUTES, _attributes(), "### AgentStatus", list_words(RunStatus, "status")]
     parts += ["## Activities", ACTIVITIES, _activities()]
     parts += [
         "## Shapes",
@@ -112,8 +112,8 @@ def spoken_to() -> list[type]:
 def _types() -> str:
     rows = []
     for each in spoken_to():
-        name, told = each.__name__, docstring(each).split("Input:")[0].split("\n\n")[0]
-        rows.append((f"[`{name}`](#{name.lower()})", code(dict(IDS)[name]), INPUTS[name], told))
+        name, summary = each.__name__, docstring(each).split("Input:")[0].split("\n\n")[0]
+        rows.append((f"[`{name}`](#{name.lower()})", code(dict(IDS)[name]), INPUTS[name], summary))
     rows.append(("`Reconcile`", code("perdure-reconcile:<task queue>…"), "none", "Looks at all runs, by the clock."))
     return table(("type", "workflow id", "input", "is"), rows)
 
@@ -123,7 +123,7 @@ class Handler:
     kind: str
     name: str
     function: Callable[..., Any]
-    told: str
+    summary: str
 
 
 def handlers_of(each: type) -> Iterator[Handler]:
@@ -143,7 +143,7 @@ def handlers_of(each: type) -> Iterator[Handler]:
 def _workflow(each: type) -> Iterator[str]:
     yield f"### {each.__name__}"
     rows = (
-        (code(one.name), one.kind, _takes(each, one.function), _answers(one.function), one.told)
+        (code(one.name), one.kind, _takes(each, one.function), _answers(one.function), one.summary)
         for one in handlers_of(each)
     )
     yield table(("name", "kind", "takes", "answers", "does"), rows)
@@ -230,9 +230,9 @@ not with each step, since each change is an event of its history. `perdure list`
 
 
 def _attributes() -> str:
-    told = meanings_of(attributes)
+    summary = meanings_of(attributes)
     rows = [
-        (code(key.name), key.indexed_value_type.name.lower().replace("_", " "), told[key.name])
+        (code(key.name), key.indexed_value_type.name.lower().replace("_", " "), summary[key.name])
         for key in attributes.KEYS
     ]
     return table(("name", "type", "means"), rows)
@@ -283,7 +283,10 @@ POLICIES: dict[str, Policy] = {
 
 
 def _activities() -> str:
-    rows = [(code(name), told, *_policy(POLICIES.get(name, policies.FILES))) for name, told in sorted(activity_names())]
+    rows = [
+        (code(name), summary, *_policy(POLICIES.get(name, policies.FILES)))
+        for name, summary in sorted(activity_names())
+    ]
     return table(("activity", "does", "time", "heartbeat", "tried again"), rows)
 
 
@@ -305,10 +308,10 @@ def _policy(policy: Policy) -> tuple[str, str, str]:
         named: dict[str, list[str]] = {}
         for effect, each in retry.items():
             named.setdefault(_retried(each), []).append(code(Effect(effect)))
-        told = "; ".join(f"{', '.join(effects)}: {words}" for words, effects in named.items())
+        summary = "; ".join(f"{', '.join(effects)}: {words}" for words, effects in named.items())
     else:
-        told = retry if isinstance(retry, str) else _retried(retry)
-    return _time(policy["start_to_close_timeout"]), _time(heartbeat) if heartbeat else "", told
+        summary = retry if isinstance(retry, str) else _retried(retry)
+    return _time(policy["start_to_close_timeout"]), _time(heartbeat) if heartbeat else "", summary
 
 
 def _time(value: timedelta | str) -> str:

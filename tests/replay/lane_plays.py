@@ -10,7 +10,8 @@ from decisions import ids
 from perdure.testkit.model_server import Reply, calls, says
 from tests.timeline import timeline
 from tests.workflows.conftest import Run, World
-from tests.workflows.lane import asking, begun, lane_of, look, new_id, say, texts, until_idle
+from tests.workflows.lane import lane_of, new_id, query_view, say, until_idle, wait_for_question, wait_for_run
+from tests.workflows.script import texts
 
 
 def asks_or_says(body: dict[str, Any]) -> Reply:
@@ -24,7 +25,7 @@ def asks_or_says(body: dict[str, Any]) -> Reply:
 async def a_lane(it: World) -> Run:
     """With a turn that asks, and one that waits."""
     chat = new_id()
-    await asking(it, await say(it, chat, "ask", "a"))
+    await wait_for_question(it, await say(it, chat, "ask", "a"))
     await say(it, chat, "then this", "b")
     lane: Run = lane_of(it, chat)
     return lane
@@ -42,12 +43,12 @@ async def everything_is_said_to_it(it: World, lane: Run) -> None:
     await lane.signal("human_input", {"text": "this one"})
     view = await until_idle(it, chat, 5)
     await lane.execute_update("forget", {"run_id": view.recent[-1].run_id})
-    await asking(it, await say(it, chat, "ask again", "f"))
+    await wait_for_question(it, await say(it, chat, "ask again", "f"))
     hasty = await say(it, chat, "ask me first", "g", when_busy="interrupt")
-    question = await asking(it, hasty)
+    question = await wait_for_question(it, hasty)
     await say(it, chat, "that one", "h", question_id=question["id"])
     await until_idle(it, chat, 8)
-    await asking(it, await say(it, chat, "ask at last", "i"))
+    await wait_for_question(it, await say(it, chat, "ask at last", "i"))
     await lane.signal("request", {"request_id": "j", "goal": "never"})
     await lane.cancel()
 
@@ -67,7 +68,7 @@ async def a_turn(it: World) -> Run:
     chat = new_id()
     await say(it, chat, "hello")
     await until_idle(it, chat, 1)
-    run: Run = await begun(it, await say(it, chat, "ask"))
+    run: Run = await wait_for_run(it, await say(it, chat, "ask"))
     return run
 
 
@@ -84,7 +85,7 @@ async def a_turn_that_cannot_read(it: World) -> Run:
     record = _record_before(it, chat)
     record.rename(record.with_suffix(".kept"))
     record.write_text("half a rec")
-    run: Run = await begun(it, await say(it, chat, "and then?"))
+    run: Run = await wait_for_run(it, await say(it, chat, "and then?"))
     return run
 
 
@@ -106,7 +107,7 @@ async def it_is_steered(it: World, run: Run) -> None:
     await say(it, chat, "and this", when_busy="steer")
     await run.execute_update("answer", {"text": "that"})
     await until_idle(it, chat, 3)
-    assert (await look(it, chat)).refused == 0
+    assert (await query_view(it, chat)).refused == 0
 
 
 CHOICES = ({"name": "sales", "options": ["a.csv", "b.csv"]},)
@@ -117,7 +118,7 @@ async def a_turn_that_chooses(it: World) -> Run:
     chat = new_id()
     request = SubmitRequest.model_validate({"request_id": "a", "goal": "sum", "choices": CHOICES, "mailbox": "nobody"})
     submitted = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
-    run: Run = await begun(it, submitted)
+    run: Run = await wait_for_run(it, submitted)
     return run
 
 
@@ -134,6 +135,6 @@ async def a_closing_lane(it: World) -> Run:
 
 
 async def a_choice_is_made(it: World, lane: Run) -> None:
-    view = await look(it, lane.id.removeprefix("conversation:"))
+    view = await query_view(it, lane.id.removeprefix("conversation:"))
     assert view.active is not None
     await its_choice_is_made(it, it.client.get_workflow_handle(f"run:{view.active.run_id}"))

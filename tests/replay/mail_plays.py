@@ -9,7 +9,7 @@ from contracts.mail.delivery import Stage
 from contracts.mail.mailbox import Delivery
 from decisions import ids
 from tests.workflows.conftest import Run, World
-from tests.workflows.mail import Carrier, failing, message, new_agent, told
+from tests.workflows.mail import FakeBridge, disk_errors, message, new_agent, turn_ended
 
 SENT = {"delegation": "run:r/delegation:1", "plan_id": "p", "task_id": "r.1", "subtask_id": "a", "sender": "lead"}
 NO_MESSAGE = Delivery(file="x", plan="p", sha256="", fault="no front matter")
@@ -30,8 +30,8 @@ async def a_mailbox(it: World) -> Run:
     return box
 
 
-def bridge_of(it: World, box: Run) -> Carrier:
-    return Carrier(it, box.id.removeprefix(ids.mailbox_workflow_id("")))
+def bridge_of(it: World, box: Run) -> FakeBridge:
+    return FakeBridge(it, box.id.removeprefix(ids.mailbox_workflow_id("")))
 
 
 def _taken(order: BridgeTask) -> BridgeResult:
@@ -41,7 +41,7 @@ def _taken(order: BridgeTask) -> BridgeResult:
 
 async def everything_is_said_to_it(it: World, box: Run) -> None:
     bridge = bridge_of(it, box)
-    bridge.failures += failing(1)
+    bridge.failures += disk_errors(1)
     bridge.answers["take"] = _taken
     async with bridge.working():
         await bridge.deliver(message("a"), message("blocked", missing=("x",)), NO_MESSAGE)
@@ -51,8 +51,8 @@ async def everything_is_said_to_it(it: World, box: Run) -> None:
         (asks,) = (each.key for each in view.open if each.message_id == "blocked")
         await box.signal("input_picked", {"key": asks})
         takes = {each.letter.message_id: each.letter for each in bridge.orders if each.kind == "take"}
-        await box.signal("turn_ended", told(bridge.agent, takes["a"]))
-        await box.signal("turn_ended", told(bridge.agent, takes["blocked"], TurnEnd.cancelled))
+        await box.signal("turn_ended", turn_ended(bridge.agent, takes["a"]))
+        await box.signal("turn_ended", turn_ended(bridge.agent, takes["blocked"], TurnEnd.cancelled))
         await bridge.until(lambda view: len(view.open) == 1 and view.open[0].stage is Stage.sent and not view.orders)
         await bridge.deliver(message("c", task="t-a"), message("hopeless", missing=("x",)))
         await box.signal("give_up", {"message_id": "hopeless", "by": "eva"})

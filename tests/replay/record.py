@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from functools import cache
 from pathlib import Path
 from time import monotonic
 
@@ -28,6 +29,7 @@ PATIENCE = 120.0  # seconds for a scenario that takes a few
 SUFFIX = ".json.gz"
 
 
+@cache
 def this_version() -> str:
     """As the checkout has it; an environment may hold the metadata of an older one."""
     project = tomllib.loads((HISTORIES.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
@@ -44,9 +46,9 @@ async def record(scenario: Scenario, client: Client, folder: Path) -> None:
             else:
                 run = await it.start_raw(*scenario.args, workflow_type=scenario.type, **scenario.options)
             await scenario.play(it, run)
-            told = await how_it_ended(client, run.id, scenario.type)
-            if told != scenario.ends:
-                raise AssertionError(f"{scenario.name} ended {told}, not {scenario.ends}")
+            end = await format_end(client, run.id, scenario.type)
+            if end != scenario.ends:
+                raise AssertionError(f"{scenario.name} ended {end}, not {scenario.ends}")
             executions = await histories(it, run.id)
     for number, json in enumerate(executions, 1):
         name = scenario.name if len(executions) == 1 else f"{scenario.name}.{number}"
@@ -55,7 +57,7 @@ async def record(scenario: Scenario, client: Client, folder: Path) -> None:
         (folder / f"{name}{SUFFIX}").write_bytes(gzip.compress(neutral.encode(), 9, mtime=0))
 
 
-async def how_it_ended(client: Client, workflow_id: str, kind: str) -> str:
+async def format_end(client: Client, workflow_id: str, kind: str) -> str:
     """In the words of `Scenario.ends`."""
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()

@@ -34,6 +34,7 @@ from tests.replay import lane_plays, mail_plays
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import say
+from tests.workflows.script import forced_tool, is_summary
 
 Play = Callable[[World, Run], Awaitable[None]]
 Tool = Callable[[], ScriptedTool]
@@ -215,7 +216,7 @@ async def stops_a_model_call(it: World, run: Run) -> None:
 
 
 async def stops_a_summary(it: World, run: Run) -> None:
-    await it.until(lambda: any("You summarise" in str(request["system"]) for request in it.model.requests))
+    await it.until(lambda: any(is_summary(request) for request in it.model.requests))
     await run.signal("cancel", {"reason": "enough"})
 
 
@@ -270,16 +271,19 @@ async def moves_and_is_told(it: World, run: Run) -> None:
     await it.send_result(run, 1, "vote")
 
 
-async def resumes(it: World) -> Run:
+async def ended_run(it: World) -> Run:
     run = await it.start_raw(GOAL)
     await wait_for_run_end(it.client, run.id)
-    return await resume_run(it.client, it.queue, run.id)
+    return run
+
+
+async def resumes(it: World) -> Run:
+    return await resume_run(it.client, it.queue, (await ended_run(it)).id)
 
 
 async def resumes_edited(it: World) -> Run:
     """The agent has another prompt by the time its run is resumed."""
-    run = await it.start_raw(GOAL)
-    await wait_for_run_end(it.client, run.id)
+    run = await ended_run(it)
     agents = it.project.agents
     assert isinstance(agents, dict)
     agents["default"] = agents["default"].model_copy(update={"prompt": "Be brief."})
@@ -287,9 +291,7 @@ async def resumes_edited(it: World) -> Run:
 
 
 async def forks(it: World) -> Run:
-    run = await it.start_raw(GOAL)
-    await wait_for_run_end(it.client, run.id)
-    return await fork_run(it.client, it.queue, run.id, 1, "look closer")
+    return await fork_run(it.client, it.queue, (await ended_run(it)).id, 1, "look closer")
 
 
 LEDGER = Path("full") / ".store" / "ledger"  # of the run "full"
@@ -304,11 +306,7 @@ async def begins_with_a_broken_ledger(it: World) -> Run:
 
 
 async def mends_the_ledger(it: World, run: Run) -> None:
-    async def is_waiting() -> bool:
-        kinds = [event.event_type async for event in run.fetch_history_events()]
-        return EventType.EVENT_TYPE_TIMER_STARTED in kinds
-
-    await it.until(is_waiting)
+    await it.until_event(run, EventType.EVENT_TYPE_TIMER_STARTED)
     (it.project.workspaces / LEDGER).unlink()
 
 
@@ -327,16 +325,11 @@ SOON_OVER = {"soft_limit": "1ms", "hard_limit": "1h"}
 ATTIC = "look in the attic"
 
 
-def forced_in(body: dict[str, Any]) -> str | None:
-    name: str | None = body.get("tool_choice", {}).get("name")
-    return name
-
-
 def circling(body: dict[str, Any]) -> ScriptedAnswer:
     """Searches the same for ever, until it is told otherwise."""
-    if forced_in(body) == "reframe":
+    if forced_tool(body) == "reframe":
         return REFRAME
-    if forced_in(body) == "ask_human":
+    if forced_tool(body) == "ask_human":
         return ASK
     return FINISH if ATTIC in str(body["messages"]) else calls(("search", {"q": "x"}))
 
@@ -350,9 +343,9 @@ def reading(summary: Reply) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Reads sixteen pages, or until it is told otherwise."""
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        if "You summarise" in str(body["system"]):
+        if is_summary(body):
             return summary
-        if forced_in(body) == "ask_human":
+        if forced_tool(body) == "ask_human":
             return ASK
         number = next(numbers)
         return FINISH if number > 16 or ATTIC in str(body["messages"]) else calls(("look", {"n": number}))
@@ -556,6 +549,16 @@ async def stops_a_delegation(it: World, run: Run) -> None:
     await run.cancel()
 
 
+# What the scenarios of one kind have in common.
+lane = partial(
+    Scenario, ends="cancelled", script=lane_plays.asks_or_says, type="Conversation", begins=lane_plays.a_lane
+)
+turn = partial(Scenario, ends="completed", script=lane_plays.asks_or_says)
+mailbox = partial(Scenario, ends="cancelled", script=[], type="Mailbox", begins=mail_plays.a_mailbox)
+follow_up = partial(Scenario, script=[], type="FollowUp", begins=follows(REPLIES))
+topic = partial(Scenario, script=[], type="EventTopic")
+delegation = partial(Scenario, type="Delegation", begins=begins_with("/delegation:1"), limits=PEERS)
+
 SCENARIOS = (
     # completed
     Scenario("finished", "completed", [LOOK, FINISH], (look,)),
@@ -591,12 +594,7 @@ SCENARIOS = (
         (look,),
         limits={"budget_usd": 1e-9, "prices": {"scripted": Price(input=1, output=1, cache_read=1, cache_write=1)}},
     ),
-    Scenario(
-        "context-too-long",
-        "escalated context",
-        [TOO_LONG],
-        play=answers({"decision": "continue"}),
-    ),
+    Scenario("context-too-long", "escalated context", [TOO_LONG], play=answers({"decision": "continue"})),
     Scenario("model-declined", "escalated model_declined", [says("I will not.", stop_reason="refusal")]),
     # failed
     Scenario("invalid-input", "failed InvalidInput", [], args=({"type": "agentic.start"},)),
@@ -664,10 +662,7 @@ SCENARIOS = (
     Scenario("out-of-time-partly", "completed", [LOOK, says("Half of it.")], (partial(large, 10),), limits=SOON_OVER),
     Scenario("journaled", "completed", [JOURNAL, LOOK, FINISH], (look,)),
     Scenario(
-        "approval-expired",
-        "completed",
-        [CHARGE, FINISH],
-        (partial(guarded, approval_timeout=timedelta(seconds=0.2)),),
+        "approval-expired", "completed", [CHARGE, FINISH], (partial(guarded, approval_timeout=timedelta(seconds=0.2)),)
     ),
     # people
     Scenario("answered-by-signal", "completed", [ASK, FINISH], play=answers_by_signal),
@@ -710,87 +705,23 @@ SCENARIOS = (
     # beside the runs
     Scenario("reconciled", "reported", [], args=({"after": ""},), type="Reconcile"),
     # conversations
-    Scenario(
-        "lane",
-        "cancelled",
-        lane_plays.asks_or_says,
-        type="Conversation",
-        begins=lane_plays.a_lane,
-        play=lane_plays.everything_is_said_to_it,
-    ),
-    Scenario(
-        "lane-rotated",
-        "cancelled",
-        lane_plays.asks_or_says,
-        type="Conversation",
-        begins=lane_plays.a_lane,
-        play=lane_plays.it_rotates,
-        rotates=True,
-    ),
-    Scenario(
-        "turn",
-        "completed",
-        lane_plays.asks_or_says,
-        begins=lane_plays.a_turn,
-        play=lane_plays.it_is_steered,
-    ),
-    Scenario(
-        "turn-reads-later",
-        "completed",
-        lane_plays.asks_or_says,
-        begins=lane_plays.a_turn_that_cannot_read,
-        play=lane_plays.it_can_read_again,
-    ),
-    Scenario(
-        "lane-closes",
-        "over",
-        lane_plays.asks_or_says,
-        type="Conversation",
-        begins=lane_plays.a_closing_lane,
-        play=lane_plays.a_choice_is_made,
-    ),
-    Scenario(
-        "turn-chooses",
-        "completed",
-        lane_plays.asks_or_says,
-        begins=lane_plays.a_turn_that_chooses,
-        play=lane_plays.its_choice_is_made,
-    ),
+    lane("lane", play=lane_plays.everything_is_said_to_it),
+    lane("lane-rotated", play=lane_plays.it_rotates, rotates=True),
+    turn("turn", begins=lane_plays.a_turn, play=lane_plays.it_is_steered),
+    turn("turn-reads-later", begins=lane_plays.a_turn_that_cannot_read, play=lane_plays.it_can_read_again),
+    lane("lane-closes", ends="over", begins=lane_plays.a_closing_lane, play=lane_plays.a_choice_is_made),
+    turn("turn-chooses", begins=lane_plays.a_turn_that_chooses, play=lane_plays.its_choice_is_made),
     # mailboxes
-    Scenario(
+    delegation(
         "delegation-outside",
         "done",
         [calls(("delegate", {"subtasks": ASKED, "join": "any"})), FINISH],
-        type="Delegation",
-        begins=begins_with("/delegation:1"),
         play=mail_plays.a_peer_outside_replies,
         limits=OUTSIDE,
     ),
-    Scenario(
-        "mailbox",
-        "cancelled",
-        [],
-        type="Mailbox",
-        begins=mail_plays.a_mailbox,
-        play=mail_plays.everything_is_said_to_it,
-    ),
-    Scenario(
-        "mailbox-looks",
-        "cancelled",
-        [],
-        type="Mailbox",
-        begins=mail_plays.a_mailbox,
-        play=mail_plays.its_runs_are_looked_at,
-    ),
-    Scenario(
-        "mailbox-rotated",
-        "cancelled",
-        [],
-        type="Mailbox",
-        begins=mail_plays.a_mailbox,
-        play=mail_plays.it_rotates,
-        rotates=True,
-    ),
+    mailbox("mailbox", play=mail_plays.everything_is_said_to_it),
+    mailbox("mailbox-looks", play=mail_plays.its_runs_are_looked_at),
+    mailbox("mailbox-rotated", play=mail_plays.it_rotates, rotates=True),
     # follow-ups, and the topics where they meet events
     Scenario(
         "waits-for-a-reply",
@@ -798,53 +729,17 @@ SCENARIOS = (
         [calls(("workflow_wait_for_reply", {"description": "B", "channelId": "c", "messageId": "m"})), FINISH],
         limits={"follow_ups": ()},
     ),
-    Scenario(
-        "follow-up-resumed",
-        "completed",
-        [],
-        type="FollowUp",
-        begins=follows(REPLIES, "nobody"),
-        play=replies_and_answers,
-    ),
-    Scenario("follow-up-timed-out", "completed", [], type="FollowUp", begins=follows(REPLIES, timeoutMs=50)),
-    Scenario("follow-up-notified", "completed", [], type="FollowUp", begins=follows("notify", channelId="c", text="x")),
-    Scenario(
-        "follow-up-sends-beside",
-        "completed",
-        [],
-        type="FollowUp",
-        begins=follows("wait", delayMs=2000),
-        play=sends_a_message_beside,
-    ),
-    Scenario("follow-up-without-tasks", "failed NoTasks", [], type="FollowUp", begins=follows("", "nobody")),
-    Scenario(
-        "follow-up-refused",
-        "failed Refused",
-        [says("done")],
-        type="FollowUp",
-        begins=follows(REPLIES),
-        play=is_resumed_under_a_used_id,
-    ),
-    Scenario("follow-up-cancelled", "cancelled", [], type="FollowUp", begins=follows(REPLIES), play=gives_up("signal")),
-    Scenario(
-        "follow-up-cancelled-natively",
-        "cancelled",
-        [],
-        type="FollowUp",
-        begins=follows(REPLIES),
-        play=gives_up("native"),
-    ),
-    Scenario(
-        "follow-up-rotated",
-        "completed",
-        [],
-        type="FollowUp",
-        begins=follows(REPLIES),
-        play=bothers_a_follow_up,
-        rotates=True,
-    ),
-    Scenario("topic-met", "cancelled", [], type="EventTopic", begins=topic_of_a_follow_up, play=meets),
-    Scenario("topic-over", "over", [], type="EventTopic", begins=topic_without_a_subscriber),
+    follow_up("follow-up-resumed", "completed", begins=follows(REPLIES, "nobody"), play=replies_and_answers),
+    follow_up("follow-up-timed-out", "completed", begins=follows(REPLIES, timeoutMs=50)),
+    follow_up("follow-up-notified", "completed", begins=follows("notify", channelId="c", text="x")),
+    follow_up("follow-up-sends-beside", "completed", begins=follows("wait", delayMs=2000), play=sends_a_message_beside),
+    follow_up("follow-up-without-tasks", "failed NoTasks", begins=follows("", "nobody")),
+    follow_up("follow-up-refused", "failed Refused", script=[says("done")], play=is_resumed_under_a_used_id),
+    follow_up("follow-up-cancelled", "cancelled", play=gives_up("signal")),
+    follow_up("follow-up-cancelled-natively", "cancelled", play=gives_up("native")),
+    follow_up("follow-up-rotated", "completed", play=bothers_a_follow_up, rotates=True),
+    topic("topic-met", "cancelled", begins=topic_of_a_follow_up, play=meets),
+    topic("topic-over", "over", begins=topic_without_a_subscriber),
     # delegated
     Scenario("delegated", "completed", leading(DELEGATE), limits=PEERS),
     Scenario("delegated-to-a-stranger", "completed", leading(calls(("delegate", {"subtasks": [A]})))),
@@ -858,40 +753,11 @@ SCENARIOS = (
         limits=PEERS,
     ),
     Scenario("subtask", "completed", leading(DELEGATE), begins=begins_with(".1-b"), limits=PEERS),
-    Scenario("joined", "done", leading(DELEGATE), type="Delegation", begins=begins_with("/delegation:1"), limits=PEERS),
-    Scenario(
-        "joined-any",
-        "done",
-        leading(ANY, a=slow(says("late"), 60)),
-        type="Delegation",
-        begins=begins_with("/delegation:1"),
-        limits=PEERS,
-    ),
-    Scenario(
-        "subtask-failed",
-        "failed",
-        leading(BESIDE, a=slow(says("late"), 60), b=fails(401)),
-        type="Delegation",
-        begins=begins_with("/delegation:1"),
-        limits=PEERS,
-    ),
-    Scenario(
-        "subtask-timed-out",
-        "failed",
-        leading(SOON, a=slow(says("late"), 60)),
-        type="Delegation",
-        begins=begins_with("/delegation:1"),
-        limits=PEERS,
-    ),
-    Scenario(
-        "delegation-cancelled",
-        "cancelled",
-        leading(BESIDE, a=slow(says("late"), 60)),
-        play=stops_a_delegation,
-        type="Delegation",
-        begins=begins_with("/delegation:1"),
-        limits=PEERS,
-    ),
+    delegation("joined", "done", leading(DELEGATE)),
+    delegation("joined-any", "done", leading(ANY, a=slow(says("late"), 60))),
+    delegation("subtask-failed", "failed", leading(BESIDE, a=slow(says("late"), 60), b=fails(401))),
+    delegation("subtask-timed-out", "failed", leading(SOON, a=slow(says("late"), 60))),
+    delegation("delegation-cancelled", "cancelled", leading(BESIDE, a=slow(says("late"), 60)), play=stops_a_delegation),
     # from other runs
     Scenario("resumed", "completed", [LOOK, fails(401, then=FINISH)], (look,), begins=resumes),
     Scenario("forked", "completed", [LOOK, FINISH], (look,), begins=forks),

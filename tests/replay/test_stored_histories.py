@@ -43,9 +43,9 @@ from workflows.topic import EventTopic
 
 WAITS = ("asks: Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
-OURS = [path for path in FILES if path.parent.name == this_version()]
+THIS_VERSION = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
-SPOKEN_TO = [
+WORKFLOW_DEFINITIONS = [
     workflow._Definition.must_from_class(each)
     for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Mailbox)
 ]
@@ -96,27 +96,27 @@ async def test_a_workflow_that_was_changed_without_a_patch_is_caught(name: str) 
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.name.startswith(("finished", "rotated"))], ids=name_of)
-async def test_a_change_behind_a_patch_replays_what_was_before_it(path: Path) -> None:
+async def test_a_change_behind_a_patch_replays_older_histories(path: Path) -> None:
     await replay(path, Patched)
     with pytest.raises(NondeterminismError):
         await replay(path, Deprecated)  # too early: this history has no mark of the patch
 
 
 def test_every_scenario_of_this_version_is_recorded_and_nothing_else() -> None:
-    recorded = {name_of(path).rpartition("/")[2].partition(".")[0] for path in OURS}
+    recorded = {name_of(path).rpartition("/")[2].partition(".")[0] for path in THIS_VERSION}
     assert recorded == {scenario.name for scenario in SCENARIOS}, RERECORD
 
 
-def test_the_histories_of_this_version_go_every_way_that_a_run_can_go() -> None:
-    gone = {way for path in OURS for way in ways(history(path))}
-    assert wanted() - gone == set(), RERECORD
+def test_the_histories_of_this_version_cover_every_step_of_a_run() -> None:
+    covered = {way for path in THIS_VERSION for way in steps_in(history(path))}
+    assert all_steps() - covered == set(), RERECORD
 
 
 # No offline scenario ends so: the activity `open_run` would have to time out, and it is tried until it does not.
 NOT_RECORDED = {"failed BadProject", "status queued", "status timed_out"}
 
 
-def wanted() -> set[str]:
+def all_steps() -> set[str]:
     """Read from the tables that the code itself goes by, so that whatever is added there is asked for here."""
     activities = [
         definition.name
@@ -138,8 +138,8 @@ def wanted() -> set[str]:
         *(f"activity {name}" for name in activities),
         *(f"local {name}" for name in ("open_run", "open_run failed", "join_conversation", "close_segment")),
         *(f"workflow {name}" for each in WORKFLOWS if (name := workflow._Definition.must_from_class(each).name)),
-        *(f"signal {name or OTHER}" for each in SPOKEN_TO for name in each.signals),
-        *(f"update {name}" for each in SPOKEN_TO for name in each.updates),
+        *(f"signal {name or OTHER}" for each in WORKFLOW_DEFINITIONS for name in each.signals),
+        *(f"update {name}" for each in WORKFLOW_DEFINITIONS for name in each.updates),
         *(f"escalated {reason}" for reason in Escalation),
         *(f"failed {kind}" for kind in (*RunFailure, *FollowUpFailure)),
         *(f"status {status}" for status in RunStatus),
@@ -148,14 +148,14 @@ def wanted() -> set[str]:
     } - NOT_RECORDED
 
 
-def ways(recorded: WorkflowHistory) -> Iterator[str]:
-    """What this run went through, in the words of `wanted`."""
+def steps_in(recorded: WorkflowHistory) -> Iterator[str]:
+    """What this run went through, in the words of `all_steps`."""
     for event in recorded.events:
         if event.event_type in PLAIN:
             yield PLAIN[event.event_type]
         kind = event.WhichOneof("attributes") or ""
-        if kind in TOLD:
-            yield from TOLD[kind](getattr(event, kind))
+        if kind in READERS:
+            yield from READERS[kind](getattr(event, kind))
 
 
 PLAIN = {
@@ -171,7 +171,7 @@ PLAIN = {
 
 
 def _signal(signal: Any) -> Iterator[str]:
-    known = {name for each in SPOKEN_TO for name in each.signals}
+    known = {name for each in WORKFLOW_DEFINITIONS for name in each.signals}
     yield f"signal {signal.signal_name if signal.signal_name in known else OTHER}"
     yield from _decision(signal.input)
 
@@ -209,7 +209,7 @@ def _marker(marker: Any) -> Iterator[str]:
         yield f"local {about['activity_type']}{' failed' if marker.HasField('failure') else ''}"
 
 
-TOLD: dict[str, Callable[[Any], Iterable[str]]] = {
+READERS: dict[str, Callable[[Any], Iterable[str]]] = {
     "workflow_execution_started_event_attributes": lambda it: [f"workflow {it.workflow_type.name}"],
     "activity_task_scheduled_event_attributes": lambda it: [f"activity {it.activity_type.name}"],
     "activity_task_started_event_attributes": lambda it: ["activity tried again"] * (it.attempt > 1),

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,9 @@ from uuid import uuid4
 import pytest
 from anthropic import AsyncAnthropic
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowHandle
+from temporalio.converter import DataConverter
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Replayer, Worker
 
@@ -27,12 +29,15 @@ from activities.tools.interface import Tool
 from contracts.agent import Agent
 from contracts.run.events import StartEvent
 from contracts.run.limits import LimitOverrides
-from perdure.client.runs import start_or_get_run
+from perdure.client.runs import fork_run, resume_run, start_or_get_run
+from perdure.codec import AesGcmCodec
+from perdure.converter import with_encryption
 from perdure.process.workflows import WORKFLOWS, workflow_runner
 from perdure.testkit.model_server import Script, ScriptedModel
 from settings import Deployment
 from settings.file import WorkerSettings
 from worker import build_worker
+from workflows import policies
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 PATIENCE = 20.0  # seconds for what takes milliseconds
@@ -54,6 +59,16 @@ async def _leaving(worker: Worker) -> AsyncIterator[None]:
             await asyncio.wait_for(worker.__aexit__(None, None, None), PATIENCE)
 
 
+async def connect_like(client: Client, converter: DataConverter) -> Client:
+    """Another connection to the same server."""
+    return await Client.connect(client.service_client.config.target_host, data_converter=converter)
+
+
+async def connect_encrypted(client: Client, **keys: bytes) -> Client:
+    """Another connection, which encrypts with these keys: by default with one of its own."""
+    return await connect_like(client, with_encryption(AesGcmCodec(keys or {"k1": b"1" * 32})))
+
+
 @dataclass
 class World:
     """One project on a task queue of its own, and the model it speaks to."""
@@ -69,6 +84,22 @@ class World:
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, **payload}})
         run = await start_or_get_run(self.client, self.queue, event, run_id or uuid4().hex[:12])
+        self.started.append(run.id)
+        return run
+
+    async def run_to_end(self, goal: str = "do it", **options: Any) -> Run:
+        """A run that has completed."""
+        run = await self.start(goal, **options)
+        await run.result()
+        return run
+
+    async def resume(self, run: Run) -> Run:
+        return self._started(await resume_run(self.client, self.queue, run.id))
+
+    async def fork(self, run: Run, step: int, say: str | None = None) -> Run:
+        return self._started(await fork_run(self.client, self.queue, run.id, step, say))
+
+    def _started(self, run: Run) -> Run:
         self.started.append(run.id)
         return run
 
@@ -111,8 +142,7 @@ class World:
             yield
 
     async def another_client(self) -> Client:
-        target = self.client.service_client.config.target_host
-        return await Client.connect(target, data_converter=self.client.data_converter)
+        return await connect_like(self.client, self.client.data_converter)
 
     async def until(self, claim: Callable[[], bool | Awaitable[bool]]) -> None:
         """Waits for a condition, never for the clock."""
@@ -139,6 +169,17 @@ class World:
         await self.until(reached)
         return await self.state(run)
 
+    async def until_question(self, run: Run, question_id: str) -> dict[str, Any]:
+        """The question, once it is the one that is open."""
+
+        async def is_open() -> bool:
+            question = (await self.state(run))["question"]
+            return question is not None and question["id"] == question_id
+
+        await self.until(is_open)
+        question: dict[str, Any] = (await self.state(run))["question"]
+        return question
+
     async def until_pending(self, run: Run, step: int) -> None:
         """Until this step is issued, and whatever is awaited outside is awaited."""
 
@@ -147,6 +188,32 @@ class World:
             return state["status"] == "waiting_on_tool" and any(p["step"] == step for p in state["pending"])
 
         await self.until(issued)
+
+    async def until_activity(self, run: Run, holds: Callable[[PendingActivityInfo], bool]) -> PendingActivityInfo:
+        """The first pending activity of which this holds, once there is one."""
+        seen: list[PendingActivityInfo] = []
+
+        async def is_pending() -> bool:
+            pending = (await run.describe()).raw_description.pending_activities
+            seen[:] = [activity for activity in pending if holds(activity)]
+            return bool(seen)
+
+        await self.until(is_pending)
+        return seen[0]
+
+    async def until_event(self, run: Run, kind: "EventType.ValueType", count: int = 1) -> None:
+        """Until so many events of this kind are in the run's history."""
+
+        async def has_events() -> bool:
+            return [event.event_type async for event in run.fetch_history_events()].count(kind) >= count
+
+        await self.until(has_events)
+
+    async def answer(self, run: Run, **answer: Any) -> dict[str, Any]:
+        """Answers the run's question by the update, once it asks; returns the question."""
+        question: dict[str, Any] = (await self.until_state(run, question=True))["question"]
+        await run.execute_update("answer", answer)
+        return question
 
     async def send_result(self, run: Run, step: int, tool: str, **fields: Any) -> None:
         run_id = fields.pop("run_id", run.id.removeprefix("run:"))
@@ -164,15 +231,17 @@ class World:
         blocks = [part["content"][0] for part in await self.parts(run) if part["kind"] == "result"]
         return [(block["tool_use_id"], block["content"]) for block in blocks]
 
+    async def shown(self, run: Run) -> list[str]:
+        """What the model was shown of each call."""
+        return [text for _, text in await self.results(run)]
+
     async def raw_history(self, run: Run) -> bytes:
         """All executions of the run, as the server stores them."""
         executions = [e async for e in self.client.list_workflows(f"WorkflowId = '{run.id}'")]
-        found = b""
-        for execution in executions:
-            handle = self.client.get_workflow_handle(run.id, run_id=execution.run_id)
-            async for event in handle.fetch_history_events():
-                found += event.SerializeToString()
-        return found
+        handles = [self.client.get_workflow_handle(run.id, run_id=execution.run_id) for execution in executions]
+        return b"".join(
+            [event.SerializeToString() for handle in handles async for event in handle.fetch_history_events()]
+        )
 
     async def clear(self) -> None:
         """Ends what a test left open: the server is shared, and a run without a worker is a finding elsewhere."""
@@ -190,6 +259,17 @@ class World:
         events = [event async for event in run.fetch_history_events()]
         tasks = [event for event in events if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED]
         return sum(task.workflow_task_failed_event_attributes.cause != anew for task in tasks)
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Tool calls are retried after this share of the delays of their policy."""
+    share = 0.1
+    for effect, policy in policies.TOOL_RETRIES.items():
+        initial, most = policy.initial_interval * share, policy.maximum_interval
+        quick = replace(policy, initial_interval=initial, maximum_interval=most and most * share)
+        monkeypatch.setitem(policies.TOOL_RETRIES, effect, quick)
+    return share
 
 
 MakeWorld = Callable[..., AbstractAsyncContextManager[World]]

@@ -56,7 +56,7 @@ WITH_LANE = (*(each for each in WORKFLOWS if workflow._Definition.must_from_clas
 
 
 @dataclass
-class Followed:
+class FollowUpWorld:
     """A world, and what a follow-up in it meets. Every id is this world's own: the server is shared."""
 
     it: World
@@ -78,12 +78,18 @@ class Followed:
         command = {"type": "cmd.workflow.create", "headers": headers, "data": data}
         return await self.start_raw(command, workflow_id=f"wf:{name}")
 
+    async def create_waiting(self, completion: str = "all", **options: Any) -> Run:
+        """One that waits for B's reply."""
+        run = await self.create(completion, **options)
+        await self.wait_for_reply(run)
+        return run
+
     async def start_raw(self, *args: Any, workflow_id: str | None = None) -> Run:
-        found: Run = await self.it.client.start_workflow(
+        result: Run = await self.it.client.start_workflow(
             "FollowUp", args=args, id=workflow_id or f"wf:{uuid4().hex[:8]}", task_queue=self.it.queue
         )
-        self.it.started.append(found.id)
-        return found
+        self.it.started.append(result.id)
+        return result
 
     def task(self, run: Run, kind: str, task_id: str = "t1", **given: Any) -> dict[str, Any]:
         data = {
@@ -118,20 +124,21 @@ class Followed:
         }
         return {"type": "evt.adapter.message.created", "data": data}
 
-    async def publish(self, event: dict[str, Any]) -> str:
+    async def publish(self, event: dict[str, Any]) -> Run:
+        """Returns the topic that got it."""
         topic = await signal_event(self.it.client, self.it.queue, Event.model_validate(event))
         if topic not in self.it.started:
             self.it.started.append(topic)
-        return topic
+        return self.it.client.get_workflow_handle(topic)
 
     async def requests(self, session: str | None = None) -> list[dict[str, Any]]:
         """What was submitted to the lane of a session, this world's by default."""
         lane = self.it.client.get_workflow_handle(f"conversation:{session or self.session}")
         try:
-            found: list[dict[str, Any]] = await lane.query("requests")
+            result: list[dict[str, Any]] = await lane.query("requests")
         except RPCError:
             return []
-        return found
+        return result
 
     async def until_task(self, run: Run, task_id: str = "t1", *states: str) -> dict[str, Any]:
         async def reached() -> bool:
@@ -148,8 +155,8 @@ class Followed:
 
     @staticmethod
     def task_in(state: dict[str, Any], task_id: str = "t1") -> dict[str, Any]:
-        found: dict[str, Any] = next(task for task in state["tasks"] if task["taskId"] == task_id)
-        return found
+        result: dict[str, Any] = next(task for task in state["tasks"] if task["taskId"] == task_id)
+        return result
 
     async def follow_ups(self) -> list[Run]:
         """Those that agents of this world have started."""
@@ -158,20 +165,20 @@ class Followed:
 
     async def follow_up_of(self, run: Run) -> Run:
         """The one follow-up that the run has created."""
-        told = next(text for _, text in await self.it.results(run) if "workflowId" in text)
-        name = told.partition('"workflowId":"')[2].partition('"')[0]
-        found: Run = self.it.client.get_workflow_handle(f"wf:{name}")
-        self.it.started.append(found.id)
-        return found
+        text = next(text for _, text in await self.it.results(run) if "workflowId" in text)
+        name = text.partition('"workflowId":"')[2].partition('"')[0]
+        result: Run = self.it.client.get_workflow_handle(f"wf:{name}")
+        self.it.started.append(result.id)
+        return result
 
     async def status(self, run: Run) -> WorkflowExecutionStatus | None:
         return (await run.describe()).status
 
 
-Following = Callable[..., AbstractAsyncContextManager[Followed]]
+MakeFollowUps = Callable[..., AbstractAsyncContextManager[FollowUpWorld]]
 
 
-def followings(world: MakeWorld) -> Following:
+def make_follow_ups(world: MakeWorld) -> MakeFollowUps:
     @asynccontextmanager
     async def make(
         script: Script = (),
@@ -180,11 +187,11 @@ def followings(world: MakeWorld) -> Following:
         works: bool = True,
         workflows: tuple[type, ...] = WITH_LANE,
         **options: Any,
-    ) -> AsyncIterator[Followed]:
+    ) -> AsyncIterator[FollowUpWorld]:
         async with world(script, *tools, works=False, **options) as it:
             it.project = replace(it.project, outbox=outbox)
             it.worker = partial(it.worker, workflows=workflows)  # type: ignore[method-assign]
-            here = Followed(it)
+            here = FollowUpWorld(it)
             allowed = it.project.agents["default"].model_copy(update={"follow_ups": (here.session,)})
             it.project = replace(it.project, agents={**it.project.agents, "default": allowed})
             if not works:

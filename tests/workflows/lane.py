@@ -1,4 +1,4 @@
-"""What tests of conversations say and look at."""
+"""Conversations: requests, their runs and what their lanes show."""
 
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,15 @@ from contracts.conversation import LaneView, SubmitRequest, Submitted
 from decisions import ids
 from perdure.client import lanes
 from perdure.testkit.model_server import Reply, says
+from tests.workflows.conftest import Run, World
+from tests.workflows.script import texts
 
 
 def new_id() -> str:
     return f"chat-{uuid4().hex[:8]}"
 
 
-async def say(it: Any, conversation: str, goal: str, request_id: str = "", **fields: Any) -> Submitted:
+async def say(it: World, conversation: str, goal: str, request_id: str = "", **fields: Any) -> Submitted:
     request = SubmitRequest.model_validate({"request_id": request_id or uuid4().hex[:8], "goal": goal, **fields})
     submitted = await lanes.submit_with_retry(it.client, it.queue, conversation, request)
     it.started.append(ids.conversation_workflow_id(conversation))
@@ -25,7 +27,7 @@ async def say(it: Any, conversation: str, goal: str, request_id: str = "", **fie
     return submitted
 
 
-async def begun(it: Any, submitted: Submitted) -> Any:
+async def wait_for_run(it: World, submitted: Submitted) -> Run:
     """The run of a request, once its lane has started it."""
     run = run_of(it, submitted)
 
@@ -40,44 +42,39 @@ async def begun(it: Any, submitted: Submitted) -> Any:
     return run
 
 
-async def asking(it: Any, submitted: Submitted) -> dict[str, Any]:
+async def wait_for_question(it: World, submitted: Submitted) -> dict[str, Any]:
     """The question of a request's run, once it asks."""
-    question: dict[str, Any] = (await it.until_state(await begun(it, submitted), question=True))["question"]
+    question: dict[str, Any] = (await it.until_state(await wait_for_run(it, submitted), question=True))["question"]
     return question
 
 
-def run_of(it: Any, submitted: Submitted) -> Any:
+def run_of(it: World, submitted: Submitted) -> Run:
     return it.client.get_workflow_handle(ids.run_workflow_id(submitted.run_id))
 
 
-def lane_of(it: Any, conversation: str) -> Any:
+def lane_of(it: World, conversation: str) -> Run:
     return it.client.get_workflow_handle(ids.conversation_workflow_id(conversation))
 
 
-async def look(it: Any, conversation: str) -> LaneView:
+async def query_view(it: World, conversation: str) -> LaneView:
     view = await lanes.query_lane(it.client, conversation)
     assert view is not None
     return view
 
 
-async def until_idle(it: Any, conversation: str, turns: int) -> LaneView:
+async def until_idle(it: World, conversation: str, turns: int) -> LaneView:
     """Until so many requests have ended, and nothing runs or waits."""
 
     async def is_idle() -> bool:
-        view = await look(it, conversation)
+        view = await query_view(it, conversation)
         return view.active is None and view.queued == 0 and view.accepted >= turns
 
     await it.until(is_idle)
-    return await look(it, conversation)
+    return await query_view(it, conversation)
 
 
-def ends(view: LaneView) -> list[tuple[str, str]]:
+def turn_ends(view: LaneView) -> list[tuple[str, str]]:
     return [(turn.asked, str(turn.end)) for turn in view.recent]
-
-
-def texts(body: dict[str, Any]) -> list[str]:
-    """What is said in a request to the model, by both sides."""
-    return [b["text"] for m in body["messages"] for b in m["content"] if b["type"] == "text"]
 
 
 def echo(body: dict[str, Any]) -> Reply:
@@ -85,7 +82,7 @@ def echo(body: dict[str, Any]) -> Reply:
     return says(f"you said: {texts(body)[-1]}")
 
 
-async def held_by(it: Any, run: Any) -> str:
+async def wait_until_held(it: World, run: Run) -> str:
     """Why the run's activity waits for a file, once it does."""
 
     async def reasons() -> list[str]:

@@ -1,9 +1,9 @@
-"""What tests of mailboxes do: bridges that carry out what is ordered, as a script has it, and what they deliver."""
+"""Mailboxes: messages, and scripted bridges that deliver them and carry out tasks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from contracts.mail.mailbox import DeadLetter, Delivered, DeliverRequest, Delive
 from contracts.mail.message import TaskHead
 from decisions import ids
 from decisions.mailbox.delivery import run_of
+from tests.workflows.conftest import Run, World
 
 
 def new_agent() -> str:
@@ -40,17 +41,17 @@ def message(
     )
 
 
-def told(agent: str, letter: InboxMessage, end: TurnEnd = TurnEnd.completed) -> dict[str, Any]:
-    """The word of a lane about the end of a letter's run."""
+def turn_ended(agent: str, letter: InboxMessage, end: TurnEnd = TurnEnd.completed) -> dict[str, Any]:
+    """The signal of a lane that the run of a message has ended."""
     request_id = ids.mail_request_id(letter.key, letter.attempt)
     run_id = run_of(agent, letter.task, letter.key, letter.attempt)
     return TurnEnded(request_id=request_id, run_id=run_id, end=end).model_dump(mode="json")
 
 
-class Carrier:
-    """A bridge. Tasks run, and the word of their end comes at once where `ends` names one."""
+class FakeBridge:
+    """A scripted bridge. Each task it takes ends at once, in the way `ends` says, or stays open if that is None."""
 
-    def __init__(self, it: Any, agent: str, folder: str | None = None) -> None:
+    def __init__(self, it: World, agent: str, folder: str | None = None) -> None:
         self.it = it
         self.agent = agent
         self.folder = folder or f"folder-{uuid4().hex[:8]}"
@@ -66,7 +67,7 @@ class Carrier:
         it.started.append(ids.mailbox_workflow_id(agent))
 
     @property
-    def box(self) -> Any:
+    def box(self) -> Run:
         return self.it.client.get_workflow_handle(ids.mailbox_workflow_id(self.agent))
 
     def done(self, *kinds: str) -> list[tuple[str, str]]:
@@ -101,19 +102,25 @@ class Carrier:
         if order.kind != "take":
             return BridgeResult()
         if self.ends is not None:
-            await self.box.signal("turn_ended", told(self.agent, letter, self.ends))
+            await self.box.signal("turn_ended", turn_ended(self.agent, letter, self.ends))
         run_id = run_of(self.agent, letter.task, letter.key, letter.attempt)
         return BridgeResult(run_id=run_id, at=datetime.now(UTC))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         client = await self.it.another_client()
-        async with Worker(client, task_queue=ids.mail_queue(self.folder), activities=[self.carry]):
+        worker = Worker(
+            client,
+            task_queue=ids.mail_queue(self.folder),
+            activities=[self.carry],
+            max_heartbeat_throttle_interval=timedelta(seconds=0.2),  # a heartbeat delivers a cancel
+        )
+        async with worker:
             yield
 
-    async def deliver(self, *found: Delivery) -> list[str]:
+    async def deliver(self, *deliveries: Delivery) -> list[str]:
         """Until the mailbox answers: one that continues as new just then fails the call."""
-        request = DeliverRequest(folder=self.folder, deliveries=found)
+        request = DeliverRequest(folder=self.folder, deliveries=deliveries)
         for _ in range(200):
             try:
                 answer: Delivered = await self._update(request)
@@ -125,13 +132,13 @@ class Carrier:
                 return [str(each) for each in answer.verdicts]
         raise AssertionError("the mailbox takes nothing")
 
-    async def bring(self, *found: Delivery) -> None:
+    async def deliver_all(self, *deliveries: Delivery) -> None:
         """Until each is admitted: what finds no room is brought again when there is some."""
-        while found:
-            verdicts = await self.deliver(*found)
+        while deliveries:
+            verdicts = await self.deliver(*deliveries)
             assert set(verdicts) <= {"admitted", "full"}
-            found = tuple(each for each, verdict in zip(found, verdicts, strict=True) if verdict == "full")
-            if found:
+            deliveries = tuple(each for each, verdict in zip(deliveries, verdicts, strict=True) if verdict == "full")
+            if deliveries:
                 await self.until(lambda view: len(view.open) < 100)
 
     async def _update(self, request: DeliverRequest) -> Delivered:
@@ -178,5 +185,5 @@ def acks(view: MailboxView) -> list[tuple[str, str]]:
     return [(each.message_id, str(each.ack)) for each in view.recent]
 
 
-def failing(times: int) -> Sequence[Exception]:
+def disk_errors(times: int) -> Sequence[Exception]:
     return [ApplicationError("the disk is full") for _ in range(times)]

@@ -1,7 +1,5 @@
 """Budgets of a run, in tokens and in money: one model call at most goes beyond them (B14)."""
 
-import asyncio
-import io
 import itertools
 import json
 from collections.abc import Callable
@@ -10,9 +8,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
-from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ApplicationError
 
 from activities.model.prices import Price, call_cost
 from contracts.failures import Escalation
@@ -20,25 +15,19 @@ from contracts.run.events import StartEvent
 from contracts.run.state import RunState
 from contracts.run.turn import Usage
 from decisions.text.formatting import run_details
-from perdure.client.run_list import find_run
-from perdure.client.runs import fork_run, resume_run, wait_for_run_end
-from perdure.client.runs import query_run_state as state_of
-from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from settings import ProjectError, load_settings
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.runs import failure_of, printed_run, result_of
+from tests.workflows.script import FINISH, count_replies, is_summary
 
-FINISH = calls(("finish", {"outcome": "done"}))
 PRICE = Price(input=1.0, output=5.0, cache_read=0.1, cache_write=1.25)
 WINDOW = 20_000
 
 
 def reads(size: int = 100) -> ScriptedTool:
     return ScriptedTool("read", lambda arguments, _: f"{arguments['n']}:" + "lorem ipsum " * (size // 12))
-
-
-def is_summary(body: dict[str, Any]) -> bool:
-    return "You summarise the earlier part" in str(body["system"])
 
 
 def reading(summary: ScriptedAnswer | None = None) -> Callable[[dict[str, Any]], ScriptedAnswer]:
@@ -55,22 +44,17 @@ def reading(summary: ScriptedAnswer | None = None) -> Callable[[dict[str, Any]],
     return script
 
 
-async def result(run: Any) -> dict[str, Any]:
-    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
-    return event
-
-
-async def spent(it: Any, run: Any) -> list[Usage]:
+async def spent(it: World, run: Run) -> list[Usage]:
     """By each model call whose reply or summary is in the conversation."""
     parts = await it.parts(run)
     return [Usage(**part["about"]["usage"]) for part in parts if part["kind"] in ("reply", "summary")]
 
 
 @pytest.mark.parametrize("budget", [1, 3_000, 10_000])
-async def test_one_call_at_most_goes_beyond_a_budget_of_tokens(world: Any, budget: int) -> None:
+async def test_one_call_at_most_goes_beyond_a_budget_of_tokens(world: MakeWorld, budget: int) -> None:
     async with world(reading(), reads(), budget_tokens=budget, max_steps=99) as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         each = [usage.total for usage in await spent(it, run)]
         total = Usage(**(await it.state(run))["usage"]).total
         assert len(it.model.requests) == len(each)
@@ -81,10 +65,10 @@ async def test_one_call_at_most_goes_beyond_a_budget_of_tokens(world: Any, budge
 
 
 @pytest.mark.parametrize("budget", [0.000001, 0.003, 0.01])
-async def test_one_call_at_most_goes_beyond_a_budget_of_money(world: Any, budget: float) -> None:
+async def test_one_call_at_most_goes_beyond_a_budget_of_money(world: MakeWorld, budget: float) -> None:
     async with world(reading(), reads(), prices={"scripted": PRICE}, budget_usd=budget, max_steps=99) as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         each = [call_cost(usage, PRICE) or 0 for usage in await spent(it, run)]
         state = await it.state(run)
         assert len(it.model.requests) == len(each)
@@ -93,44 +77,39 @@ async def test_one_call_at_most_goes_beyond_a_budget_of_money(world: Any, budget
     assert state["cost_usd"] == pytest.approx(sum(each))
 
 
-async def test_an_outcome_that_used_the_budget_up_is_delivered(world: Any) -> None:
+async def test_an_outcome_that_used_the_budget_up_is_delivered(world: MakeWorld) -> None:
     async with world([FINISH], budget_tokens=1) as it:
-        event = await result(await it.start())
+        event = await result_of(await it.start())
     assert (event["type"], event["payload"]["outcome"]) == ("agent.completed", "done")
 
 
-async def test_without_a_price_only_tokens_are_limited_and_a_person_is_told(world: Any) -> None:
+async def test_without_a_price_only_tokens_are_limited_and_the_page_says_so(world: MakeWorld) -> None:
     script = [calls(("read", {"n": 1})), FINISH]
     async with world(script, reads(), budget_usd=0.000001) as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         snapshot = await run.query("snapshot")
-        found, view, end = (
-            await find_run(it.client, run.id),
-            await state_of(it.client, run.id),
-            await wait_for_run_end(it.client, run.id),
-        )
-        assert view is not None
-        assert view.cost_usd is None
+        screen = await printed_run(it, run)
+        assert (await it.state(run))["cost_usd"] is None
     assert event["type"] == "agent.completed"
     assert "USD unknown, scripted has no price" in run_details(RunState.model_validate(snapshot["state"]))
-    screen = io.StringIO()
-    print_run(Console(file=screen, width=200), found, view, end, Path("/nowhere"))
-    assert "USD unknown" in screen.getvalue()
+    assert "USD unknown" in screen
 
 
-async def test_without_a_price_a_budget_of_tokens_holds(world: Any) -> None:
+async def test_without_a_price_a_budget_of_tokens_holds(world: MakeWorld) -> None:
     async with world(reading(), reads(), budget_usd=0.000001, budget_tokens=3_000, max_steps=99) as it:
-        event = await result(await it.start())
+        event = await result_of(await it.start())
     assert event["payload"]["reason"] == Escalation.token_budget
 
 
 @pytest.mark.parametrize("summary", [says("Read much."), says("")], ids=["of use", "of none"])
-async def test_a_summary_counts_and_the_model_is_not_asked_again_beyond_the_budget(world: Any, summary: Reply) -> None:
+async def test_a_summary_counts_and_the_model_is_not_asked_again_beyond_the_budget(
+    world: MakeWorld, summary: Reply
+) -> None:
     """The budget is used up by the summary: learnt from a run without one, which does the same."""
     async with world(reading(summary), reads(4_000), window=WINDOW, max_steps=99) as it:
         run = await it.start()
-        await result(run)
+        await result_of(run)
         first = next(i for i, request in enumerate(it.model.requests) if is_summary(request))
         before = sum(usage.total for usage in (await spent(it, run))[:first])
         summarised = (await spent(it, run))[first]
@@ -139,7 +118,7 @@ async def test_a_summary_counts_and_the_model_is_not_asked_again_beyond_the_budg
     limits: dict[str, Any] = {"budget_tokens": before + 1, "max_steps": 99}
     async with world(reading(summary), reads(4_000), window=WINDOW, prices=prices, **limits) as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         kinds = [is_summary(request) for request in it.model.requests]
         state = await it.state(run)
     assert event["payload"]["reason"] == Escalation.token_budget
@@ -148,31 +127,26 @@ async def test_a_summary_counts_and_the_model_is_not_asked_again_beyond_the_budg
     assert state["cost_usd"] > 0
 
 
-async def test_a_fork_has_a_budget_of_its_own_and_a_resumed_run_what_is_left(world: Any) -> None:
+async def test_a_fork_has_its_own_budget_and_a_resumed_run_the_remaining_one(world: MakeWorld) -> None:
     """What is forked is a new piece of work; what is resumed is the same one."""
 
     broken = [True]
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        turn = count_replies(body)
         if turn >= 2 and broken:
             return fails(401, type="authentication_error")
         return FINISH if "fork of run" in json.dumps(body["messages"]) else calls(("read", {"n": turn}))
 
     async with world(script, reads(), max_steps=99) as it:
         run = await it.start(limits={"budget_tokens": 8_000})
-        with pytest.raises(WorkflowFailureError):
-            await result(run)
+        await failure_of(run)
         used = Usage(**(await it.state(run))["usage"]).total
         broken.clear()
-        resumed, forked = (
-            await resume_run(it.client, it.queue, run.id),
-            await fork_run(it.client, it.queue, run.id, 1, None),
-        )
-        it.started += [resumed.id, forked.id]
-        assert (await result(resumed))["payload"]["reason"] == Escalation.token_budget
+        resumed, forked = await it.resume(run), await it.fork(run, 1)
+        assert (await result_of(resumed))["payload"]["reason"] == Escalation.token_budget
         assert Usage(**(await it.state(resumed))["usage"]).total >= 8_000 > used
-        assert (await result(forked))["type"] == "agent.completed"
+        assert (await result_of(forked))["type"] == "agent.completed"
         assert Usage(**(await it.state(forked))["usage"]).total < 8_000
 
 
@@ -188,21 +162,23 @@ NOTHING = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "place"),
+    [
+        ("perdure.toml", "[limits]\nmax_steps = 5\n{} = {}\n", "perdure.toml, line 3"),
+        ("agents/thrifty.md", "---\nlimits: {{{}: {}}}\n---\nSave.\n", "thrifty.md, line 2"),
+    ],
+    ids=["settings", "agent file"],
+)
 @pytest.mark.parametrize(("name", "value"), NOTHING)
-def test_a_budget_of_nothing_is_refused_by_the_line_in_the_settings(tmp_path: Path, name: str, value: Any) -> None:
-    written = json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
-    (tmp_path / "perdure.toml").write_text(f"[limits]\nmax_steps = 5\n{name} = {written}\n")
-    with pytest.raises(ProjectError, match=rf"perdure.toml, line 3: limits.{name}: ") as refused:
-        load_settings({}, tmp_path)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("name", "value"), NOTHING)
-def test_a_budget_of_nothing_is_refused_in_an_agent_file(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_budget_of_nothing_is_refused_with_its_line(
+    tmp_path: Path, name: str, value: Any, file: str, text: str, place: str
+) -> None:
+    dot = "" if file == "perdure.toml" else "."
+    written = json.dumps(value).replace("NaN", f"{dot}nan").replace("Infinity", f"{dot}inf")
     (tmp_path / "agents").mkdir()
-    written = json.dumps(value).replace("NaN", ".nan").replace("Infinity", ".inf")
-    (tmp_path / "agents/thrifty.md").write_text(f"---\nlimits: {{{name}: {written}}}\n---\nSave.\n")
-    with pytest.raises(ProjectError, match=rf"thrifty.md, line 2: limits.{name}: ") as refused:
+    (tmp_path / file).write_text(text.format(name, written))
+    with pytest.raises(ProjectError, match=f"{place}: limits.{name}: ") as refused:
         load_settings({}, tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -216,14 +192,11 @@ def test_a_budget_of_nothing_is_refused_in_a_start_event(where: str, name: str, 
 
 
 @pytest.mark.parametrize("where", ["context", "limits"])
-async def test_a_start_with_a_budget_of_nothing_ends_typed_and_in_one_line(world: Any, where: str) -> None:
+async def test_a_start_with_a_budget_of_nothing_ends_typed_and_in_one_line(world: MakeWorld, where: str) -> None:
     async with world([FINISH]) as it:
         run = await it.start_raw({"type": "agentic.start", "payload": {"goal": "go", where: {"budget_tokens": 0}}})
-        with pytest.raises(WorkflowFailureError) as failure:
-            await result(run)
-        cause = failure.value.cause
+        cause = await failure_of(run)
         assert await it.failed_tasks(run) == 0
-    assert isinstance(cause, ApplicationError)
     assert cause.type == "InvalidInput"
     assert "budget_tokens" in cause.message
     assert "\n" not in cause.message

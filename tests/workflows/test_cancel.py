@@ -4,67 +4,45 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.api.common.v1 import Payload
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.converter import PayloadCodec
-from temporalio.exceptions import CancelledError
 
 import activities.run.files
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, Run, connect_like
+from tests.workflows.runs import expect_cancelled
+from tests.workflows.script import FINISH
+from tests.workflows.tools import HeldTool
 
-FINISH = calls(("finish", {"outcome": "done"}))
+ASK = calls(("ask_human", {"question": "Which?"}))
 DOORS = ["signal", "native", "both"]
 
 
-async def stop(run: Any, door: str) -> None:
+async def stop(run: Run, door: str) -> None:
     if door in {"signal", "both"}:
         await run.signal("cancel", {"reason": "enough", "by": "eva"})
     if door in {"native", "both"}:
         await run.cancel()
 
 
-async def is_canceled(run: Any) -> None:
-    """Whoever waits for the result hears it, and the server shows it."""
-    with pytest.raises(WorkflowFailureError) as failure:
-        await asyncio.wait_for(run.result(), 15)
-    assert isinstance(failure.value.cause, CancelledError)
-    assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
-
-
-class Hanging:
-    """A tool that works until the test lets it go on, and knows whether it was cut."""
-
-    def __init__(self, effect: Effect) -> None:
-        self.started, self.go_on = asyncio.Event(), asyncio.Event()
-        self.ended = ""
-        self.tool = ScriptedTool("work", self._work, effect=effect)
-
-    async def _work(self, arguments: Any, context: Any) -> str:
-        self.started.set()
-        try:
-            await asyncio.wait_for(self.go_on.wait(), 30)
-        except asyncio.CancelledError:
-            self.ended = "cut"
-            raise
-        self.ended = "finished"
-        return "worked"
-
-
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_read_is_stopped_at_once(world: Any, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_is_stopped_at_once(world: MakeWorld, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
-    work = Hanging(Effect.read)
+    work = HeldTool(effect=Effect.read)
     async with world([calls(("work", {})), FINISH], work.tool) as it:
         run = await it.start()
         await work.started.wait()
         await stop(run, door)
-        await is_canceled(run)
-        assert work.ended == "cut"
+        await expect_cancelled(run)
+        assert work.cut == 1
         assert [shown for _, shown in await it.results(run)] == [
             "interrupted: the run ended before this call had a result"
         ]
@@ -75,9 +53,9 @@ async def test_a_read_is_stopped_at_once(world: Any, door: str, monkeypatch: pyt
 @pytest.mark.parametrize("effect", [Effect.once, Effect.keyed])
 @pytest.mark.parametrize("door", DOORS)
 async def test_an_effect_is_finished_and_its_result_kept_before_the_run_ends(
-    world: Any, door: str, effect: Effect
+    world: MakeWorld, door: str, effect: Effect
 ) -> None:
-    work = Hanging(effect)
+    work = HeldTool(effect=effect)
     async with world([calls(("work", {}), ("work", {})), FINISH], work.tool) as it:
         run = await it.start()
         await work.started.wait()
@@ -85,8 +63,8 @@ async def test_an_effect_is_finished_and_its_result_kept_before_the_run_ends(
         await it.state(run)  # the cancel is in the run by now
         assert (await run.describe()).status is WorkflowExecutionStatus.RUNNING
         work.go_on.set()
-        await is_canceled(run)
-        assert work.ended == "finished"
+        await expect_cancelled(run)
+        assert work.cut == 0
         assert [text.partition(":")[0] for _, text in await it.results(run)] == ["worked", "interrupted"]
         assert len(work.tool.calls) == 1
         assert await it.failed_tasks(run) == 0
@@ -112,13 +90,10 @@ class Gate(PayloadCodec):
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("cancel_first", [False, True])
 async def test_a_result_that_comes_with_the_cancel_is_kept(
-    world: Any, client: Client, door: str, cancel_first: bool
+    world: MakeWorld, client: Client, door: str, cancel_first: bool
 ) -> None:
-    gate, work = Gate(), Hanging(Effect.once)
-    gated = await Client.connect(
-        client.service_client.config.target_host,
-        data_converter=dataclasses.replace(client.data_converter, payload_codec=gate),
-    )
+    gate, work = Gate(), HeldTool(effect=Effect.once)
+    gated = await connect_like(client, dataclasses.replace(client.data_converter, payload_codec=gate))
     async with world([calls(("work", {})), FINISH], work.tool, works=False) as it, it.worker(gated):
         run = await it.start()
         await work.started.wait()
@@ -136,88 +111,86 @@ async def test_a_result_that_comes_with_the_cancel_is_kept(
         if not cancel_first:
             await stop(run, door)
         gate.opened.set()
-        await is_canceled(run)
+        await expect_cancelled(run)
         assert [text for _, text in await it.results(run)] == ["worked"]
         await it.replay()
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("waits", ["question", "approval", "outside"])
-async def test_a_run_that_waits_is_stopped_at_once(world: Any, door: str, waits: str) -> None:
-    kind = ToolKind.signal if waits == "outside" else ToolKind.native
-    tool = ScriptedTool("work", kind=kind, approval=Approval.always if waits == "approval" else Approval.never)
-    first = calls(("ask_human", {"question": "Which?"})) if waits == "question" else calls(("work", {}))
+async def test_a_run_that_waits_is_stopped_at_once(world: MakeWorld, door: str, waits: str) -> None:
+    routes: dict[str, dict[str, Any]] = {
+        "question": {},
+        "approval": {"effect": Effect.once, "approval": Approval.always, "approval_timeout": timedelta(hours=1)},
+        "outside": {"kind": ToolKind.signal},
+    }
+    tool = ScriptedTool("work", **routes[waits])
+    first = ASK if waits == "question" else calls(("work", {}), ("work", {}))
     async with world([first, FINISH], tool) as it:
         run = await it.start()
         await it.until_state(run, status="waiting_on_tool" if waits == "outside" else "waiting_on_human")
         await stop(run, door)
-        await is_canceled(run)
+        await expect_cancelled(run)
         state = await it.state(run)
         assert (state["status"], state["question"], state["pending"]) == ("cancelled", None, [])
+        if waits == "approval":
+            assert [text.partition(":")[0] for _, text in await it.results(run)] == ["interrupted", "interrupted"]
+            assert tool.calls == []
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_model_call_is_stopped_at_once(world: Any, door: str) -> None:
+async def test_a_model_call_is_stopped_at_once(world: MakeWorld, door: str) -> None:
     async with world([slow(says("a long answer"), 30)]) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)
         await stop(run, door)
-        await is_canceled(run)
+        await expect_cancelled(run)
 
 
 @pytest.mark.parametrize("args", [[], [{}], [{"reason": "no"}]])
-async def test_a_cancel_that_comes_with_the_start_lets_nothing_begin(world: Any, args: list[Any]) -> None:
+async def test_a_cancel_that_comes_with_the_start_lets_nothing_begin(world: MakeWorld, args: list[Any]) -> None:
     work = ScriptedTool("work", effect=Effect.once)
     async with world([calls(("work", {})), FINISH], work) as it:
         start = {"type": "agentic.start", "payload": {"goal": "x"}}
         run = await it.start_raw(start, start_signal="cancel", start_signal_args=args)
-        await is_canceled(run)
+        await expect_cancelled(run)
         assert (it.model.requests, work.calls) == ([], [])
-
-
-async def test_a_native_cancel_before_the_first_task_lets_nothing_begin(world: Any) -> None:
-    async with world([FINISH], works=False) as it:
-        run = await it.start()
-        await run.cancel()
-        async with it.worker():
-            await is_canceled(run)
-        assert it.model.requests == []
 
 
 class Closing:
     """A run's last activity, which waits until the test lets it finish the files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.started, self.go_on = threading.Event(), threading.Event()
         self._finish = activities.run.files._finish_files
         monkeypatch.setattr("activities.run.files._finish_files", self._held)
 
     def _held(self, *args: Any) -> None:
-        self.begun.set()
+        self.started.set()
         assert self.go_on.wait(30)
         self._finish(*args)
 
 
-async def test_many_cancels_are_one(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_cancels_are_one(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     closing = Closing(monkeypatch)
-    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+    async with world([ASK]) as it:
         run = await it.start()
         await it.until_state(run, question=True)
         for door in ("signal", "signal", "native", "native", "both"):
             await stop(run, door)
         closing.go_on.set()
-        await is_canceled(run)
+        await expect_cancelled(run)
         assert await it.failed_tasks(run) == 0
 
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_run_that_is_cancelled_while_it_closes_ends_as_it_was_about_to(
-    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    world: MakeWorld, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     closing = Closing(monkeypatch)
     async with world([FINISH]) as it:
         run = await it.start(run_id=f"closing-{it.queue}")
-        await it.until(closing.begun.is_set)
+        await it.until(closing.started.is_set)
         await stop(run, door)
         await stop(run, door)
         await it.state(run)  # the cancels are in the run by now
@@ -232,29 +205,29 @@ async def test_a_run_that_is_cancelled_while_it_closes_ends_as_it_was_about_to(
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_cancelled_run_that_is_cancelled_again_while_it_closes_is_cancelled_once(
-    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    world: MakeWorld, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     closing = Closing(monkeypatch)
-    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+    async with world([ASK]) as it:
         run = await it.start(run_id=f"closing-{it.queue}")
         await it.until_state(run, question=True)
         await stop(run, door)
-        await it.until(closing.begun.is_set)
+        await it.until(closing.started.is_set)
         await stop(run, door)
         await it.state(run)
         closing.go_on.set()
-        await is_canceled(run)
+        await expect_cancelled(run)
         assert await it.failed_tasks(run) == 0
     trace = (tmp_path / f"closing-{it.queue}" / "trace.jsonl").read_text()
     assert trace.count('"event": "agent_run.cancelled"') == 1
 
 
-async def test_a_cancelled_run_keeps_its_files_and_tells_no_ending(world: Any, tmp_path: Any) -> None:
-    async with world([calls(("look", {})), calls(("ask_human", {"question": "Which?"}))], ScriptedTool("look")) as it:
+async def test_a_cancelled_run_keeps_its_files_and_records_no_outcome(world: MakeWorld, tmp_path: Path) -> None:
+    async with world([calls(("look", {})), ASK], ScriptedTool("look")) as it:
         run = await it.start(run_id="stopped")
         await it.until_state(run, question=True)
         await stop(run, "signal")
-        await is_canceled(run)
+        await expect_cancelled(run)
     folder = tmp_path / "stopped"
     assert (folder / "memory.md").is_file()
     trace = (folder / "trace.jsonl").read_text()
@@ -262,8 +235,8 @@ async def test_a_cancelled_run_keeps_its_files_and_tells_no_ending(world: Any, t
     assert "agent.completed" not in trace
 
 
-async def test_what_comes_after_a_cancel_does_not_change_how_the_run_ends(world: Any) -> None:
-    work = Hanging(Effect.once)
+async def test_events_after_a_cancel_do_not_change_how_the_run_ends(world: MakeWorld) -> None:
+    work = HeldTool(effect=Effect.once)
     async with world([calls(("work", {})), FINISH], work.tool) as it:
         run = await it.start()
         await work.started.wait()
@@ -271,27 +244,26 @@ async def test_what_comes_after_a_cancel_does_not_change_how_the_run_ends(world:
         await it.send_result(run, 99, "work")  # would escalate an open run
         await it.state(run)
         work.go_on.set()
-        await is_canceled(run)
+        await expect_cancelled(run)
         assert "run_terminal" in (await it.state(run))["ignored"][-1]
 
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_the_run_canceled(
-    world: Any, door: str, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0
-    )  # no beat brings the cancel before the answer is there
+    # No heartbeat delivers the cancel before the answer is there.
+    monkeypatch.setattr("activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0)
     async with world([slow(says("all done"), 0.6)]) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)
         await stop(run, door)
-        await is_canceled(run)
+        await expect_cancelled(run)
         assert "all done" in str((await it.parts(run))[-1])
 
 
 async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_finishes_just_then(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0)
     async with world([slow(says("all done"), 0.6)]) as it:
@@ -302,10 +274,10 @@ async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_f
     assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "step_never_issued")
 
 
-async def test_a_signal_with_a_field_of_many_blanks_does_not_wedge_the_run(world: Any) -> None:
-    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+async def test_a_signal_with_a_field_of_many_blanks_does_not_wedge_the_run(world: MakeWorld) -> None:
+    async with world([ASK]) as it:
         run = await it.start()
         await it.until_state(run, question=True)
         await run.signal("cancel", {" " * 30_000 + "x": 1})  # refused, since there is no such field
         await run.signal("cancel")
-        await is_canceled(run)
+        await expect_cancelled(run)

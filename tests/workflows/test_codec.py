@@ -16,7 +16,7 @@ from temporalio.client import (
     Schedule,
     ScheduleActionStartWorkflow,
     ScheduleSpec,
-    WorkflowFailureError,
+    WorkflowExecutionStatus,
 )
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
@@ -33,11 +33,15 @@ from perdure.process.encryption_marker import check_encryption, marker_id, set_m
 from perdure.process.workflows import run_query_worker
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.lane import begun, echo, held_by, new_id, say, store_of, texts, until_idle
+from tests.workflows.conftest import MakeWorld, Run, World, connect_like
+from tests.workflows.lane import echo, new_id, say, store_of, until_idle, wait_for_run, wait_until_held
+from tests.workflows.runs import expect_cancelled, failure_of
+from tests.workflows.script import texts
 from workflows import execution
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
 ASK = calls(("ask_human", {"question": "the question, unseen", "options": ["a", "b"]}))
+FAILED_TASK = EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("k1", "k2", "k3"))}
 
 
@@ -47,11 +51,18 @@ def codec(*names: str) -> AesGcmCodec:
 
 async def client_with(client: Client, *names: str) -> Client:
     """A client of its own connection, with these keys; with none, it has no codec."""
-    converter = with_encryption(codec(*names)) if names else data_converter
-    return await Client.connect(client.service_client.config.target_host, data_converter=converter)
+    return await connect_like(client, with_encryption(codec(*names)) if names else data_converter)
 
 
-async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any, client: Client) -> None:
+async def until_key_is_missed(it: World, run: Run) -> str:
+    """The error of a workflow task that failed because its worker lacks a key."""
+    await it.until_event(run, FAILED_TASK)
+    events = [event async for event in run.fetch_history_events()]
+    (*_, failure) = [e.workflow_task_failed_event_attributes.failure for e in events if e.event_type == FAILED_TASK]
+    return f"{failure.message}: {failure.cause.message}"
+
+
+async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: MakeWorld, client: Client) -> None:
     def breaks(_: Any, __: Any) -> Any:
         raise ApplicationError("the failure, unseen", non_retryable=True)
 
@@ -71,8 +82,7 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
         run = await it.start("the goal, unseen", context={"who": "the context, unseen"})
         await it.until_pending(run, 3)
         await it.send_result(run, 3, "outside", result="the signal, unseen")
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"text": "the answer, unseen", "by": "unseen too"})
+        await it.answer(run, text="the answer, unseen", by="unseen too")
         event = await run.result()
         assert event["payload"]["outcome"] == "the outcome, unseen"
         shown = json.dumps(await it.results(run))
@@ -85,36 +95,32 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
     assert b"unseen" not in listed[0].raw_info.SerializeToString()
 
 
-async def test_a_choice_is_not_told_where_everybody_can_read_it(world: Any, client: Client) -> None:
+async def test_the_options_of_a_choice_are_encrypted(world: MakeWorld, client: Client) -> None:
     async with world([FINISH], server=await client_with(client, "k1")) as it:
         taken = await say(it, new_id(), "sum it up", choices=[{"name": "unseen", "options": ["a", "b"]}])
-        run = await begun(it, taken)
+        run = await wait_for_run(it, taken)
         await it.until_state(run, question=True)
         assert b"unseen" not in await it.raw_history(run)
         await run.execute_update("answer", {"text": "a"})
         await run.result()
 
 
-async def test_failures_and_reasons_are_encrypted_too(world: Any, client: Client) -> None:
+async def test_failures_and_reasons_are_encrypted_too(world: MakeWorld, client: Client) -> None:
     async with world([fails(401, message="the refusal, unseen")], server=await client_with(client, "k1")) as it:
         run = await it.start()
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, ApplicationError)
-        assert "the refusal, unseen" in failure.value.cause.message
+        failure = await failure_of(run)
+        assert "the refusal, unseen" in failure.message
         assert b"unseen" not in await it.raw_history(run)
     async with world([slow(FINISH, 30)], server=await client_with(client, "k1")) as it:
         run = await it.start()
         await it.until_state(run, status="running")
         await run.signal("cancel", {"reason": "the reason, unseen"})
-        with pytest.raises(WorkflowFailureError):
-            await run.result()
-        assert (await run.describe()).status.name == "CANCELED"
+        await expect_cancelled(run)
         assert b"unseen" not in await it.raw_history(run)
 
 
 async def test_a_changed_record_of_a_conversation_is_noticed_in_an_encrypted_history(
-    world: Any, client: Client, tmp_path: Path
+    world: MakeWorld, client: Client, tmp_path: Path
 ) -> None:
     chat = new_id()
     async with world(echo, server=await client_with(client, "k1")) as it:
@@ -123,14 +129,14 @@ async def test_a_changed_record_of_a_conversation_is_noticed_in_an_encrypted_his
         store, ref = store_of(tmp_path, chat), record_name(first.run_id)
         right = store.read(ref)
         store.write(ref, right.replace(b"false", b"true"))
-        second = await begun(it, await say(it, chat, "who am I?"))
-        assert ref in await held_by(it, second)
+        second = await wait_for_run(it, await say(it, chat, "who am I?"))
+        assert ref in await wait_until_held(it, second)
         store.write(ref, right)
         await until_idle(it, chat, 2)
     assert texts(it.model.requests[-1])[0] == "my name is Ada"
 
 
-async def test_plain_starts_and_signals_are_taken_by_workers_that_encrypt(world: Any, client: Client) -> None:
+async def test_plain_starts_and_signals_are_taken_by_workers_that_encrypt(world: MakeWorld, client: Client) -> None:
     """As people send them from the `temporal` CLI."""
     async with world([ASK, FINISH], server=await client_with(client, "k1")) as it:
         plain = await client.start_workflow(
@@ -145,7 +151,7 @@ async def test_plain_starts_and_signals_are_taken_by_workers_that_encrypt(world:
         assert (await run.result())["type"] == "agent.completed"
 
 
-async def test_a_bad_signal_under_our_own_encoding_is_ignored_and_told(world: Any, client: Client) -> None:
+async def test_a_bad_signal_under_our_own_encoding_is_listed_as_ignored(world: MakeWorld, client: Client) -> None:
     async with world([ASK, FINISH], server=await client_with(client, "k1")) as it:
         run = await it.start()
         await it.until_state(run, question=True)
@@ -159,7 +165,7 @@ async def test_a_bad_signal_under_our_own_encoding_is_ignored_and_told(world: An
         assert len((await it.state(run))["ignored"]) == 2
 
 
-async def test_keys_change_while_a_run_is_under_way(world: Any, client: Client) -> None:
+async def test_keys_change_while_a_run_is_under_way(world: MakeWorld, client: Client) -> None:
     look = ScriptedTool("look")
     old = await client_with(client, "k1")
     async with world([ASK, calls(("look", {})), ASK, FINISH], look, server=old, works=False) as it:
@@ -170,8 +176,7 @@ async def test_keys_change_while_a_run_is_under_way(world: Any, client: Client) 
             new = await client_with(client, *names)
             async with it.worker(new):
                 seen = new.get_workflow_handle(run.id)
-                await it.until_state(seen, question=True)
-                await seen.execute_update("answer", {"text": "b"})
+                await it.answer(seen, text="b")
                 if number == 0:
                     await it.until_state(seen, question=True, step=3)
                 else:
@@ -181,56 +186,36 @@ async def test_keys_change_while_a_run_is_under_way(world: Any, client: Client) 
     assert b"k2" in raw
 
 
-async def failed_task(run: Any) -> str | None:
-    """What the last failed workflow task of a run says."""
-    said = None
-    async for event in run.fetch_history_events():
-        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
-            failure = event.workflow_task_failed_event_attributes.failure
-            said = f"{failure.message}: {failure.cause.message}"
-    return said
-
-
 @pytest.mark.parametrize("names", [("k2",), ()])
 async def test_a_run_waits_for_its_key_and_goes_on_when_it_comes(
-    world: Any, client: Client, names: tuple[str, ...]
+    world: MakeWorld, client: Client, names: tuple[str, ...]
 ) -> None:
     holder = await client_with(client, "k1")
     async with world([ASK, FINISH], server=holder, works=False) as it:
         run = await it.start()
         async with it.worker(await client_with(client, *names)):
-
-            async def waits() -> bool:
-                return await failed_task(run) is not None
-
-            await it.until(waits)
-            assert (await run.describe()).status.name == "RUNNING"
-            assert "add k1:<its key> to PERDURE_CODEC_KEYS" in (await failed_task(run) or "")
+            assert "add k1:<its key> to PERDURE_CODEC_KEYS" in await until_key_is_missed(it, run)
+            assert (await run.describe()).status is WorkflowExecutionStatus.RUNNING
         async with it.worker(await client_with(client, "k2", "k1")):
             both = (await client_with(client, "k2", "k1")).get_workflow_handle(run.id)
-            await it.until_state(both, question=True)
-            await both.execute_update("answer", {"text": "b"})
+            await it.answer(both, text="b")
             assert (await both.result())["type"] == "agent.completed"
 
 
-async def test_a_signal_with_an_unknown_key_is_kept_until_the_key_comes(world: Any, client: Client) -> None:
+async def test_a_signal_with_an_unknown_key_is_kept_until_the_key_comes(world: MakeWorld, client: Client) -> None:
     async with world([ASK, FINISH], server=await client_with(client, "k1"), works=False) as it:
         async with it.worker():
             run = await it.start()
             await it.until_state(run, question=True)
             stranger = (await client_with(client, "k2")).get_workflow_handle(run.id)
             await stranger.signal("human_input", {"text": "b"})
-
-            async def waits() -> bool:
-                return await failed_task(run) is not None
-
-            await it.until(waits)
+            await until_key_is_missed(it, run)
         async with it.worker(await client_with(client, "k1", "k2")):
             assert (await run.result())["type"] == "agent.completed"
 
 
 async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
-    world: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even a `once` call: it is neither lost nor in doubt, and made once when the key is there."""
     monkeypatch.setattr(execution, "KEY_WAIT", timedelta(seconds=1))
@@ -249,12 +234,7 @@ async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
         stranger = Worker(await client_with(client, "k2"), task_queue=it.queue, activities=[never])
         async with run_query_worker(await client_with(client, "k1"), it.queue), stranger:
             await run.execute_update("answer", {"decision": "approve"})
-
-            async def waits() -> bool:
-                kinds = [event.event_type async for event in run.fetch_history_events()]
-                return EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED in kinds
-
-            await it.until(waits)
+            await it.until_event(run, EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED)
         async with it.worker(await client_with(client, "k1")):
             assert (await run.result())["type"] == "agent.completed"
             assert (await it.results(run))[0][1] == "ok {}"
@@ -262,23 +242,23 @@ async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
     assert (len(charge.calls), taken) == (1, [])
 
 
-# ---- the seal of a task queue
+# The encryption marker of a task queue.
 
 
-async def polled() -> bool:
+async def is_polled() -> bool:
     return True
 
 
-async def unpolled() -> bool:
+async def is_unpolled() -> bool:
     return False
 
 
-async def sealed(client: Client, queue: str, *names: str) -> None:
+async def start_worker_with(client: Client, queue: str, *names: str) -> None:
     """As a worker with these keys does at its start."""
     await set_marker(await client_with(client, *names), queue, codec(*names) if names else None)
 
 
-async def looked(client: Client, queue: str, *names: str, has_worker: Any = polled) -> None:
+async def start_client_with(client: Client, queue: str, *names: str, has_worker: Any = is_polled) -> None:
     """As a client with these keys does at its start."""
     await check_encryption(await client_with(client, *names), queue, codec(*names) if names else None, has_worker)
 
@@ -288,23 +268,23 @@ def queue() -> str:
     return f"q-{uuid4().hex[:8]}"
 
 
-async def test_where_nobody_encrypts_nothing_is_kept(client: Client, queue: str) -> None:
-    await sealed(client, queue)
-    await looked(client, queue)
+async def test_without_keys_no_marker_is_stored(client: Client, queue: str) -> None:
+    await start_worker_with(client, queue)
+    await start_client_with(client, queue)
     assert [s.id async for s in await client.list_schedules() if queue in s.id] == []
 
 
-async def test_who_has_the_key_starts_on_an_encrypted_queue(client: Client, queue: str) -> None:
-    await sealed(client, queue, "k1")
-    await sealed(client, queue, "k1")
-    await sealed(client, queue, "k2", "k1")
-    await looked(client, queue, "k2")
-    await looked(client, queue, "k1", "k2")
+async def test_a_process_with_the_key_starts_on_an_encrypted_queue(client: Client, queue: str) -> None:
+    await start_worker_with(client, queue, "k1")
+    await start_worker_with(client, queue, "k1")
+    await start_worker_with(client, queue, "k2", "k1")
+    await start_client_with(client, queue, "k2")
+    await start_client_with(client, queue, "k1", "k2")
 
 
-@pytest.mark.parametrize("start", [sealed, looked])
-async def test_who_lacks_the_key_is_refused_with_its_name(client: Client, queue: str, start: Any) -> None:
-    await sealed(client, queue, "k1")
+@pytest.mark.parametrize("start", [start_worker_with, start_client_with])
+async def test_a_process_without_the_key_is_rejected_by_its_name(client: Client, queue: str, start: Any) -> None:
+    await start_worker_with(client, queue, "k1")
     with pytest.raises(
         TemporalUnavailableError, match=rf"^task queue {queue} is encrypted with key k1: set PERDURE_CODEC_KEYS"
     ):
@@ -316,49 +296,49 @@ async def test_who_lacks_the_key_is_refused_with_its_name(client: Client, queue:
 
 
 async def test_another_key_under_the_same_id_is_refused(client: Client, queue: str) -> None:
-    await sealed(client, queue, "k1")
+    await start_worker_with(client, queue, "k1")
     other = AesGcmCodec({"k1": KEYS["k2"]})
     with pytest.raises(TemporalUnavailableError, match="is not the key k1 of task queue"):
         await set_marker(client, queue, other)
 
 
-async def test_who_encrypts_towards_workers_without_that_key_is_refused(client: Client, queue: str) -> None:
+async def test_a_client_that_encrypts_for_workers_without_its_key_is_rejected(client: Client, queue: str) -> None:
     with pytest.raises(TemporalUnavailableError, match=r"have no codec: set PERDURE_CODEC_KEYS for them first"):
-        await looked(client, queue, "k1")
-    await looked(client, queue, "k1", has_worker=unpolled)
-    await sealed(client, queue, "k1")
+        await start_client_with(client, queue, "k1")
+    await start_client_with(client, queue, "k1", has_worker=is_unpolled)
+    await start_worker_with(client, queue, "k1")
     with pytest.raises(
         TemporalUnavailableError, match=r"hold k1 and cannot read key k2.*add it to their PERDURE_CODEC_KEYS first"
     ):
-        await looked(client, queue, "k2", "k1")
+        await start_client_with(client, queue, "k2", "k1")
 
 
-async def test_a_retired_key_is_needed_until_a_worker_has_renewed_the_seal(client: Client, queue: str) -> None:
-    await sealed(client, queue, "k1")
+async def test_a_retired_key_is_needed_until_a_worker_has_renewed_the_marker(client: Client, queue: str) -> None:
+    await start_worker_with(client, queue, "k1")
     with pytest.raises(TemporalUnavailableError):
-        await sealed(client, queue, "k2")
-    await sealed(client, queue, "k2", "k1")
-    await sealed(client, queue, "k2")
+        await start_worker_with(client, queue, "k2")
+    await start_worker_with(client, queue, "k2", "k1")
+    await start_worker_with(client, queue, "k2")
     with pytest.raises(TemporalUnavailableError):
-        await looked(client, queue, "k1")
+        await start_client_with(client, queue, "k1")
 
 
 async def test_workers_that_start_together_agree(client: Client, queue: str) -> None:
-    await asyncio.gather(*(sealed(client, queue, "k1") for _ in range(8)))
-    await looked(client, queue, "k1")
+    await asyncio.gather(*(start_worker_with(client, queue, "k1") for _ in range(8)))
+    await start_client_with(client, queue, "k1")
 
 
-async def test_the_seal_starts_nothing_and_tells_people_what_it_is(client: Client, queue: str) -> None:
-    await sealed(client, queue, "k1")
-    told = await client.get_schedule_handle(marker_id(queue)).describe()
-    assert told.schedule.state.paused
-    assert told.info.next_action_times == []
-    assert "encrypted, now with k1" in (told.schedule.state.note or "")
+async def test_the_marker_starts_nothing_and_has_a_note_for_people(client: Client, queue: str) -> None:
+    await start_worker_with(client, queue, "k1")
+    described = await client.get_schedule_handle(marker_id(queue)).describe()
+    assert described.schedule.state.paused
+    assert described.info.next_action_times == []
+    assert "encrypted, now with k1" in (described.schedule.state.note or "")
 
 
-async def test_a_schedule_of_that_name_that_is_no_seal_is_told_of(client: Client, queue: str) -> None:
+async def test_a_foreign_schedule_under_the_name_of_the_marker_is_reported(client: Client, queue: str) -> None:
     action = ScheduleActionStartWorkflow("Theirs", id="theirs", task_queue=queue)
     await client.create_schedule(marker_id(queue), Schedule(action=action, spec=ScheduleSpec()))
-    await sealed(client, queue)
+    await start_worker_with(client, queue)
     with pytest.raises(TemporalUnavailableError, match="was not created by Perdure"):
-        await sealed(client, queue, "k1")
+        await start_worker_with(client, queue, "k1")

@@ -1,15 +1,14 @@
 """A conversation that outgrows the model's window is compacted, pruned, at last brought before a person (B4, B5)."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.model.anthropic import MessagesModel
 from activities.model.port import ModelCall, ModelReply
@@ -18,12 +17,14 @@ from contracts.run.compaction import ContextFull, Recoveries
 from contracts.run.state import RunState
 from decisions.run.compaction import ENTRIES
 from decisions.run.limits import DEFAULTS
-from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, cut, fails, says, slow
+from perdure.testkit.model_server import ScriptedAnswer, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.runs import cancel_run, expect_cancelled, result_of, trace_events
+from tests.workflows.script import FINISH, is_summary, same_prefix, without_cache_marks
 from workflows.agent_run.compaction import free_context
 
-FINISH = calls(("finish", {"outcome": "done"}))
-SUMMARY = "You summarise the earlier part"
+SUMMARY = says("So far: 1 was read, and it says lorem.")
 WINDOW = 20_000
 
 
@@ -32,71 +33,53 @@ def reader(size: int = 4_000) -> ScriptedTool:
     return ScriptedTool("read", lambda arguments, _: f"{arguments['n']}:" + "lorem ipsum " * (size // 12))
 
 
-def is_summary(body: dict[str, Any]) -> bool:
-    return SUMMARY in str(body["system"])
-
-
 def reads(most: int) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     """Reads on, `most` times, and counts by what is in its journal or its last message; summarises when asked."""
     made = iter(range(1, most + 1))
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
         if is_summary(body):
-            return says("So far: 1 was read, and it says lorem.")
+            return SUMMARY
         number = next(made, None)
         return FINISH if number is None else calls(("read", {"n": number}))
 
     return script
 
 
-def unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the marks for the provider's cache."""
-    return [
-        {**m, "content": [{k: v for k, v in block.items() if k != "cache_control"} for block in m["content"]]}
-        for m in messages
-    ]
-
-
-async def ended(run: Any) -> dict[str, Any]:
-    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
-    return event
-
-
 def turns_of(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [request for request in requests if not is_summary(request)]
 
 
-def events(folder: Any, *names: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] in names]
-
-
-async def test_at_seventy_percent_the_old_messages_become_a_summary(world: Any, tmp_path: Any) -> None:
+async def test_at_seventy_percent_the_old_messages_become_a_summary(world: MakeWorld, tmp_path: Path) -> None:
     async with world(reads(16), reader(), window=WINDOW, max_steps=50) as it:
         run = await it.start("read it all", run_id="compacted")
-        assert (await ended(run))["payload"]["steps_taken"] == 16
+        assert (await result_of(run))["payload"]["steps_taken"] == 16
         requests = it.model.requests
         parts = await it.parts(run)
         raw = await it.raw_history(run)
         usage = (await it.state(run))["usage"]
     asked = next(i for i, request in enumerate(requests) if is_summary(request))
     before, after = requests[asked - 1], requests[asked + 1]
-    whole = [*unmarked(before["messages"]), *unmarked(after["messages"])[-2:]]
-    assert unmarked(after["messages"])[-10:] == whole[-10:]
+    whole = [*without_cache_marks(before["messages"]), *without_cache_marks(after["messages"])[-2:]]
+    assert without_cache_marks(after["messages"])[-10:] == whole[-10:]
     assert "read it all" in str(after["messages"][0])
     assert "So far: 1 was read" in str(after["messages"][0])
     assert "## read, step" in str(after["messages"][0])
     assert "# Run journal" in str(after["messages"][1])
     assert "Your run journal, in short" in str(after["system"])
-    assert [part["kind"] for part in parts].count("summary") == len(events(tmp_path / "compacted", "compact")) >= 1
+    assert (
+        [part["kind"] for part in parts].count("summary") == len(trace_events(tmp_path / "compacted", "compact")) >= 1
+    )
     assert raw.count(b"So far: 1 was read") == raw.count(b'"text":"So far'), "once for each compaction"
-    (first, *_) = events(tmp_path / "compacted", "agent.compaction.run")
+    (first, *_) = trace_events(tmp_path / "compacted", "agent.compaction.run")
     assert first["before_tokens"] > 0.7 * WINDOW > first["after_tokens"]
     assert first["before_messages"] > first["after_messages"]
     assert usage["input"] > 0
 
 
-async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_a_run_goes_on_without_a_summary_that_fails(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
     answers = reads(16)
 
@@ -105,15 +88,15 @@ async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pyt
 
     async with world(script, reader(), window=WINDOW, max_steps=50) as it:
         run = await it.start(run_id="truncated")
-        assert (await ended(run))["type"] == "agent.completed"
+        assert (await result_of(run))["type"] == "agent.completed"
         after = turns_of(it.model.requests)[-1]
     front = after["messages"][0]["content"][0]["text"]
     assert '{"from": "agent", "calls": "read", "arguments": ' in front
     assert ENTRIES in front
-    assert events(tmp_path / "truncated", "agent.compaction.run")[0]["model"] is None
+    assert trace_events(tmp_path / "truncated", "agent.compaction.run")[0]["model"] is None
 
 
-async def test_too_long_for_the_provider_is_no_failure(world: Any) -> None:
+async def test_too_long_for_the_provider_is_no_failure(world: MakeWorld) -> None:
     """Its window is smaller than was thought: the ladder is the same, and it is remembered."""
     answers = reads(28)
 
@@ -125,12 +108,12 @@ async def test_too_long_for_the_provider_is_no_failure(world: Any) -> None:
 
     async with world(script, reader(2_000), window=100_000, max_steps=50) as it:
         run = await it.start()
-        assert (await ended(run))["type"] == "agent.completed"
+        assert (await result_of(run))["type"] == "agent.completed"
         refused = [r for r in turns_of(it.model.requests) if len(json.dumps(r)) // 4 > 12_000]
     assert len(refused) == 1, "once refused, its limit is known"
 
 
-async def test_the_ladder_of_recoveries_ends_at_a_person(world: Any, tmp_path: Any) -> None:
+async def test_the_ladder_of_recoveries_ends_at_a_person(world: MakeWorld, tmp_path: Path) -> None:
     """Results so large that neither a compaction nor a deep prune holds for long."""
     made = iter(range(1, 100))
 
@@ -150,8 +133,8 @@ async def test_the_ladder_of_recoveries_ends_at_a_person(world: Any, tmp_path: A
         assert state["question"]["text"].startswith("I've made progress but I'm losing context")
         assert state["question"]["text"].endswith("I have read half.")
         await run.execute_update("answer", {"text": "stop reading"})
-        assert (await ended(run))["type"] == "agent.completed"
-    fired = events(tmp_path / "laddered", "agent.compaction.run", "agent.recovery.fired")
+        assert (await result_of(run))["type"] == "agent.completed"
+    fired = trace_events(tmp_path / "laddered", "agent.compaction.run", "agent.recovery.fired")
     assert [(e["event"], e.get("stage")) for e in fired][:3] == [
         ("agent.compaction.run", None),
         ("agent.recovery.fired", "prune"),
@@ -159,7 +142,7 @@ async def test_the_ladder_of_recoveries_ends_at_a_person(world: Any, tmp_path: A
     ]
 
 
-async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world: Any, tmp_path: Any) -> None:
+async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world: MakeWorld, tmp_path: Path) -> None:
     def script(body: dict[str, Any]) -> ScriptedAnswer:
         if is_summary(body):
             return says("Nothing.")
@@ -169,61 +152,47 @@ async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world:
 
     async with world(script, reader(), window=WINDOW) as it:
         run = await it.start(run_id="nothing-fits")
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "continue"})
-        event = await ended(run)
+        await it.answer(run, decision="continue")
+        event = await result_of(run)
         assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", Escalation.context)
         assert "Blocker: about" in event["payload"]["handoff"]
 
 
-async def test_what_was_sent_before_stays_as_it_was(world: Any) -> None:
+async def test_each_request_extends_the_one_before_it(world: MakeWorld) -> None:
     """Between compactions 95 % of a request are the beginning of the next one, which the provider's cache then has."""
     async with world(reads(14), reader(2_000), window=1_000_000, max_steps=50) as it:
         run = await it.start()
-        await ended(run)
-        requests = [_bytes(request) for request in it.model.requests]
+        await result_of(run)
         marked = it.model.requests[-1]
-    shares = []
-    for before, after in pairwise(requests):
-        common = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-        shares.append(common / len(before))
-    assert min(shares) >= 0.95
+    assert min(same_prefix(before, after) for before, after in pairwise(it.model.requests)) >= 0.95
     assert marked["system"][-1]["cache_control"] == {"type": "ephemeral"}
     assert marked["messages"][-1]["content"][-1]["cache_control"] == {"type": "ephemeral"}
 
 
-def _bytes(request: dict[str, Any]) -> str:
-    """In the order in which the provider's cache reads it."""
-    return json.dumps([request["tools"], request["system"], request["messages"]])
-
-
-def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], ScriptedAnswer]) -> ScriptedAnswer:
-    answer = answers(body)
-    return slow(answer, 20) if is_summary(body) and isinstance(answer, Reply) else answer
-
-
-@pytest.mark.parametrize("door", ["signal", "native"])
+@pytest.mark.parametrize("way", ["signal", "native"])
 async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
-    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    world: MakeWorld, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
     answers = reads(16)
-    async with world(lambda body: dawdles(body, answers), reader(), window=WINDOW, max_steps=50) as it:
-        run = await it.start(run_id=f"unsummed-{door}")
+
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        return slow(SUMMARY, 20) if is_summary(body) else answers(body)
+
+    async with world(script, reader(), window=WINDOW, max_steps=50) as it:
+        run = await it.start(run_id=f"unsummed-{way}")
         await it.until(lambda: any(is_summary(request) for request in it.model.requests))
-        await (run.signal("cancel", {"reason": "enough"}) if door == "signal" else run.cancel())
-        with pytest.raises(WorkflowFailureError):
-            await ended(run)
-        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        await cancel_run(run, way)
+        await expect_cancelled(run)
         assert (await it.state(run))["status"] == "cancelled"
-    assert events(tmp_path / f"unsummed-{door}", "agent_run.cancelled")
+    assert trace_events(tmp_path / f"unsummed-{way}", "agent_run.cancelled")
 
 
-async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
+async def test_a_summary_has_all_the_time_of_a_turn(world: MakeWorld) -> None:
     """Were it cut off before it has given its model up, it would be tried, and cut off, for ever."""
     async with world(reads(16), reader(), window=WINDOW, max_steps=50, turn_timeout="30m") as it:
         run = await it.start()
-        await ended(run)
+        await result_of(run)
         given = [
             event.activity_task_scheduled_event_attributes
             async for event in run.fetch_history_events()
@@ -233,7 +202,7 @@ async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
     assert summary.start_to_close_timeout.ToTimedelta() > timedelta(minutes=30)
 
 
-async def test_whatever_goes_wrong_with_a_summary_the_run_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_error_of_a_summary_leaves_the_run_going(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what nobody thought of."""
     monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
     reply = MessagesModel.reply
@@ -245,7 +214,7 @@ async def test_whatever_goes_wrong_with_a_summary_the_run_goes_on(world: Any, mo
 
     monkeypatch.setattr(MessagesModel, "reply", odd)
     async with world(reads(16), reader(), window=WINDOW, max_steps=50) as it:
-        assert (await ended(await it.start()))["type"] == "agent.completed"
+        assert (await result_of(await it.start()))["type"] == "agent.completed"
 
 
 async def test_a_last_turn_that_does_not_fit_still_leaves_a_partial_outcome() -> None:

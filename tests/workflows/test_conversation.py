@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -18,11 +20,10 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
 )
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import MAX_SUBMITS_IN_FLIGHT, submit_to_lane
-from contracts.conversation import SubmitRequest
+from contracts.conversation import SubmitRequest, Submitted
 from contracts.run.state import RunView
 from contracts.tool import Effect
 from decisions import ids
@@ -32,26 +33,50 @@ from perdure.client.run_list import find_run
 from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Reply, calls, says
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.lane import (
+    echo,
+    lane_of,
+    new_id,
+    query_view,
+    run_of,
+    say,
+    turn_ends,
+    until_idle,
+    wait_for_question,
+    wait_for_run,
+)
+from tests.workflows.runs import expect_cancelled, failure_of, rejection_of, result_of
+from tests.workflows.script import texts, tool_results
+from tests.workflows.tools import HeldTool
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 
 
-class Gate:
-    """A tool that waits until the test lets it go on."""
+class Gate(HeldTool):
+    """A tool whose calls name the request that they are for."""
 
     def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.begun: list[str] = []
-        self.tool = ScriptedTool("wait", self._wait, effect=Effect.keyed)
+        super().__init__("wait", Effect.keyed, "waited")
 
-    def has_begun(self, turns: int) -> bool:
-        return len(self.begun) >= turns
+    @property
+    def started_for(self) -> list[str]:
+        return [str(arguments["for"]) for arguments in self.calls]
 
-    async def _wait(self, arguments: Any, context: Any) -> str:
-        self.begun.append(str(arguments["for"]))
-        await asyncio.wait_for(self.open.wait(), 30)
-        return "waited"
+    def has_started(self, turns: int = 1) -> bool:
+        return len(self.calls) >= turns
+
+
+@asynccontextmanager
+async def waiting_turn(
+    world: MakeWorld, goal: str, **options: Any
+) -> AsyncIterator[tuple[World, str, Gate, Submitted]]:
+    """A conversation whose first turn waits at a gate."""
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool, **options) as it:
+        first = await say(it, chat, goal)
+        await it.until(gate.has_started)
+        yield it, chat, gate, first
 
 
 def waits_then_echoes(body: dict[str, Any]) -> Reply:
@@ -63,35 +88,36 @@ def waits_then_echoes(body: dict[str, Any]) -> Reply:
     return says(f"done: {' / '.join(said) or 'alone'}")
 
 
-async def test_turns_follow_each_other_and_each_knows_what_was_said_before(world: Any) -> None:
+async def test_turns_follow_each_other_and_each_has_the_earlier_messages(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
-        first = await say(it, chat, "my name is Ada")
+        first = await say(it, chat, "my name is Ada", agent="default")
         second = await say(it, chat, "who am I?")
         view = await until_idle(it, chat, 2)
+        assert view.agent == "default"  # the one that was named last
         last = it.model.requests[-1]
         state = await run_of(it, second).query("state")
     assert (first.position, second.duplicate) == (0, False)
-    assert ends(view) == [("my name is Ada", "completed"), ("who am I?", "completed")]
+    assert turn_ends(view) == [("my name is Ada", "completed"), ("who am I?", "completed")]
     assert texts(last) == ["my name is Ada", "you said: my name is Ada", "who am I?"]
     assert [turn.said for turn in view.recent] == ["you said: my name is Ada", "you said: who am I?"]
     assert (state["turns"], state["goal"]) == (1, "who am I?")
 
 
-async def test_one_run_at_a_time_and_the_others_wait_in_order(world: Any) -> None:
+async def test_one_run_at_a_time_and_the_others_wait_in_order(world: MakeWorld) -> None:
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         submitted = [await say(it, chat, f"request {n}") for n in range(4)]
-        await it.until(lambda: len(gate.begun) == 1)
-        view = await look(it, chat)
+        await it.until(gate.has_started)
+        view = await query_view(it, chat)
         assert [each.asked for each in view.waiting] == ["request 1", "request 2", "request 3"]
-        gate.open.set()
+        gate.go_on.set()
         await until_idle(it, chat, 4)
     assert [each.position for each in submitted] == [0, 1, 2, 3]
-    assert gate.begun == ["request 0", "request 1", "request 2", "request 3"]
+    assert gate.started_for == ["request 0", "request 1", "request 2", "request 3"]
 
 
-async def plainly_submitted(it: Any, chat: str, request_id: str, **fields: Any) -> Any:
+async def plainly_submitted(it: World, chat: str, request_id: str, **fields: Any) -> Any:
     """As a client says it that has nothing of ours, and the client itself."""
     client = await Client.connect(it.client.service_client.config.target_host)
     start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
@@ -124,7 +150,7 @@ async def wait_for_turn(client: Client, conversation: str, run_id: str) -> Any:
         await asyncio.sleep(0.05)
 
 
-async def test_the_run_of_a_request_that_begins_now_is_there_when_it_is_accepted(world: Any) -> None:
+async def test_the_run_of_a_request_that_begins_now_is_there_when_it_is_accepted(world: MakeWorld) -> None:
     async with world(echo) as it:
 
         async def there(chat: str) -> None:
@@ -136,7 +162,7 @@ async def test_the_run_of_a_request_that_begins_now_is_there_when_it_is_accepted
         await asyncio.gather(*(there(new_id()) for _ in range(6)))
 
 
-async def test_a_request_that_waits_says_so_and_its_turn_or_end_can_be_waited_for(world: Any) -> None:
+async def test_a_queued_request_has_its_position_and_its_end_can_be_awaited(world: MakeWorld) -> None:
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         await plainly_submitted(it, chat, "first")
@@ -146,15 +172,15 @@ async def test_a_request_that_waits_says_so_and_its_turn_or_end_can_be_waited_fo
         assert (second["position"], third["position"]) == (1, 2)
         with pytest.raises(RPCError):
             await client.get_workflow_handle(f"run:{second['run_id']}").describe()
-        await it.until(lambda: gate.has_begun(1))
+        await it.until(lambda: gate.has_started(1))
         waits = [asyncio.create_task(wait_for_turn(client, chat, each["run_id"])) for each in (second, third)]
         await lane_of(it, chat).signal("drop", {"request_id": "third"})
-        gate.open.set()
+        gate.go_on.set()
         event, nothing = await asyncio.wait_for(asyncio.gather(*waits), 30)
     assert (event["type"], nothing) == ("agent.completed", None)
 
 
-async def test_a_submit_does_not_hang_where_the_run_cannot_be_started(world: Any) -> None:
+async def test_a_submit_does_not_hang_where_the_run_cannot_be_started(world: MakeWorld) -> None:
     """Another one has its id already: the lane watches that one."""
     chat = new_id()
     async with world(echo) as it:
@@ -166,21 +192,19 @@ async def test_a_submit_does_not_hang_where_the_run_cannot_be_started(world: Any
         await until_idle(it, chat, 1)
 
 
-async def test_other_conversations_are_not_held_up(world: Any) -> None:
+async def test_other_conversations_are_not_held_up(world: MakeWorld) -> None:
     slow, quick, gate = new_id(), new_id(), Gate()
     script = lambda body: waits_then_echoes(body) if "slow" in texts(body)[0] else echo(body)  # noqa: E731
     async with world(script, gate.tool) as it:
         await say(it, slow, "slow")
-        await it.until(lambda: gate.begun == ["slow"])
+        await it.until(lambda: gate.started_for == ["slow"])
         await say(it, quick, "quick")
-        assert ends(await until_idle(it, quick, 1)) == [("quick", "completed")]
-        gate.open.set()
+        assert turn_ends(await until_idle(it, quick, 1)) == [("quick", "completed")]
+        gate.go_on.set()
         await until_idle(it, slow, 1)
 
 
-async def test_many_who_speak_at_once_are_let_into_a_lane_a_few_at_a_time(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_submits_to_one_lane_are_sent_a_few_at_a_time(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes ten updates of a workflow in flight, and with more it drops some that it had taken."""
     chat, other = new_id(), new_id()
     under_way: Counter[str] = Counter()
@@ -206,7 +230,7 @@ async def test_many_who_speak_at_once_are_let_into_a_lane_a_few_at_a_time(
     assert len(most) == 2
 
 
-async def test_a_request_that_comes_again_is_the_same_request(world: Any) -> None:
+async def test_a_request_that_comes_again_is_the_same_request(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         first = await say(it, chat, "once", "r1")
@@ -222,7 +246,7 @@ async def test_a_request_that_comes_again_is_the_same_request(world: Any) -> Non
     assert (view.accepted, len(view.recent)) == (1, 1)
 
 
-async def test_the_same_id_with_another_body_is_refused(world: Any) -> None:
+async def test_the_same_id_with_another_body_is_refused(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         await say(it, chat, "pay Ada", "r1")
@@ -234,154 +258,141 @@ async def test_the_same_id_with_another_body_is_refused(world: Any) -> None:
     assert "was used with another body" in view.notices[-1]
 
 
-async def test_a_busy_lane_rejects_who_will_not_wait(world: Any) -> None:
+async def test_a_busy_lane_rejects_a_request_that_will_not_wait(world: MakeWorld) -> None:
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         await say(it, chat, "long", when_busy="reject")
         with pytest.raises(RejectedError, match="the lane is busy; try again in 5 s"):
             await say(it, chat, "short", when_busy="reject")
-        gate.open.set()
+        gate.go_on.set()
         await until_idle(it, chat, 1)
 
 
-async def test_steering_joins_the_running_turn_at_its_next_model_call(world: Any) -> None:
-    chat, gate = new_id(), Gate()
-    async with world(waits_then_echoes, gate.tool) as it:
-        first = await say(it, chat, "look")
-        await it.until(lambda: bool(gate.begun))
+async def test_steering_joins_the_running_turn_at_its_next_model_call(world: MakeWorld) -> None:
+    async with waiting_turn(world, "look") as (it, chat, gate, first):
         steered = await say(it, chat, "in the cellar too", when_busy="steer")
-        gate.open.set()
+        gate.go_on.set()
         view = await until_idle(it, chat, 2)
         event = await run_of(it, first).result()
     assert (steered.run_id, steered.position) == (first.run_id, 0)
     assert event["payload"]["outcome"] == "done: in the cellar too"
-    assert ends(view) == [("in the cellar too", "steered"), ("look", "completed")]
+    assert turn_ends(view) == [("in the cellar too", "steered"), ("look", "completed")]
 
 
-async def test_what_is_said_while_the_outcome_is_written_is_answered_too(world: Any) -> None:
+async def test_a_steer_while_the_outcome_is_written_is_answered_too(world: MakeWorld) -> None:
     """The model call that would have ended the run is under way when the message comes."""
-    chat, asked, go_on = new_id(), asyncio.Event(), asyncio.Event()
-
-    async def hold(arguments: Any, context: Any) -> str:
-        asked.set()
-        await asyncio.wait_for(go_on.wait(), 30)
-        return "held"
-
+    chat, hold = new_id(), HeldTool("hold", Effect.keyed)
     script = [calls(("hold", {}), ("finish", {"outcome": "early"})), says("late")]
-    async with world(script, ScriptedTool("hold", hold, effect=Effect.keyed)) as it:
+    async with world(script, hold.tool) as it:
         first = await say(it, chat, "go")
-        await asked.wait()
+        await hold.started.wait()
         await say(it, chat, "one thing more", when_busy="steer")
 
         async def is_said() -> bool:
-            names = [e.workflow_execution_signaled_event_attributes.signal_name async for e in events(it, first)]
-            return "steer" in names
+            events = run_of(it, first).fetch_history_events()
+            return "steer" in [e.workflow_execution_signaled_event_attributes.signal_name async for e in events]
 
         await it.until(is_said)
-        go_on.set()
+        hold.go_on.set()
         event = await run_of(it, first).result()
         await until_idle(it, chat, 2)
     assert event["payload"]["outcome"] == "late"
 
 
-def events(it: Any, submitted: Any) -> Any:
-    return run_of(it, submitted).fetch_history_events()
-
-
-async def test_what_came_too_late_to_steer_is_a_turn_of_its_own(world: Any) -> None:
+async def test_a_steer_that_comes_too_late_is_a_turn_of_its_own(world: MakeWorld) -> None:
     chat = new_id()
     async with world([ASK, says("first"), says("second")]) as it:
         first = await say(it, chat, "ask me")
-        await asking(it, first)
+        await wait_for_question(it, first)
         await run_of(it, first).terminate("gone")
         await say(it, chat, "still there?", when_busy="steer")
         view = await until_idle(it, chat, 2)
-    assert [end for _, end in ends(view)] == ["cancelled", "completed"]
+    assert [end for _, end in turn_ends(view)] == ["cancelled", "completed"]
 
 
-async def test_an_interrupting_request_comes_next_and_the_turn_is_cancelled(world: Any) -> None:
+async def test_an_interrupting_request_comes_next_and_the_turn_is_cancelled(world: MakeWorld) -> None:
     chat = new_id()
     script = lambda body: ASK if texts(body)[-1] == "long" else echo(body)  # noqa: E731
     async with world(script) as it:
         first = await say(it, chat, "long")
-        await asking(it, first)
+        await wait_for_question(it, first)
         await say(it, chat, "patient")
         hasty = await say(it, chat, "stop, do this", when_busy="interrupt")
         view = await until_idle(it, chat, 3)
         described = await run_of(it, first).describe()
     assert hasty.position == 1
     assert described.status is WorkflowExecutionStatus.CANCELED
-    assert [asked for asked, _ in ends(view)] == ["long", "stop, do this", "patient"]
-    assert [end for _, end in ends(view)] == ["cancelled", "completed", "completed"]
+    assert [asked for asked, _ in turn_ends(view)] == ["long", "stop, do this", "patient"]
+    assert [end for _, end in turn_ends(view)] == ["cancelled", "completed", "completed"]
 
 
-async def test_a_message_that_is_addressed_to_the_question_answers_it(world: Any) -> None:
+async def test_a_message_that_is_addressed_to_the_question_answers_it(world: MakeWorld) -> None:
     chat = new_id()
     async with world([ASK, says("the red one it is"), says("next"), says("last")]) as it:
         first = await say(it, chat, "choose")
-        question = await asking(it, first)
+        question = await wait_for_question(it, first)
         queued = await say(it, chat, "by the way")
         wrong = await say(it, chat, "to nobody", question_id="q77")
-        told = await say(it, chat, "the red one", question_id=question["id"])
+        answered = await say(it, chat, "the red one", question_id=question["id"])
         event = await run_of(it, first).result()
         view = await until_idle(it, chat, 4)
     assert event["payload"]["outcome"] == "the red one it is"
-    assert (queued.position, wrong.position, told.position) == (1, 0, 0)
-    assert told.run_id == first.run_id
-    assert sorted(ends(view)) == sorted(
+    assert (queued.position, wrong.position, answered.position) == (1, 0, 0)
+    assert answered.run_id == first.run_id
+    assert sorted(turn_ends(view)) == sorted(
         [("the red one", "answered"), ("choose", "completed"), ("by the way", "completed"), ("to nobody", "completed")]
     )
 
 
-async def test_answers_and_cancels_sent_to_the_lane_reach_the_turn(world: Any) -> None:
+async def test_answers_and_cancels_sent_to_the_lane_reach_the_turn(world: MakeWorld) -> None:
     chat = new_id()
     script = lambda body: says(texts(body)[-1]) if len(body["messages"]) == 3 else ASK  # noqa: E731
     async with world(script) as it:
         first = await say(it, chat, "first")
-        await asking(it, first)
+        await wait_for_question(it, first)
         await lane_of(it, chat).signal("human_input", {"text": "blue"})
         await asyncio.wait_for(run_of(it, first).result(), 20)
         for name in ("cancel", "cancel_turn"):
             submitted = await say(it, chat, f"to {name}")
-            await asking(it, submitted)
+            await wait_for_question(it, submitted)
             await lane_of(it, chat).signal(name, {"reason": "enough"})
             with pytest.raises(WorkflowFailureError):
                 await asyncio.wait_for(run_of(it, submitted).result(), 20)
         view = await until_idle(it, chat, 3)
-    assert [end for _, end in ends(view)] == ["completed", "cancelled", "cancelled"]
+    assert [end for _, end in turn_ends(view)] == ["completed", "cancelled", "cancelled"]
 
 
-async def test_a_request_can_be_taken_back_while_it_waits(world: Any) -> None:
+async def test_a_request_can_be_taken_back_while_it_waits(world: MakeWorld) -> None:
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         await say(it, chat, "runs", "a")
         await say(it, chat, "waits", "b")
         await lane_of(it, chat).signal("drop", {"request_id": "b", "by": "eva"})
         await lane_of(it, chat).signal("drop", {"request_id": "nobody's"})
-        gate.open.set()
+        gate.go_on.set()
         view = await until_idle(it, chat, 2)
         again = await say(it, chat, "waits", "b")
         it.started.remove(f"run:{again.run_id}")
         it.started.remove(f"run:{again.run_id}")
-    assert ends(view) == [("waits", "dropped"), ("runs", "completed")]
+    assert turn_ends(view) == [("waits", "dropped"), ("runs", "completed")]
     assert again.duplicate
     assert view.notices == ("drop: no request nobody's waits",)
-    assert gate.begun == ["runs"]
+    assert gate.started_for == ["runs"]
 
 
-async def test_a_run_that_cannot_begin_does_not_block_the_lane(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_that_cannot_begin_does_not_block_the_lane(
+    world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     chat = new_id()
     async with world(echo) as it:
         await say(it, chat, "to nobody", agent="nobody")
         await say(it, chat, "to somebody", agent="default")
         view = await until_idle(it, chat, 2)
         last = it.model.requests[-1]
-    assert ends(view) == [("to nobody", "failed"), ("to somebody", "completed")]
+    assert turn_ends(view) == [("to nobody", "failed"), ("to somebody", "completed")]
     assert "there is no agent 'nobody'" in view.recent[0].said
-    told = [
-        vars(record)["event"] for record in caplog.records if record.msg.startswith("agent_run.dispatch_next_failed")
-    ]
-    assert [each["why"][:21] for each in told] == ["there is no agent 'no"]
+    logged = [vars(r)["event"] for r in caplog.records if r.msg.startswith("agent_run.dispatch_next_failed")]
+    assert [event["why"][:21] for event in logged] == ["there is no agent 'no"]
     assert texts(last) == [
         "[An earlier turn ended without an answer: UnknownAgent. The user's message of that turn was left out.]",
         "to somebody",
@@ -398,22 +409,22 @@ def asks_with_much_in_hand(body: dict[str, Any]) -> Reply:
 large = partial(ScriptedTool, "look", lambda arguments, _: f"{arguments['n']}:" + "x" * 60_000)
 
 
-async def test_what_a_terminated_turn_had_in_hand_is_not_lost_however_much_it_is(world: Any) -> None:
+async def test_large_results_of_a_terminated_turn_are_not_lost(world: MakeWorld) -> None:
     chat = new_id()
     async with world(asks_with_much_in_hand, large(), window=10_000_000, max_steps=50) as it:
-        first = await begun(it, await say(it, chat, "look"))
-        await it.until_state(first, question=True)
-        await first.terminate("by an operator")
+        submitted = await say(it, chat, "look")
+        await wait_for_question(it, submitted)
+        await run_of(it, submitted).terminate("by an operator")
         await say(it, chat, "and now?")
         await until_idle(it, chat, 2)
         seen = [block["content"] for block in it.model.requests[-1]["messages"][2]["content"][:40]]
     assert [content.partition(":")[0] for content in seen] == [str(n) for n in range(40)]
 
 
-async def test_a_lane_begun_anew_waits_for_a_turn_however_much_it_has_in_hand(world: Any) -> None:
+async def test_a_restarted_lane_waits_for_an_open_turn_of_any_size(world: MakeWorld) -> None:
     chat = new_id()
     async with world(asks_with_much_in_hand, large(), window=10_000_000, max_steps=50) as it:
-        first = await begun(it, await say(it, chat, "look"))
+        first = await wait_for_run(it, await say(it, chat, "look"))
         await it.until_state(first, question=True)
         await lane_of(it, chat).terminate("by an operator")
         await say(it, chat, "and now?")
@@ -421,34 +432,34 @@ async def test_a_lane_begun_anew_waits_for_a_turn_however_much_it_has_in_hand(wo
         assert len(it.model.requests) == 1
         await first.signal("cancel")
         view = await until_idle(it, chat, 1)
-    assert ends(view) == [("look", "cancelled"), ("and now?", "completed")]
+    assert turn_ends(view) == [("look", "cancelled"), ("and now?", "completed")]
 
 
-async def _looks_back(it: Any, chat: str) -> bool:
+async def _looks_back(it: World, chat: str) -> bool:
     """Whether the new lane has found the turn of the old one."""
-    view = await look(it, chat)
+    view = await query_view(it, chat)
     return view.active is not None and len(view.waiting) == 1
 
 
-async def test_what_a_terminated_turn_said_is_not_lost(world: Any) -> None:
+async def test_the_messages_of_a_terminated_turn_are_not_lost(world: MakeWorld) -> None:
     chat = new_id()
     script = [calls(("look", {"at": "the sea"}), text="I look"), ASK, says("it was calm")]
     async with world(script, ScriptedTool("look", lambda *_: "calm")) as it:
         first = await say(it, chat, "how is the sea?")
-        await asking(it, first)
+        await wait_for_question(it, first)
         await run_of(it, first).terminate("by an operator")
         await say(it, chat, "well?")
         view = await until_idle(it, chat, 2)
         last = it.model.requests[-1]
-    assert ends(view) == [("how is the sea?", "cancelled"), ("well?", "completed")]
+    assert turn_ends(view) == [("how is the sea?", "cancelled"), ("well?", "completed")]
     note = "[An earlier turn ended without an answer: Terminated. What it did stands above.]"
     assert texts(last) == ["how is the sea?", "I look", note, "well?"]
-    results = [b["content"] for m in last["messages"] for b in m["content"] if b["type"] == "tool_result"]
+    results = tool_results(last)
     assert results[0] == "calm"
     assert results[1].startswith("in_doubt")
 
 
-async def test_a_lane_that_begins_anew_remembers(world: Any) -> None:
+async def test_a_restarted_lane_remembers_the_conversation(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         await say(it, chat, "remember me")
@@ -460,14 +471,14 @@ async def test_a_lane_that_begins_anew_remembers(world: Any) -> None:
     assert texts(last) == ["remember me", "you said: remember me", "do you?"]
 
 
-async def test_the_journal_goes_from_turn_to_turn_and_the_counters_do_not(world: Any) -> None:
+async def test_the_journal_goes_from_turn_to_turn_and_the_counters_do_not(world: MakeWorld) -> None:
     chat = new_id()
     note = calls(("update_run_journal", {"current_state": "two of three are counted"}))
     script = [note, says("so far"), says("(its journal)"), says("and on"), says("at last")]
     async with world(script) as it:
         for text in ("count", "go on", "more"):
             last = await say(it, chat, text)
-            await asyncio.wait_for((await begun(it, last)).result(), 20)
+            await asyncio.wait_for((await wait_for_run(it, last)).result(), 20)
         journal = await run_of(it, last).query("journal")
         state = await run_of(it, last).query("state")
         second, third = it.model.requests[-2:]
@@ -477,7 +488,7 @@ async def test_the_journal_goes_from_turn_to_turn_and_the_counters_do_not(world:
     assert "State: two of three are counted" in second["system"][-1]["text"]
 
 
-async def test_files_go_from_turn_to_turn(world: Any, tmp_path: Path) -> None:
+async def test_files_go_from_turn_to_turn(world: MakeWorld, tmp_path: Path) -> None:
     chat = new_id()
 
     async def write(arguments: Any, context: Any) -> str:
@@ -493,22 +504,19 @@ async def test_files_go_from_turn_to_turn(world: Any, tmp_path: Path) -> None:
     assert notes == ["one", "two", "two"]
 
 
-async def test_a_large_result_stays_where_an_earlier_turn_was_told_of_it(world: Any, tmp_path: Path) -> None:
+async def test_a_large_result_keeps_its_path_in_later_turns(world: MakeWorld, tmp_path: Path) -> None:
     chat, pages = new_id(), iter(["a" * 70_000, "b" * 70_000])
     script = [calls(("look", {})), says("read"), calls(("look", {})), says("read, too")]
     async with world(script, ScriptedTool("look", lambda *_: next(pages))) as it:
         await say(it, chat, "read the one")
         turn = await say(it, chat, "and the other")
         await until_idle(it, chat, 2)
-        messages = it.model.requests[-1]["messages"]
-        blocks = [block for message in messages if message["role"] == "user" for block in message["content"]]
-        results = [block["content"] for block in blocks if block["type"] == "tool_result"]
-        told = [json.loads(text)["artifact_path"] for text in results]
-    assert len(set(told)) == 2
-    assert [(tmp_path / turn.run_id / path).read_text()[0] for path in told] == ["a", "b"]
+        paths = [json.loads(text)["artifact_path"] for text in tool_results(it.model.requests[-1])]
+    assert len(set(paths)) == 2
+    assert [(tmp_path / turn.run_id / path).read_text()[0] for path in paths] == ["a", "b"]
 
 
-async def test_messages_of_the_system_go_beside_the_system_prompt_for_their_turn(world: Any) -> None:
+async def test_system_messages_join_the_system_prompt_for_their_turn_only(world: MakeWorld) -> None:
     chat = new_id()
     messages = [{"role": "system", "content": "B has replied"}, {"role": "user", "content": "the reply: yes"}]
     async with world(echo) as it:
@@ -524,36 +532,25 @@ async def test_messages_of_the_system_go_beside_the_system_prompt_for_their_turn
     assert len(first["system"]) == len(third["system"]) == 1
 
 
-async def test_the_agent_that_was_spoken_to_last_is_spoken_to_again(world: Any) -> None:
-    chat = new_id()
-    async with world(echo) as it:
-        await say(it, chat, "hello", agent="default")
-        view = await until_idle(it, chat, 1)
-    assert view.agent == "default"
-
-
-async def test_a_lane_that_is_cancelled_stops_its_turn_and_drops_what_waits(world: Any) -> None:
+async def test_a_cancelled_lane_stops_its_turn_and_drops_its_queue(world: MakeWorld) -> None:
     chat = new_id()
     async with world(lambda _: ASK) as it:
         first = await say(it, chat, "first")
-        await asking(it, first)
+        await wait_for_question(it, first)
         second = await say(it, chat, "second")
         it.started.remove(f"run:{second.run_id}")  # it never begins
         lane = lane_of(it, chat)
         await lane.cancel()
-        with pytest.raises(WorkflowFailureError):
-            await asyncio.wait_for(lane.result(), 20)
-        view = await look(it, chat)
-        described = await run_of(it, first).describe()
-        assert (await lane.describe()).status is WorkflowExecutionStatus.CANCELED
-    assert described.status is WorkflowExecutionStatus.CANCELED
-    assert [end for _, end in ends(view)] == ["cancelled", "dropped"]
+        await expect_cancelled(lane)
+        view = await query_view(it, chat)
+        await expect_cancelled(run_of(it, first))
+    assert [end for _, end in turn_ends(view)] == ["cancelled", "dropped"]
 
 
 BAD = [(), ({}, {}), ("text",), (None,), ([],), ({"request_id": "x"},), ({"request_id": "x", "goal": " "},)]
 
 
-async def test_nothing_that_is_sent_to_a_lane_wedges_it(world: Any) -> None:
+async def test_nothing_that_is_sent_to_a_lane_wedges_it(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         await say(it, chat, "hello")
@@ -563,28 +560,30 @@ async def test_nothing_that_is_sent_to_a_lane_wedges_it(world: Any) -> None:
             for args in BAD:
                 await lane.signal(name, args=args)
         for args in BAD:
-            with pytest.raises(WorkflowUpdateFailedError) as refused:
-                await lane.execute_update("submit", args=args)
-            assert isinstance(refused.value.cause, ApplicationError)
-            assert refused.value.cause.type == "InvalidInput"
+            assert (await rejection_of(lane, "submit", *args)).type == "InvalidInput"
         await say(it, chat, "still there?")
         view = await until_idle(it, chat, 2)
         assert await it.failed_tasks(lane) == 0
     assert view.refused == 7 * len(BAD) - 1  # a run may tell of any request that it took it
 
 
-@pytest.mark.parametrize("bad", [({"conversation_id": "another"},), ({"id": 1},), ("text",), (1, 2)])
-async def test_a_lane_with_a_bad_input_ends_with_a_clear_failure(world: Any, bad: tuple[Any, ...]) -> None:
-    chat = new_id()
+@pytest.mark.parametrize(
+    ("workflow_id", "args"),
+    [
+        *((None, args) for args in (({"conversation_id": "another"},), ({"id": 1},), ("text",), (1, 2))),
+        *((workflow_id, ()) for workflow_id in ("conversation:" + "x" * 201, "conversation:", "another")),
+    ],
+)
+async def test_a_lane_with_a_bad_input_or_id_ends_with_a_typed_failure(
+    world: MakeWorld, workflow_id: str | None, args: tuple[Any, ...]
+) -> None:
     async with world(echo) as it:
-        lane = await it.client.start_workflow("Conversation", args=bad, id=f"conversation:{chat}", task_queue=it.queue)
-        with pytest.raises(WorkflowFailureError) as failure:
-            await asyncio.wait_for(lane.result(), 20)
-    assert isinstance(failure.value.cause, ApplicationError)
-    assert failure.value.cause.type == "InvalidInput"
+        lane = await it.start_raw(*args, workflow_type="Conversation", id=workflow_id or f"conversation:{new_id()}")
+        assert (await failure_of(lane)).type == "InvalidInput"
+        it.started.clear()
 
 
-async def test_a_turn_costs_as_much_history_in_a_long_conversation_as_in_a_short_one(world: Any) -> None:
+async def test_a_turn_costs_as_much_history_in_a_long_conversation_as_in_a_short_one(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         runs = [run_of(it, await say(it, chat, f"number {n:02}")) for n in range(24)]
@@ -595,27 +594,24 @@ async def test_a_turn_costs_as_much_history_in_a_long_conversation_as_in_a_short
     assert sizes[-1] < 1.03 * sizes[2]
 
 
-async def test_a_lane_rotates_with_a_turn_open_and_loses_nothing(world: Any, short_history_client: Any) -> None:
-    chat, gate = new_id(), Gate()
-    async with world(waits_then_echoes, gate.tool, server=short_history_client) as it:
-        first = await say(it, chat, "request 0")
-        await it.until(lambda: bool(gate.begun))
+async def test_a_lane_rotates_with_a_turn_open_and_loses_nothing(
+    world: MakeWorld, short_history_client: Client
+) -> None:
+    async with waiting_turn(world, "request 0", server=short_history_client) as (it, chat, gate, first):
         for n in range(1, 30):
             await say(it, chat, f"request {n}")
         assert (await say(it, chat, "again", "x")).duplicate is False
         assert (await say(it, chat, "again", "x")).duplicate is True
-        begun = await lane_of(it, chat).describe()
-        gate.open.set()
+        gate.go_on.set()
         for turns in range(1, 32):  # each in its own time: thirty turns are seconds of work
-            await it.until(partial(gate.has_begun, turns))
+            await it.until(partial(gate.has_started, turns))
         view = await until_idle(it, chat, 31)
         executions = {e.run_id async for e in it.client.list_workflows(f"WorkflowId = 'conversation:{chat}'")}
         last = it.model.requests[-1]
-    assert gate.begun == [*(f"request {n}" for n in range(30)), "again"]
+    assert gate.started_for == [*(f"request {n}" for n in range(30)), "again"]
     assert view.accepted == 31
-    assert {end for _, end in ends(view)} == {"completed"}
+    assert {end for _, end in turn_ends(view)} == {"completed"}
     assert len(executions) > 3
-    assert begun.run_id
     assert first.position == 0
     assert len([text for text in texts(last) if text.startswith("request")]) == 30
 
@@ -629,13 +625,13 @@ def waits_then_escalates(body: dict[str, Any]) -> Reply:
     ("is_terminated", "end", "said"),
     [(False, "escalated", "asked: the shop is shut"), (True, "cancelled", "somebody terminated it in Temporal")],
 )
-async def test_a_lane_that_rotated_meanwhile_tells_how_its_turn_ended_like_any_other(
-    world: Any, short_history_client: Any, is_terminated: bool, end: str, said: str
+async def test_a_lane_that_rotated_records_the_end_of_its_turn_as_any_lane_does(
+    world: MakeWorld, short_history_client: Client, is_terminated: bool, end: str, said: str
 ) -> None:
     chat, gate = new_id(), Gate()
     async with world(waits_then_escalates, gate.tool, server=short_history_client) as it:
         submitted = await say(it, chat, "buy it")
-        await it.until(lambda: bool(gate.begun))
+        await it.until(gate.has_started)
         first = (await lane_of(it, chat).describe()).run_id
 
         async def has_rotated() -> bool:
@@ -645,24 +641,21 @@ async def test_a_lane_that_rotated_meanwhile_tells_how_its_turn_ended_like_any_o
         await it.until(has_rotated)
         if is_terminated:
             await run_of(it, submitted).terminate("by hand")
-        gate.open.set()
+        gate.go_on.set()
         view = await until_idle(it, chat, 1)
     assert [(turn.end, turn.said[: len(said)]) for turn in view.recent] == [(end, said)]
 
 
-async def test_a_full_lane_refuses_with_a_hint(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_lane_refuses_with_a_hint(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decisions.conversation.lane.MAX_QUEUED", 2)
-    chat, gate = new_id(), Gate()
-    async with world(waits_then_echoes, gate.tool) as it:
-        await say(it, chat, "runs")
-        await it.until(lambda: bool(gate.begun))
+    async with waiting_turn(world, "runs") as (it, chat, gate, _):
         for text in ("one", "two"):
             await say(it, chat, text, text)
         with pytest.raises(RejectedError, match=r"the lane is full: .* try again in 5 s"):
             await say(it, chat, "three")
         assert (await say(it, chat, "two", "two")).duplicate
         await lane_of(it, chat).signal("request", {"request_id": "four", "goal": "four"})
-        gate.open.set()
+        gate.go_on.set()
         view = await until_idle(it, chat, 3)
     assert (view.accepted, view.refused, len(view.recent)) == (3, 1, 3)
 
@@ -673,22 +666,22 @@ def test_a_request_needs_words_and_takes_them_once() -> None:
             SubmitRequest.model_validate({"request_id": "r", **body})
 
 
-async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_another(world: Any) -> None:
+async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_another(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         for goal in ("first", "second"):
             request = SubmitRequest(request_id=goal, goal=goal, mailbox="nobody")
             taken = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
             it.started.append(ids.conversation_workflow_id(chat))
-            event = await asyncio.wait_for((await begun(it, taken)).result(), 20)
+            event = await asyncio.wait_for((await wait_for_run(it, taken)).result(), 20)
             assert event["payload"]["outcome"] == f"you said: {goal}"
             await asyncio.wait_for(lane_of(it, chat).result(), 20)
-        view = await look(it, chat)
+        view = await query_view(it, chat)
     assert [turn.request_id for turn in view.recent] == ["second"]
     assert "mailbox nobody is gone" in view.notices[0]
 
 
-async def test_a_request_that_a_closing_lane_refuses_leaves_no_lane_open(world: Any) -> None:
+async def test_a_request_that_a_closing_lane_refuses_leaves_no_lane_open(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         body = SubmitRequest.model_construct(request_id="bad", goal="")
@@ -697,12 +690,12 @@ async def test_a_request_that_a_closing_lane_refuses_leaves_no_lane_open(world: 
         await asyncio.wait_for(lane_of(it, chat).result(), 20)
 
 
-async def test_the_work_begins_once_a_person_has_made_each_choice(world: Any) -> None:
+async def test_the_work_begins_once_a_person_has_made_each_choice(world: MakeWorld) -> None:
     chat = new_id()
     choices = [{"name": "sales", "options": ["a.csv", "b.csv"]}, {"name": "rates", "options": ["1.csv", "2.csv"]}]
     async with world(echo) as it:
         taken = await say(it, chat, "sum it up", choices=choices)
-        run = await begun(it, taken)
+        run = await wait_for_run(it, taken)
         first = (await it.until_state(run, status="waiting_on_human", question=True))["question"]
         assert not it.model.requests
         shown = StringIO()
@@ -719,7 +712,7 @@ async def test_the_work_begins_once_a_person_has_made_each_choice(world: Any) ->
 
         await it.until(asks_next)
         await run.execute_update("answer", {"text": "1.csv"})
-        await asyncio.wait_for(run.result(), 20)
+        await result_of(run)
         await it.replay()
     assert (first["kind"], first["options"]) == ("choice", ["a.csv", "b.csv"])
     assert texts(it.model.requests[0])[-2:] == [
@@ -728,14 +721,13 @@ async def test_the_work_begins_once_a_person_has_made_each_choice(world: Any) ->
     ]
 
 
-async def test_a_cancel_before_a_choice_is_made_ends_the_turn_without_a_model_call(world: Any) -> None:
+async def test_a_cancel_before_a_choice_is_made_ends_the_turn_without_a_model_call(world: MakeWorld) -> None:
     chat = new_id()
     async with world(echo) as it:
         taken = await say(it, chat, "sum it up", choices=[{"name": "sales", "options": ["a.csv", "b.csv"]}])
-        run = await begun(it, taken)
+        run = await wait_for_run(it, taken)
         await it.until_state(run, question=True)
         await run.signal("cancel")
-        with pytest.raises(WorkflowFailureError):
-            await asyncio.wait_for(run.result(), 20)
+        await expect_cancelled(run)
         await until_idle(it, chat, 1)
     assert not it.model.requests

@@ -8,37 +8,37 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import WorkflowFailureError
 
 from contracts.agent import Agent
 from contracts.tool import Effect
 from decisions import builtin_tools
-from perdure.client.runs import resume_run
 from perdure.testkit.model_server import calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.runs import expect_cancelled
+from tests.workflows.script import FINISH, count_replies
 
-FINISH = calls(("finish", {"outcome": "done"}))
 
-
-def edited(it: Any, prompt: str = "Be brief.", **fields: Any) -> None:
+def edit_agent(it: World, prompt: str = "Be brief.", **fields: Any) -> None:
     """The next worker's project has another definition of the agent."""
     agent = it.project.agents["default"].model_copy(update={"prompt": prompt, **fields})
     it.project = replace(it.project, agents={"default": agent})
 
 
 @asynccontextmanager
-async def interrupted(it: Any, monkeypatch: pytest.MonkeyPatch, busy: Any, **change: Any) -> AsyncIterator[Any]:
-    """A run whose worker was stopped in the middle of its work, and that a worker of an edited project takes up."""
+async def interrupt_run(it: World, monkeypatch: pytest.MonkeyPatch, busy: Any, **change: Any) -> AsyncIterator[Any]:
+    """A run whose worker was stopped in the middle of its work, and that a worker of an edit_agent project takes up."""
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     async with it.worker():
         run = await it.start()
         await it.until(busy)
-    edited(it, **change)
+    edit_agent(it, **change)
     async with it.worker():
         yield run
 
 
-class Once:
+class HangsOnce:
     """The first model call hangs until its worker is stopped."""
 
     def __init__(self, *answers: Any) -> None:
@@ -46,11 +46,10 @@ class Once:
 
     def __call__(self, body: dict[str, Any]) -> Any:
         self.asked += 1
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        return slow(says("never heard"), 30) if self.asked == 1 else self.answers[turn]
+        return slow(says("never heard"), 30) if self.asked == 1 else self.answers[count_replies(body)]
 
 
-def systems(it: Any) -> list[str]:
+def system_prompts(it: World) -> list[str]:
     return [request["system"][0]["text"] for request in it.model.requests]
 
 
@@ -59,12 +58,12 @@ def systems(it: Any) -> list[str]:
     [("use_new", "You are tested.\n\nBe brief."), ("keep_old", "You are tested.")],
 )
 async def test_a_person_decides_which_definition_an_interrupted_run_goes_on_with(
-    world: Any, monkeypatch: pytest.MonkeyPatch, decision: str, system: str
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, decision: str, system: str
 ) -> None:
-    script = Once(calls(("look", {})), FINISH)
+    script = HangsOnce(calls(("look", {})), FINISH)
     async with (
         world(script, ScriptedTool("look"), works=False) as it,
-        interrupted(it, monkeypatch, lambda: script.asked == 1) as run,
+        interrupt_run(it, monkeypatch, lambda: script.asked == 1) as run,
     ):
         state = await it.until_state(run, question=True)
         assert (state["question"]["kind"], state["question"]["options"]) == (
@@ -75,23 +74,22 @@ async def test_a_person_decides_which_definition_an_interrupted_run_goes_on_with
         assert len(it.model.requests) == 1
         await run.execute_update("answer", {"decision": decision})
         await run.result()
-        assert systems(it)[1:] == [system, system]
+        assert system_prompts(it)[1:] == [system, system]
         assert await it.failed_tasks(run) == 0
 
 
-async def test_a_person_may_stop_a_run_whose_definition_changed(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Once(FINISH)
-    async with world(script, works=False) as it, interrupted(it, monkeypatch, lambda: script.asked == 1) as run:
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "stop", "by": "eva"})
-        with pytest.raises(WorkflowFailureError):
-            await run.result()
-        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+async def test_a_person_may_stop_a_run_whose_definition_changed(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = HangsOnce(FINISH)
+    async with world(script, works=False) as it, interrupt_run(it, monkeypatch, lambda: script.asked == 1) as run:
+        await it.answer(run, decision="stop", by="eva")
+        await expect_cancelled(run)
         assert len(it.model.requests) == 1
 
 
 async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
 
@@ -104,7 +102,7 @@ async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
     tool = ScriptedTool("look", look)
     async with (
         world([calls(("look", {})), FINISH], tool, works=False) as it,
-        interrupted(it, monkeypatch, lambda: bool(started)) as run,
+        interrupt_run(it, monkeypatch, lambda: bool(started)) as run,
     ):
         state = await it.until_state(run, question=True)
         assert (state["question"]["kind"], state["completed_steps"]) == ("definition_changed", [1])
@@ -114,13 +112,13 @@ async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
 
 
 async def test_a_changed_tool_is_a_changed_definition_and_the_difference_names_it(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Once(FINISH)
+    script = HangsOnce(FINISH)
     tools = (ScriptedTool("look"), ScriptedTool("charge", effect=Effect.once))
     async with (
         world(script, *tools, allowed=["look"], works=False) as it,
-        interrupted(it, monkeypatch, lambda: script.asked == 1, prompt="", tools=("look", "charge")) as run,
+        interrupt_run(it, monkeypatch, lambda: script.asked == 1, prompt="", tools=("look", "charge")) as run,
     ):
         state = await it.until_state(run, question=True)
         assert "+tool charge: " in state["question"]["text"]
@@ -130,21 +128,21 @@ async def test_a_changed_tool_is_a_changed_definition_and_the_difference_names_i
         assert "charge" in [tool["name"] for tool in it.model.requests[-1]["tools"]]
 
 
-async def test_an_interruption_without_an_edit_asks_nothing(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Once(FINISH)
+async def test_an_interruption_without_an_edit_asks_nothing(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = HangsOnce(FINISH)
     async with (
         world(script, works=False) as it,
-        interrupted(it, monkeypatch, lambda: script.asked == 1, prompt="") as run,
+        interrupt_run(it, monkeypatch, lambda: script.asked == 1, prompt="") as run,
     ):
         assert (await run.result())["type"] == "agent.completed"
         assert (await it.state(run))["question"] is None
 
 
-async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+async def test_other_descriptions_of_built_in_tools_are_no_changed_definition(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are code, as the next release has them; the run goes on with what it was told of them."""
-    script = Once(FINISH)
+    script = HangsOnce(FINISH)
     offered = builtin_tools.builtin_schemas(delegates=False, journal=True, follow_ups=False)
     older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in offered)
     async with world(script, works=False) as it:
@@ -161,19 +159,19 @@ async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
         assert first == last == [schema.name for schema in older[:-1]]
 
 
-async def test_an_edit_without_an_interruption_asks_nothing_and_changes_nothing(world: Any) -> None:
+async def test_an_edit_without_an_interruption_asks_nothing_and_changes_nothing(world: MakeWorld) -> None:
     async with world([calls(("ask_human", {"question": "Which?"})), FINISH], works=False) as it:
         async with it.worker():
             run = await it.start()
             await it.until_state(run, question=True)
-        edited(it)
+        edit_agent(it)
         async with it.worker():
             await run.execute_update("answer", {"text": "the first"})
             assert (await run.result())["type"] == "agent.completed"
-        assert systems(it) == ["You are tested."] * 2
+        assert system_prompts(it) == ["You are tested."] * 2
 
 
-async def test_a_resumed_run_that_finds_its_agent_changed_asks(world: Any) -> None:
+async def test_a_resumed_run_that_finds_its_agent_changed_asks(world: MakeWorld) -> None:
     broken = [True]
 
     def script(body: dict[str, Any]) -> Any:
@@ -185,19 +183,19 @@ async def test_a_resumed_run_that_finds_its_agent_changed_asks(world: Any) -> No
             with pytest.raises(WorkflowFailureError):
                 await run.result()
         broken.clear()
-        edited(it)
+        edit_agent(it)
         async with it.worker():
-            again = await resume_run(it.client, it.queue, run.id)
+            again = await it.resume(run)
             state = await it.until_state(again, question=True)
             assert state["question"]["kind"] == "definition_changed"
             await again.execute_update("answer", {"decision": "use_new"})
             await again.result()
-        assert systems(it)[-1] == "You are tested.\n\nBe brief."
+        assert system_prompts(it)[-1] == "You are tested.\n\nBe brief."
 
 
-async def test_an_agent_that_is_gone_is_told_of(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_whose_agent_is_gone_asks_a_person(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
-    script = Once(FINISH)
+    script = HangsOnce(FINISH)
     async with world(script, works=False) as it:
         it.project = replace(it.project, agents={**it.project.agents, "writer": Agent(name="writer", tools=())})
         async with it.worker():
@@ -211,23 +209,23 @@ async def test_an_agent_that_is_gone_is_told_of(world: Any, monkeypatch: pytest.
             assert (await run.result())["type"] == "agent.completed"
 
 
-async def test_a_turn_that_was_merely_too_long_is_no_interruption(world: Any) -> None:
-    script = Once(FINISH)
+async def test_a_turn_that_was_merely_too_long_is_no_interruption(world: MakeWorld) -> None:
+    script = HangsOnce(FINISH)
     async with world(script, works=False, turn_timeout="1s") as it, it.worker():
         run = await it.start()
         await it.until(lambda: script.asked == 1)
-        edited(it)
+        edit_agent(it)
         assert (await run.result())["type"] == "agent.completed"
 
 
 async def test_a_project_that_has_moved_on_since_the_question_is_asked_about_again(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Once(FINISH)
-    async with world(script, works=False) as it, interrupted(it, monkeypatch, lambda: script.asked == 1) as run:
+    script = HangsOnce(FINISH)
+    async with world(script, works=False) as it, interrupt_run(it, monkeypatch, lambda: script.asked == 1) as run:
         await it.until_state(run, question=True)
-        agents = it.project.agents
-        agents["default"] = agents["default"].model_copy(update={"prompt": "Charge everybody twice."})
+        assert isinstance(it.project.agents, dict)  # of the worker that is at work
+        it.project.agents["default"] = it.project.agents["default"].model_copy(update={"prompt": "Charge twice."})
         await run.execute_update("answer", {"question_id": "q1", "decision": "use_new"})
         state = await it.until_state(run, question=True)
         assert state["question"]["id"] == "q2"

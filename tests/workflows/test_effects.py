@@ -4,7 +4,6 @@ there.
 
 import asyncio
 import errno
-import json
 import logging
 from dataclasses import replace
 from datetime import timedelta
@@ -13,24 +12,30 @@ from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import WorkflowFailureError
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import WORKER_SHUTDOWN
 from activities.effects.ledger import LedgerEntry
 from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
+from activities.model.turn import Turns
 from activities.storage.store import FIRST_RUN_FILE as FIRST_RUN
 from activities.storage.store import LocalStore
+from activities.tools.interface import TransientToolError
 from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
 from decisions.run.recovery import MAX_LOST
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.runs import expect_cancelled, trace_events
+from tests.workflows.script import FINISH, count_replies
+from tests.workflows.tools import HeldTool
 from workflows import policies
 
-FINISH = calls(("finish", {"outcome": "done"}))
 CHARGE = calls(("charge", {"eur": 5}))
+CANCEL_REQUESTED = PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED
 LOST = ApplicationError("worker is shutting down", type=WORKER_SHUTDOWN)
 
 
@@ -55,17 +60,35 @@ def once_only(method: Any, *, before: bool) -> Any:
     return first_is_lost
 
 
+def logged_events(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, Any]]:
+    events = [vars(record)["event"] for record in caplog.records if vars(record).get("event")]
+    return [event for event in events if not names or event["event"] in names]
+
+
+@pytest.fixture
+def refusing_store(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A store that takes no claim, with the error in this list, until the list is cleared."""
+    create, errors = LocalStore.create, [errno.ENOSPC]
+
+    def creating(store: LocalStore, name: str, data: bytes) -> None:
+        if errors and name != FIRST_RUN:
+            raise OSError(errors[0], "the disk refuses")
+        create(store, name, data)
+
+    monkeypatch.setattr(LocalStore, "create", creating)
+    return errors
+
+
 @pytest.mark.parametrize(
     ("point", "before"), [("claim", True), ("record", False)], ids=["before its claim", "after its record"]
 )
 async def test_a_worker_lost_outside_the_effect_leaves_nothing_in_doubt(
-    world: Any, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
 ) -> None:
     monkeypatch.setattr(LedgerEntry, point, once_only(getattr(LedgerEntry, point), before=before))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1] == "receipt 7"
         assert (await it.state(run))["completed_steps"] == [1]
     assert len(tool.calls) == 1
@@ -75,7 +98,7 @@ async def test_a_worker_lost_outside_the_effect_leaves_nothing_in_doubt(
     ("point", "before"), [("claim", False), ("record", True)], ids=["after its claim", "before its record"]
 )
 async def test_a_worker_lost_in_the_effect_leaves_it_in_doubt(
-    world: Any, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
 ) -> None:
     monkeypatch.setattr(LedgerEntry, point, once_only(getattr(LedgerEntry, point), before=before))
     tool = charge()
@@ -90,16 +113,8 @@ async def test_a_worker_lost_in_the_effect_leaves_it_in_doubt(
 
 
 async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, refusing_store: list[int]
 ) -> None:
-    create, full = LocalStore.create, [True]
-
-    def creating(store: LocalStore, name: str, data: bytes) -> None:
-        if full and name != FIRST_RUN:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        create(store, name, data)
-
-    monkeypatch.setattr(LocalStore, "create", creating)
     monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_CLAIM_WAIT", 0.1)
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
@@ -111,49 +126,39 @@ async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
 
         await it.until(waits)
         assert tool.calls == []
-        full.clear()
+        refusing_store.clear()
         await run.result()
         assert (await it.results(run))[0][1] == "receipt 7"
     assert len(tool.calls) == 1
 
 
 async def test_a_run_that_waits_for_its_ledger_can_be_cancelled_and_nothing_has_happened(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, refusing_store: list[int]
 ) -> None:
-    create = LocalStore.create
-
-    def refuse(store: LocalStore, name: str, data: bytes) -> None:
-        if name != FIRST_RUN:
-            raise OSError(errno.EROFS, "Read-only file system")
-        create(store, name, data)
-
-    monkeypatch.setattr(LocalStore, "create", refuse)
+    refusing_store[:] = [errno.EROFS]
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
         await it.until_state(run, pending=True)
         await run.cancel()
-        with pytest.raises(WorkflowFailureError):
-            await run.result()
-        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        await expect_cancelled(run)
         assert (await it.results(run))[0][1] == "interrupted: the run ended before this call had a result"
     assert tool.calls == []
 
 
 async def test_a_result_that_the_ledger_does_not_take_is_still_the_result(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(LedgerEntry, "record", refuse)
     async with world([CHARGE, FINISH], charge()) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1] == "receipt 7"
 
 
-async def test_a_damaged_claim_is_asked_about(world: Any, tmp_path: Path) -> None:
+async def test_a_damaged_claim_is_asked_about(world: MakeWorld, tmp_path: Path) -> None:
     tool = charge()
     async with world([CHARGE, FINISH], tool, works=False) as it:
         run = await it.start(run_id="damaged")
@@ -170,8 +175,8 @@ async def test_a_damaged_claim_is_asked_about(world: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("effect", [Effect.read, Effect.keyed])
-async def test_what_may_be_repeated_is_made_anew_however_often_its_worker_is_lost(
-    world: Any, monkeypatch: pytest.MonkeyPatch, effect: Effect
+async def test_a_repeatable_call_is_repeated_however_often_its_worker_is_lost(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, effect: Effect
 ) -> None:
     quick = RetryPolicy(initial_interval=timedelta(milliseconds=10), maximum_attempts=2)
     monkeypatch.setitem(policies.TOOL_RETRIES, effect, quick)
@@ -184,14 +189,13 @@ async def test_what_may_be_repeated_is_made_anew_however_often_its_worker_is_los
         return "found"
 
     async with world([CHARGE, FINISH], ScriptedTool("charge", behave, effect=effect)) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1] == "found"
     assert (len(keys), len(set(keys))) == (6, 1)
 
 
-async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_loses_every_worker_is_shown_to_the_model_in_the_end(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(policies.TOOL_RETRIES, Effect.read, RetryPolicy(maximum_attempts=1))
 
@@ -200,19 +204,16 @@ async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
 
     tool = ScriptedTool("charge", behave, effect=Effect.read)
     async with world([CHARGE, FINISH], tool) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert "shutting down" in (await it.results(run))[0][1]
     assert len(tool.calls) == 1 + MAX_LOST
 
 
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workflows.policies.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
     asked: list[int] = []
-    from activities.model.turn import Turns  # noqa: PLC0415 - patched here only
-
     ask = Turns._run_turn
 
     async def lose_two(turns: Any, request: Any, phase: str, attempt: Any) -> Any:
@@ -229,47 +230,32 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
 
 
 async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_its_call_in_doubt(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workflows.cancellation.MAX_STOP_TIME", timedelta(seconds=1))
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
-    started = asyncio.Event()
-
-    async def hang(arguments: Any, context: Any) -> str:
-        started.set()
-        await asyncio.Event().wait()
-        return "never"
-
-    tool = ScriptedTool("charge", hang, effect=Effect.once)
-    async with world([CHARGE, FINISH], tool) as it:
+    held = HeldTool("charge")
+    async with world([CHARGE, FINISH], held.tool) as it:
         run = await it.start()
-        await started.wait()
+        await held.started.wait()
         await run.signal("cancel")
-        with pytest.raises(WorkflowFailureError) as failure:
-            await asyncio.wait_for(run.result(), 15)
-        assert isinstance(failure.value.cause, CancelledError)
+        await expect_cancelled(run)
         assert (await it.results(run))[0][1] == "in_doubt: interrupted; may have happened"
         assert await it.failed_tasks(run) == 0
 
 
-async def test_an_effect_that_does_not_end_in_its_time_is_told_as_what_may_have_happened(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+async def test_an_effect_that_times_out_is_shown_as_possibly_made(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("activities.effects.once.GRACE", timedelta(0))
-
-    async def hang(arguments: Any, context: Any) -> str:
-        await asyncio.Event().wait()
-        return "never"
-
-    tool = ScriptedTool("charge", hang, effect=Effect.once, timeout=timedelta(seconds=0.5))
-    async with world([CHARGE, FINISH], tool) as it:
-        run = await it.start()
-        await run.result()
+    held = HeldTool("charge", timeout=timedelta(seconds=0.5))
+    async with world([CHARGE, FINISH], held.tool) as it:
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1] == "timeout: it did not end within 0.5 s (it may have happened)"
-    assert len(tool.calls) == 1
+    assert len(held.calls) == 1
 
 
-async def test_a_call_that_was_handed_out_is_in_doubt_when_the_run_is_stopped(world: Any) -> None:
+async def test_a_call_that_was_handed_out_is_in_doubt_when_the_run_is_stopped(world: MakeWorld) -> None:
     async with world([CHARGE, FINISH], charge(kind=ToolKind.signal)) as it:
         run = await it.start()
         await it.until_pending(run, 1)
@@ -279,32 +265,19 @@ async def test_a_call_that_was_handed_out_is_in_doubt_when_the_run_is_stopped(wo
         assert (await it.results(run))[0][1] == "in_doubt: interrupted; may have happened"
 
 
-async def test_every_retry_is_told_in_the_log_and_in_the_trace(
-    world: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_every_retry_is_in_the_log_and_in_the_trace(
+    world: MakeWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture, quick_retries: float
 ) -> None:
-    attempts: list[int] = []
-
-    def behave(arguments: Any, context: Any) -> str:
-        attempts.append(1)
-        if len(attempts) < 3:
-            raise ConnectionError("refused")  # a Python tool's own words for what may pass
+    def passing(arguments: Any, context: Any) -> str:
+        if len(tool.calls) < 3:
+            raise TransientToolError("unreachable", "refused")
         return "found"
 
-    from activities.tools.interface import TransientToolError  # noqa: PLC0415 - what the kinds make of it
-
-    def passing(arguments: Any, context: Any) -> str:
-        try:
-            return behave(arguments, context)
-        except ConnectionError as error:
-            raise TransientToolError("unreachable", str(error)) from error
-
+    tool = ScriptedTool("charge", passing, effect=Effect.keyed)
     with caplog.at_level(logging.INFO):
-        async with world([CHARGE, FINISH], ScriptedTool("charge", passing, effect=Effect.keyed)) as it:
-            run = await it.start(run_id="retried")
-            await run.result()
-    told = [r.event for r in caplog.records if getattr(r, "event", {}).get("event") == "agent.tool.retry"]  # type: ignore[attr-defined]
-    lines = [json.loads(line) for line in (tmp_path / "retried" / "trace.jsonl").read_text().splitlines()]
-    for retries in (told, [line for line in lines if line["event"] == "agent.tool.retry"]):
+        async with world([CHARGE, FINISH], tool) as it:
+            await it.run_to_end(run_id="retried")
+    for retries in (logged_events(caplog, "agent.tool.retry"), trace_events(tmp_path / "retried", "agent.tool.retry")):
         assert [(r["attempt"], r["delay_seconds"], r["tool"], r["step"]) for r in retries] == [
             (2, 0.5, "charge", 1),
             (3, 2.0, "charge", 1),
@@ -312,70 +285,59 @@ async def test_every_retry_is_told_in_the_log_and_in_the_trace(
         assert all(r["tool_use_id"] == "toolu_0_0" and r["run_id"] == "retried" for r in retries)
 
 
-async def test_a_doubt_is_told_as_an_event(
-    world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_call_in_doubt_is_logged_as_an_event(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(LedgerEntry, "claim", once_only(LedgerEntry.claim, before=False))
     with caplog.at_level(logging.INFO):
         async with world([CHARGE, FINISH], charge()) as it:
             run = await it.start(run_id="doubted")
-            await it.until_state(run, question=True)
-            await run.execute_update("answer", {"decision": "give_up"})
+            await it.answer(run, decision="give_up")
             await run.result()
-    told = [r.event for r in caplog.records if getattr(r, "event", None)]  # type: ignore[attr-defined]
-    names = [event["event"] for event in told]
-    assert names.count("agent_run.resume_unsafe") == 1
-    doubt = next(event for event in told if event["event"] == "agent_run.resume_unsafe")
+    names = [event["event"] for event in logged_events(caplog)]
+    (doubt,) = logged_events(caplog, "agent_run.resume_unsafe")
     assert (doubt["run_id"], doubt["step"], doubt["tool"]) == ("doubted", 1, "charge")
     assert (names[0], names[-1]) == ("agent_run.started", "agent_run.completed")
 
 
-async def test_a_read_touches_no_ledger(world: Any, tmp_path: Path) -> None:
+async def test_a_read_touches_no_ledger(world: MakeWorld, tmp_path: Path) -> None:
     async with world([CHARGE, FINISH], charge(Effect.read)) as it:
         await (await it.start(run_id="reads")).result()
     assert not (tmp_path / "reads" / ".store" / "ledger").exists()
 
 
 async def test_a_call_that_was_claimed_is_in_doubt_also_where_its_tool_is_gone(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
-    started = asyncio.Event()
-
-    async def hang(arguments: Any, context: Any) -> str:
-        started.set()
-        await asyncio.Event().wait()
-        return "never"
-
-    async with world([CHARGE, FINISH], ScriptedTool("charge", hang, effect=Effect.once), works=False) as it:
+    held = HeldTool("charge")
+    async with world([CHARGE, FINISH], held.tool, works=False) as it:
         async with it.worker():
             run = await it.start()
-            await started.wait()
+            await held.started.wait()
         it.project = replace(it.project, tools={}, agents={"default": Agent(name="default", tools=())})
         async with it.worker():
             state = await it.until_state(run, question=True)
             assert state["question"]["kind"] == "resume_unsafe"
             await run.execute_update("answer", {"decision": "give_up"})
-            await it.until_state(run, question=True)
-            await run.execute_update("answer", {"decision": "keep_old"})
+            await it.answer(run, decision="keep_old")
             await run.result()
 
 
-async def test_whatever_an_effect_raises_is_recorded_as_what_may_have_happened(world: Any, tmp_path: Path) -> None:
+async def test_any_error_of_an_effect_is_recorded_as_possibly_made(world: MakeWorld, tmp_path: Path) -> None:
     def breaks(arguments: Any, context: Any) -> str:
         raise KeyError("eur")
 
     tool = ScriptedTool("charge", breaks, effect=Effect.once)
     async with world([CHARGE, FINISH], tool) as it:
-        run = await it.start(run_id="broken")
-        await run.result()
+        run = await it.run_to_end(run_id="broken")
         assert (await it.results(run))[0][1] == "tool_error: KeyError: 'eur' (it may have happened)"
     assert "it may have happened" in next((tmp_path / "broken/.store/ledger").glob("*.result")).read_text()
     assert len(tool.calls) == 1
 
 
 async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
-    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_CLAIM_WAIT", 0.1)
     at, failures = TranscriptCache.read_conversation, [1, 2]
@@ -389,25 +351,23 @@ async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
     tool = charge()
     async with world([calls(("charge", {"note": "x" * 20_000})), FINISH], tool) as it:
         monkeypatch.setattr(TranscriptCache, TranscriptCache.read_conversation.__name__, failing)
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1] == "receipt 7"
     assert (len(tool.calls), failures) == (1, [])
 
 
-async def test_who_stood_still_between_claim_and_effect_does_not_make_it_and_says_so(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_worker_paused_between_claim_and_effect_does_not_make_it_and_reports_so(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("activities.effects.ledger.LEASE", timedelta(seconds=-1))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1] == "interrupted: not made: its worker stood still before it began"
     assert tool.calls == []
 
 
-async def test_a_second_run_under_one_id_makes_its_own_effects(world: Any) -> None:
+async def test_a_second_run_under_one_id_makes_its_own_effects(world: MakeWorld) -> None:
     paid: list[int] = []
 
     def pay(arguments: Any, context: Any) -> str:
@@ -415,8 +375,11 @@ async def test_a_second_run_under_one_id_makes_its_own_effects(world: Any) -> No
         return f"receipt for {arguments['eur']}"
 
     def script(body: dict[str, Any]) -> Any:
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        return FINISH if turn else calls(("charge", {"eur": int(body["messages"][0]["content"][0]["text"])}))
+        return (
+            FINISH
+            if count_replies(body)
+            else calls(("charge", {"eur": int(body["messages"][0]["content"][0]["text"])}))
+        )
 
     async with world(script, ScriptedTool("charge", pay, effect=Effect.once)) as it:
         for eur in ("5", "900"):
@@ -429,7 +392,7 @@ async def test_a_second_run_under_one_id_makes_its_own_effects(world: Any) -> No
 
 @pytest.mark.parametrize("slow", ["made", "recorded"])
 async def test_a_cancel_while_the_result_is_written_down_keeps_it(
-    world: Any, monkeypatch: pytest.MonkeyPatch, slow: str
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """From the claim on the call is finished, whatever is asked of it."""
     monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)
@@ -455,12 +418,7 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
         run = await it.start()
         await writing.wait()
         await run.signal("cancel")
-
-        async def is_asked_to_stop() -> bool:
-            pending = (await run.describe()).raw_description.pending_activities
-            return any(each.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED for each in pending)
-
-        await it.until(is_asked_to_stop)
+        await it.until_activity(run, lambda each: each.state == CANCEL_REQUESTED)
         await asyncio.sleep(0.5)  # the cancel travels with a beat; nothing tells when it has arrived
         go_on.set()
         with pytest.raises(WorkflowFailureError):
@@ -469,7 +427,7 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
 
 
 async def test_a_result_that_has_come_settles_a_call_whose_worker_was_lost_while_it_was_handed_out(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LedgerEntry, "record", once_only(LedgerEntry.record, before=True))
     holding = asyncio.Event()
@@ -490,7 +448,7 @@ async def test_a_result_that_has_come_settles_a_call_whose_worker_was_lost_while
         assert (await it.state(run))["question"] is None
 
 
-async def test_the_same_result_delivered_twice_is_not_the_next_attempts(world: Any) -> None:
+async def test_the_same_result_delivered_twice_is_not_the_next_attempts(world: MakeWorld) -> None:
     busy = {"status": "error", "result": None, "error": {"kind": "busy", "message": "later", "retryable": True}}
     tool = charge(Effect.keyed, kind=ToolKind.signal)
     async with world([CHARGE, FINISH], tool) as it:

@@ -3,34 +3,33 @@
 import json
 from typing import Any
 
-import pytest
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client
 
 from activities.storage.store import LocalStores
 from contracts.run.export import Export
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.client.export import Exporter
-from perdure.client.runs import resume_run
 from perdure.testkit.model_server import calls, fails, says
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.lane import new_id, run_of, say
+from tests.workflows.runs import failure_of
+from tests.workflows.script import FINISH
 
-FINISH = calls(("finish", {"outcome": "done"}))
 
-
-async def exported(it: Any, run: Any, *, asks: bool = True) -> Export:
+async def export_run(it: World, run: Run, *, asks: bool = True) -> Export:
     stores = LocalStores(it.project.workspaces)
     return await Exporter(it.client, stores, stores, asks).export(run.id.removeprefix("run:"))
 
 
-def same(one: Export, other: Export) -> bool:
+def equal_but_for_worker(one: Export, other: Export) -> bool:
     """But for what only a worker can tell, and when they were made."""
     without = {"exported_at", "state", "missing"}
     return one.model_dump(exclude=without) == other.model_dump(exclude=without)
 
 
 async def test_a_record_goes_over_all_executions_and_numbers_the_questions_through(
-    world: Any, short_history_client: Client
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
     asks = calls(("ask_human", {"question": "Go on?"}))
@@ -47,10 +46,10 @@ async def test_a_record_goes_over_all_executions_and_numbers_the_questions_throu
             await run.signal("human_input", {"text": "maybe", "question_id": "q9"})  # another question's
             await run.execute_update("answer", {"text": f"yes to {question}"})
         await run.result()
-        record, bare = await exported(it, run), await exported(it, run, asks=False)
+        record, bare = await export_run(it, run), await export_run(it, run, asks=False)
     assert len(record.executions) >= 2
     assert (record.missing, bare.missing) == ([], ["state: no worker answers"])
-    assert same(record, bare)
+    assert equal_but_for_worker(record, bare)
     assert record.transcript.complete
     assert [(q.id, [a.text for a in q.answers]) for q in record.questions] == [
         ("q1", ["yes to q1"]),
@@ -63,7 +62,7 @@ async def test_a_record_goes_over_all_executions_and_numbers_the_questions_throu
     assert len(record.turns) == record.state.turns
 
 
-async def test_a_turn_of_a_conversation_has_what_was_said_before_it(world: Any) -> None:
+async def test_the_record_of_a_turn_has_the_earlier_messages(world: MakeWorld) -> None:
     async with world([says("hello"), says("hello again")]) as it:
         conversation = new_id()
         first = run_of(it, await say(it, conversation, "good morning"))
@@ -72,25 +71,23 @@ async def test_a_turn_of_a_conversation_has_what_was_said_before_it(world: Any) 
         second = run_of(it, await say(it, conversation, "and you?"))
         await it.until(lambda: len(it.model.requests) == 2)
         await second.result()
-        record, bare = await exported(it, second), await exported(it, second, asks=False)
-    assert same(record, bare)
+        record, bare = await export_run(it, second), await export_run(it, second, asks=False)
+    assert equal_but_for_worker(record, bare)
     assert (record.missing, record.transcript.complete) == ([], True)
     texts = [part.content[0]["text"] for part in record.transcript.parts]
     assert texts == ["good morning", "hello", "and you?", "hello again"]
 
 
-async def test_a_resumed_run_names_its_origin_and_has_its_conversation(world: Any) -> None:
+async def test_a_resumed_run_names_its_origin_and_has_its_conversation(world: MakeWorld) -> None:
     answers = iter([calls(("look", {})), fails(401), FINISH])
     look = ScriptedTool("look")
     async with world(lambda _: next(answers), look) as it:
         run = await it.start()
-        with pytest.raises(WorkflowFailureError):
-            await run.result()
-        broken = await exported(it, run)
-        heir = await resume_run(it.client, it.queue, run.id)
-        it.started.append(heir.id)
+        await failure_of(run)
+        broken = await export_run(it, run)
+        heir = await it.resume(run)
         await heir.result()
-        record = await exported(it, heir, asks=False)
+        record = await export_run(it, heir, asks=False)
     assert (broken.status, broken.origin) == ("failed", None)
     assert (broken.turns[-1].failure or "").startswith("ModelRefused: ")
     assert record.origin == broken.run_id
@@ -99,7 +96,7 @@ async def test_a_resumed_run_names_its_origin_and_has_its_conversation(world: An
     assert [call.tool for call in record.calls] == ["finish"]
 
 
-async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world: Any) -> None:
+async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world: MakeWorld) -> None:
     tried: list[int] = []
 
     def flaky(*_: Any) -> str:
@@ -112,12 +109,11 @@ async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world:
     far = ScriptedTool("far", kind=ToolKind.signal, effect=Effect.once)
     async with world([calls(("ask", {"n": 1})), calls(("far", {})), FINISH], ask, far) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "approve", "by": "eva"})
+        await it.answer(run, decision="approve", by="eva")
         await it.until_pending(run, 2)
         await it.send_result(run, 2, "far", result="done far away")
         await run.result()
-        record = await exported(it, run)
+        record = await export_run(it, run)
     first, second, _ = record.calls
     assert (first.shown, first.made[0].attempts, first.made[0].approval) == ("there", len(tried), first.digest)
     assert second.shown == "done far away"
@@ -125,15 +121,14 @@ async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world:
     assert record.questions[0].answers[0].decision == "approve"
 
 
-async def test_a_start_and_signals_that_make_no_sense_do_not_hinder_the_record(world: Any) -> None:
+async def test_a_start_and_signals_that_make_no_sense_do_not_hinder_the_record(world: MakeWorld) -> None:
     nested: Any = "deep"
     for _ in range(150):
         nested = [nested]
     async with world([calls(("ask_human", {"question": "Go on?"})), FINISH]) as it:
         forged = await it.start_raw({"type": "agentic.continue", "state": "none", "segments": 7})
-        with pytest.raises(WorkflowFailureError):
-            await forged.result()
-        refused = await exported(it, forged)
+        await failure_of(forged)
+        refused = await export_run(it, forged)
         run = await it.start()
         await it.until_state(run, question=True)
         for name in ("human_input", "tool_result", "cancel_not"):
@@ -141,7 +136,7 @@ async def test_a_start_and_signals_that_make_no_sense_do_not_hinder_the_record(w
                 await run.signal(name, body)
         await run.signal("human_input", {"text": "yes"})
         await run.result()
-        record = await exported(it, run)
+        record = await export_run(it, run)
     assert (refused.status, refused.turns, refused.transcript.parts) == ("failed", [], [])
     assert [answer.text for answer in record.questions[0].answers] == ["yes"]
     assert json.loads(record.model_dump_json())["missing"] == []

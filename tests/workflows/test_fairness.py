@@ -3,15 +3,15 @@
 import asyncio
 import threading
 from functools import partial
-from typing import Any
 
 from activities.conversation import submit_to_lane
 from activities.demo.sse import Json
 from contracts.conversation import SubmitRequest, Submitted
 from perdure.testkit.model_server import Reply, says
 from tests.conftest import server
-from tests.workflows.conftest import Run
-from tests.workflows.lane import begun, new_id, texts
+from tests.workflows.conftest import MakeWorld, Run
+from tests.workflows.lane import new_id, wait_for_run
+from tests.workflows.script import texts
 
 MANY, FEW = 60, 5
 # The server keeps a queue in four partitions, each of which is fair for itself: who comes late depends on luck.
@@ -22,7 +22,7 @@ async def asks(run: Run) -> bool:
     return bool((await run.describe()).raw_description.pending_activities)
 
 
-async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world: Any) -> None:
+async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world: MakeWorld) -> None:
     served: list[str] = []
     all_asked = threading.Event()
 
@@ -40,7 +40,7 @@ async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world
         async with it.worker(slots=2):
             asked = await asyncio.gather(*(ask("many") for _ in range(MANY)))
             asked += await asyncio.gather(*(ask("few") for _ in range(FEW)))
-            runs = [await begun(it, each) for each in asked]
+            runs = [await wait_for_run(it, each) for each in asked]
             for run in runs:
                 await it.until(partial(asks, run))
             all_asked.set()

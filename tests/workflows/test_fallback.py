@@ -1,9 +1,10 @@
 """A model that cannot answer, and a provider that takes no more calls: what a run makes of it, and what it shows."""
 
 import asyncio
-import json
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,8 +12,6 @@ from typing import Any
 
 import pytest
 from anthropic import AsyncAnthropic
-from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ApplicationError
 
 from activities.model.anthropic import MessagesModel
 from activities.model.fallback import FallbackModel, Provider
@@ -22,21 +21,32 @@ from activities.model.rate_limit import RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
 from perdure.client.run_events import PartialText
 from perdure.client.watch import Watch
-from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls, cut, fails, says, slow
+from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.runs import expect_cancelled, failure_of, trace_events
+from tests.workflows.script import FINISH, count_replies
 
-FINISH = calls(("finish", {"outcome": "done"}))
 LOOK = calls(("look", {}), text="Plan: look.")
 PRICES = {"scripted": Price(1, 1, 1, 1), "near:small": Price(1000, 1000, 0, 0)}
 
 
-async def details_of(it: Any, run: Any) -> str:
-    return str((await run.query("__temporal_workflow_metadata")).current_details)
-
-
-def lines(folder: Path, event: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
-    return [line for line in found if line["event"] == event]
+@asynccontextmanager
+async def with_fallback(
+    world: MakeWorld, script: Script, near_script: Script, *tools: ScriptedTool, **options: Any
+) -> AsyncIterator[tuple[World, ScriptedModel]]:
+    """A world whose model has a fallback at a provider of its own, and that provider."""
+    with ScriptedModel(near_script) as near:
+        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
+        async with client, world(script, *tools, works=False, **options) as it:
+            other = Provider(MessagesModel(client), RateLimiter("near"))
+            it.within = lambda model: FallbackModel(
+                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
+            )
+            it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
+            async with it.worker():
+                yield it, near
+            await it.replay()
 
 
 @pytest.mark.parametrize(
@@ -50,68 +60,40 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
     ],
 )
 async def test_where_the_model_cannot_answer_the_next_does_within_the_same_attempt_and_all_can_see_it(
-    world: Any, tmp_path: Path, fault: ScriptedAnswer
+    world: MakeWorld, tmp_path: Path, fault: ScriptedAnswer
 ) -> None:
-    near = ScriptedModel([LOOK, FINISH])
-    with near:
-        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
-        async with client, world([fault, fault], ScriptedTool("look"), works=False, prices=PRICES) as it:
-            other = Provider(MessagesModel(client), RateLimiter("near"))
-            it.within = lambda model: FallbackModel(
-                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
-            )
-            it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
-            async with it.worker():
-                run = await it.start(run_id=(name := f"fallback-{id(fault)}"))
-                assert (await run.result())["type"] == "agent.completed"
-                state = await it.state(run)
-                shown = await details_of(it, run)
-            await it.replay()
+    options = {"prices": PRICES}
+    async with with_fallback(world, [fault, fault], [LOOK, FINISH], ScriptedTool("look"), **options) as (it, near):
+        run = await it.start(run_id=(name := f"fallback-{id(fault)}"))
+        assert (await run.result())["type"] == "agent.completed"
+        state = await it.state(run)
+        shown = str((await run.query("__temporal_workflow_metadata")).current_details)
     assert (state["model"], state["turns"]) == ("near:small", 2)
     assert (len(it.model.requests), len(near.requests)) == (1, 2)  # the first one rests
     assert state["cost_usd"] == pytest.approx(1e-3 * (state["usage"]["input"] + state["usage"]["output"]))
     assert "**Fallback** near:small answered in place of scripted (" in shown
-    first, second = lines(tmp_path / name, "agent.model.fallback")
+    first, second = trace_events(tmp_path / name, "agent.model.fallback")
     assert (first["model"], first["run_id"], first["key"]) == ("near:small", name, "fallback:1")
     assert first["why"].startswith("scripted: ")
     assert second["why"].startswith("scripted: ")
 
 
-async def test_a_model_that_says_nothing_leaves_time_for_the_next_one(world: Any) -> None:
-    with ScriptedModel([FINISH]) as near:
-        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
-        async with client, world([slow(FINISH, 200)], works=False, turn_timeout="10s") as it:
-            other = Provider(MessagesModel(client), RateLimiter("near"))
-            it.within = lambda model: FallbackModel(
-                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
-            )
-            it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
-            async with it.worker():
-                run = await it.start()
-                assert (await run.result())["type"] == "agent.completed"
-                assert (await it.state(run))["model"] == "near:small"
+async def test_a_silent_model_leaves_time_for_the_next_one(world: MakeWorld) -> None:
+    async with with_fallback(world, [slow(FINISH, 200)], [FINISH], turn_timeout="3s") as (it, near):
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+        assert (await it.state(run))["model"] == "near:small"
     assert (len(it.model.requests), len(near.requests)) == (1, 1)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
-async def test_what_a_provider_refuses_is_for_a_person_to_mend(world: Any, status: int) -> None:
-    with ScriptedModel([FINISH]) as near:
-        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
-        async with client, world([fails(status)], works=False) as it:
-            other = Provider(MessagesModel(client), RateLimiter("near"))
-            it.within = lambda model: FallbackModel(
-                {"anthropic": Provider(model, RateLimiter("anthropic")), "near": other}
-            )
-            it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
-            async with it.worker():
-                with pytest.raises(WorkflowFailureError) as failure:
-                    await (await it.start()).result()
-    assert isinstance(failure.value.cause, ApplicationError)
-    assert failure.value.cause.type == "ModelRefused"
+async def test_a_refusal_by_a_provider_fails_the_run_without_a_fallback(world: MakeWorld, status: int) -> None:
+    async with with_fallback(world, [fails(status)], [FINISH]) as (it, near):
+        assert (await failure_of(await it.start())).type == "ModelRefused"
     assert near.requests == []
 
 
-class Reluctant:
+class HoldsBack:
     """Holds back so many calls, as a pace does, before it lets them through."""
 
     def __init__(self, model: Model, holds: int) -> None:
@@ -129,50 +111,43 @@ class Reluctant:
 
 
 @pytest.mark.parametrize("faults", [0, 5])
-async def test_to_be_held_back_uses_up_none_of_a_turns_tries(
-    world: Any, faults: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_rate_limit_wait_counts_as_no_attempt_of_a_turn(
+    world: MakeWorld, faults: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     script = [fails(500, times=faults, then=FINISH) if faults else FINISH]
     async with world(script, works=False) as it:
-        it.within = lambda model: Reluctant(model, 20)
+        it.within = lambda model: HoldsBack(model, 20)
         async with it.worker():
             assert (await (await it.start()).result())["type"] == "agent.completed"
     assert len(it.model.requests) == 1 + faults
 
 
-async def test_held_back_or_not_a_turn_has_six_tries(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_back_or_not_a_turn_has_six_tries(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     async with world([fails(500)], works=False) as it:
-        it.within = lambda model: Reluctant(model, 3)
+        it.within = lambda model: HoldsBack(model, 3)
         async with it.worker():
-            with pytest.raises(WorkflowFailureError) as failure:
-                await (await it.start()).result()
-    assert isinstance(failure.value.cause, ApplicationError)
-    assert failure.value.cause.type == "ModelUnavailable"
+            failure = await failure_of(await it.start())
+    assert failure.type == "ModelUnavailable"
     assert len(it.model.requests) == 6
 
 
-async def test_who_is_held_back_can_be_seen_and_cancelled(world: Any) -> None:
+async def test_a_run_held_back_by_a_rate_limit_can_be_seen_and_cancelled(world: MakeWorld) -> None:
     async with world([FINISH], works=False) as it:
         pace = RateLimiter("anthropic")
         pace.record_refusal(time.monotonic(), "somebody", timedelta(seconds=50))
         it.within = lambda model: FallbackModel({"anthropic": Provider(model, pace)})
         async with it.worker():
             run = await it.start()
-
-            async def waits() -> bool:
-                pending = (await run.describe()).raw_description.pending_activities
-                return bool(pending) and "held back by the rate limit of anthropic" in pending[0].last_failure.message
-
-            await it.until(waits)
+            held_back = "held back by the rate limit of anthropic"
+            await it.until_activity(run, lambda each: held_back in each.last_failure.message)
             await run.signal("cancel", {"reason": "no more"})
-            with pytest.raises(WorkflowFailureError):
-                await asyncio.wait_for(run.result(), 20)
+            await expect_cancelled(run)
     assert it.model.requests == []
 
 
-async def test_a_short_hold_is_told_live_to_who_watches_the_run(world: Any) -> None:
+async def test_a_short_rate_limit_wait_is_shown_live(world: MakeWorld) -> None:
     async with world([FINISH], works=False) as it:
         pace = RateLimiter(
             "anthropic", 20, clock=lambda: 0.0
@@ -187,7 +162,7 @@ async def test_a_short_hold_is_told_live_to_who_watches_the_run(world: Any) -> N
             assert (await it.state(run))["active_seconds"] < 3  # a wait is no work
 
 
-class Limited:
+class LimitedProvider:
     """Takes so many calls a second, and refuses the others with a word on when to come back."""
 
     def __init__(self, per_second: float, turns: int) -> None:
@@ -206,13 +181,13 @@ class Limited:
                 return fails(429, retry_after=1)
             self._left -= 1
             self.taken += 1
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        turn = count_replies(body)
         return calls(("look", {"n": turn})) if turn < self.turns - 1 else FINISH
 
 
-async def test_a_storm_of_runs_keeps_to_the_providers_limit_and_all_end(world: Any) -> None:
+async def test_a_storm_of_runs_keeps_to_the_providers_limit_and_all_end(world: MakeWorld) -> None:
     """R14. Without a pace in common each run learns of the limit for itself, and those with less luck fail."""
-    limited = Limited(per_second=20, turns=4)
+    limited = LimitedProvider(per_second=20, turns=4)
     async with world(limited, ScriptedTool("look"), works=False) as it:
         it.within = lambda model: FallbackModel({"anthropic": Provider(model, RateLimiter("anthropic"))})
         async with it.worker():

@@ -1,13 +1,11 @@
 """A run's own files are seen to in passing; what hinders that is waited out in sight, and nothing is told twice."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
-from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from activities.run.files import RunFiles, _finish_files
@@ -16,30 +14,29 @@ from activities.telemetry import trace
 from contracts.run.journal import Journal
 from contracts.run.state import CloseRequest
 from perdure.process.workflows import run_query_worker
-from perdure.testkit.model_server import calls
 from tests.timeline import timeline
-from tests.workflows.lane import begun, new_id, say, until_idle
+from tests.workflows.conftest import MakeWorld, Run
+from tests.workflows.lane import new_id, say, until_idle, wait_for_run
+from tests.workflows.runs import expect_cancelled, trace_events
+from tests.workflows.script import FINISH
 
-FINISH = calls(("finish", {"outcome": "done"}))
 
-
-async def scheduled(run: Any) -> list[str]:
+async def scheduled(run: Run) -> list[str]:
     """The activities that the server has handed out."""
     events = [event.activity_task_scheduled_event_attributes async for event in run.fetch_history_events()]
     return [each.activity_type.name for each in events if each.activity_type.name]
 
 
-async def test_what_goes_well_costs_the_server_no_task(world: Any) -> None:
+async def test_local_activities_cost_the_server_no_task(world: MakeWorld) -> None:
     async with world([FINISH]) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert await scheduled(run) == ["plan"]
         assert await timeline(run) == ["open_run", "plan", "close_segment"]
 
 
 @pytest.mark.parametrize("name", ["open_run", "close_segment"])
-async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
-    world: Any, monkeypatch: pytest.MonkeyPatch, name: str
+async def test_a_local_activity_that_fails_is_retried_as_a_normal_one(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     whole, left = RunFiles._read_conversation, 3
     wanted = {"open_run": 1, "close_segment": 3}[name]  # parts of the conversation by then
@@ -54,18 +51,15 @@ async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
     monkeypatch.setattr(RunFiles, RunFiles._read_conversation.__name__, full)
     async with world([FINISH]) as it:
         run = await it.start()
-
-        async def is_in_sight() -> bool:
-            pending = (await run.describe()).raw_description.pending_activities
-            return [each.activity_type.name for each in pending] == [name]
-
-        await it.until(is_in_sight)
+        await it.until_activity(run, lambda each: each.activity_type.name == name)
         assert (await run.result())["type"] == "agent.completed"
         assert left == 0
         assert (await scheduled(run)).count(name) == 1
 
 
-async def test_a_cancel_that_is_the_workers_own_cancels_no_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancel_that_is_the_workers_own_cancels_no_run(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that shuts down cancels what it has in hand."""
     opened, calls_of_it = RunFiles._read_conversation, 0
 
@@ -83,19 +77,18 @@ async def test_a_cancel_that_is_the_workers_own_cancels_no_run(world: Any, monke
         assert await scheduled(run) == ["open_run", "plan"]
 
 
-async def test_a_run_that_is_cancelled_before_a_worker_takes_it_is_not_opened(world: Any) -> None:
+async def test_a_run_that_is_cancelled_before_a_worker_takes_it_is_not_opened(world: MakeWorld) -> None:
     async with world([FINISH], works=False) as it:
         run = await it.start()
         await run.cancel()
         async with it.worker():
-            with pytest.raises(WorkflowFailureError) as failure:
-                await run.result()
-        assert isinstance(failure.value.cause, CancelledError)
+            await expect_cancelled(run)
         assert {"open_run", "plan"}.isdisjoint(await timeline(run))
+        assert it.model.requests == []
         await it.replay()
 
 
-async def test_a_process_that_only_answers_leaves_it_to_a_worker(world: Any) -> None:
+async def test_a_process_that_only_answers_queries_leaves_activities_to_a_worker(world: MakeWorld) -> None:
     async with world([FINISH], works=False) as it:
         async with run_query_worker(it.client, it.queue):
             run = await it.start()
@@ -112,7 +105,7 @@ async def test_a_process_that_only_answers_leaves_it_to_a_worker(world: Any) -> 
 
 
 async def test_a_cancel_that_comes_as_the_run_ends_decides_how_it_ends(
-    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The server takes no end that does not know of it: the run ends anew, and its files with it."""
     close, run = RunFiles._read_conversation, None
@@ -128,26 +121,23 @@ async def test_a_cancel_that_comes_as_the_run_ends_decides_how_it_ends(
     run_id = new_id()  # the server is shared
     async with world([FINISH]) as it:
         run = await it.start(run_id=run_id)
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, CancelledError)
+        await expect_cancelled(run)
         events = [event async for event in run.fetch_history_events()]
-        causes = [e.workflow_task_failed_event_attributes.cause for e in events if _is_failed_task(e)]
+        failed = [e for e in events if e.HasField("workflow_task_failed_event_attributes")]
+        causes = [event.workflow_task_failed_event_attributes.cause for event in failed]
         assert causes == [WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND]
-    lines = [json.loads(line) for line in (tmp_path / run_id / "trace.jsonl").read_text().splitlines()]
-    told = [line.get("event") for line in lines]
-    assert "agent_run.cancelled" in told
-    assert "agent.completed" not in told
-    assert "agent_run.completed" not in told
+    names = {line["event"] for line in trace_events(tmp_path / run_id)}
+    assert "agent_run.cancelled" in names
+    assert names.isdisjoint({"agent.completed", "agent_run.completed"})
 
 
-def test_of_an_end_that_did_not_count_no_line_is_left(tmp_path: Path) -> None:
+def test_the_trace_keeps_no_line_of_an_end_that_the_server_refused(tmp_path: Path) -> None:
     def line(number: int, name: str) -> dict[str, Any]:
         return {"key": f"event:{number}", "event": name, "run_id": "r"}
 
-    def close(event: dict[str, Any] | None, *told: dict[str, Any]) -> None:
-        request = CloseRequest(start=0, length=0, head="", event=event, told=told)
-        trace.write_trace(workspace, *told)
+    def close(event: dict[str, Any] | None, *lines: dict[str, Any]) -> None:
+        request = CloseRequest(start=0, length=0, head="", event=event, told=lines)
+        trace.write_trace(workspace, *lines)
         _finish_files(workspace, Journal(), request)
 
     workspace = Workspace(tmp_path)
@@ -157,18 +147,13 @@ def test_of_an_end_that_did_not_count_no_line_is_left(tmp_path: Path) -> None:
     escalated = {"type": "agent.escalated", "payload": {}}
     close(escalated, line(2, "agent.loop.detected"), line(3, "agent_run.escalated"))
     close(None, line(2, "agent_run.cancelled"))
-    told = [json.loads(text)["event"] for text in (tmp_path / trace.TRACE_FILE).read_text().splitlines()]
-    assert told == ["agent_run.started", "plan", "agent_run.cancelled"]
+    assert [line["event"] for line in trace_events(tmp_path)] == ["agent_run.started", "plan", "agent_run.cancelled"]
 
 
-async def test_a_turn_is_closed_by_an_activity_that_the_server_knows(world: Any) -> None:
+async def test_a_turn_is_closed_by_an_activity_that_the_server_knows(world: MakeWorld) -> None:
     """A steer that comes meanwhile no longer reopens it, so what it has left to its conversation is its last word."""
     chat = new_id()
     async with world([FINISH]) as it:
-        run = await begun(it, await say(it, chat, "hello"))
+        run = await wait_for_run(it, await say(it, chat, "hello"))
         await until_idle(it, chat, 1)
         assert await scheduled(run) == ["plan", "close_segment"]
-
-
-def _is_failed_task(event: Any) -> bool:
-    return bool(event.HasField("workflow_task_failed_event_attributes"))

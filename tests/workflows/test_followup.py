@@ -2,12 +2,13 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio import activity, workflow
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.followup.outbox import LogOutbox
@@ -17,17 +18,16 @@ from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from decisions.builtin_tools import FOLLOW_UP_TOOLS
 from perdure.client.run_list import iterate_runs
-from perdure.codec import AesGcmCodec
-from perdure.converter import with_encryption
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.conftest import MakeWorld, Run
-from tests.workflows.following import FINISH, WAIT, WITH_LANE, Following, Lane, followings
+from tests.workflows.conftest import MakeWorld, Run, connect_encrypted
+from tests.workflows.following import FINISH, WAIT, WITH_LANE, FollowUpWorld, Lane, MakeFollowUps, make_follow_ups
+from tests.workflows.runs import cancel_run, expect_cancelled, failure_of, rejection_of
 
 
 @pytest.fixture
-def following(world: MakeWorld) -> Following:
-    return followings(world)
+def follow_ups(world: MakeWorld) -> MakeFollowUps:
+    return make_follow_ups(world)
 
 
 class Recorded:
@@ -62,17 +62,13 @@ class Held(Recorded):
         return sent
 
 
-async def refused(run: Run, name: str, *body: Any) -> str:
-    with pytest.raises(WorkflowUpdateFailedError) as failure:
-        await run.execute_update(name, args=body)
-    assert isinstance(failure.value.cause, ApplicationError)
-    return failure.value.cause.message
+async def rejection(run: Run, update: str, *body: Any) -> str:
+    return (await rejection_of(run, update, *body)).message
 
 
-async def test_a_reply_after_the_task_resolves_it_and_the_work_goes_on(following: Following) -> None:
-    async with following() as here:
-        run = await here.create(mention_user_id="A")
-        await here.wait_for_reply(run)
+async def test_a_reply_after_the_task_resolves_it_and_the_work_goes_on(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
+        run = await here.create_waiting(mention_user_id="A")
         await here.until_task(run, "t1", "blocked")
         reply = here.reply("Friday at noon")
         await here.publish(reply)
@@ -94,8 +90,8 @@ async def test_a_reply_after_the_task_resolves_it_and_the_work_goes_on(following
         }
         assert task["resolvedBy"] == f"discord:dm-b:{reply['data']['messageId']}"
         assert state["state"] == "resolved"
-        told = [(e["type"].removeprefix("evt.workflow."), e["data"].get("state")) for e in state["events"]]
-        assert told == [
+        changes = [(e["type"].removeprefix("evt.workflow."), e["data"].get("state")) for e in state["events"]]
+        assert changes == [
             ("lifecycle.changed", "queued"),
             ("task.lifecycle.changed", "queued"),
             ("lifecycle.changed", "running"),
@@ -111,19 +107,17 @@ async def test_a_reply_after_the_task_resolves_it_and_the_work_goes_on(following
         assert await here.it.failed_tasks(run) == 0
 
 
-async def test_a_reply_before_the_task_is_kept_for_it(following: Following) -> None:
-    async with following() as here:
+async def test_a_reply_before_the_task_is_kept_for_it(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         await here.publish(here.reply())
-        run = await here.create()
-        await here.wait_for_reply(run)
+        run = await here.create_waiting()
         await run.result()
         assert len(await here.requests()) == 1
 
 
-async def test_a_reply_that_comes_again_resumes_once_and_another_one_is_late(following: Following) -> None:
-    async with following() as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
+async def test_a_reply_that_comes_again_resumes_once_and_another_one_is_late(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
+        run = await here.create_waiting()
         await here.add(run, "prompt", "t2", text="Go?")
         reply = here.reply()
         for _ in range(3):
@@ -137,16 +131,15 @@ async def test_a_reply_that_comes_again_resumes_once_and_another_one_is_late(fol
         assert here.task_in(state) == task
         await run.execute_update("answer", {"text": "yes"})
         await run.result()
-        topic = here.it.client.get_workflow_handle(await here.publish(here.reply("Sunday")))
+        topic = await here.publish(here.reply("Sunday"))
         await here.it.until(lambda: here.has_late(topic))
         assert len(await here.requests()) == 1
 
 
 @pytest.mark.parametrize("fields", [{"userId": "C"}, {"to": None}, {"to": "m-other"}, {"channelId": "dm-c"}])
-async def test_what_is_no_strict_reply_of_b_resolves_nothing(following: Following, fields: dict[str, Any]) -> None:
-    async with following() as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
+async def test_only_a_strict_reply_resolves_a_task(follow_ups: MakeFollowUps, fields: dict[str, Any]) -> None:
+    async with follow_ups() as here:
+        run = await here.create_waiting()
         wrong = here.reply("me too", **fields)
         if fields.get("to", "m") is not None:
             await here.publish(wrong)
@@ -157,11 +150,10 @@ async def test_what_is_no_strict_reply_of_b_resolves_nothing(following: Followin
         assert any("is not what task t1 waits for" in line for line in (await here.it.state(run))["ignored"])
 
 
-async def test_a_reply_meets_its_task_after_all_workers_have_gone(following: Following) -> None:
-    async with following(works=False) as here:
+async def test_a_reply_meets_its_task_after_all_workers_have_gone(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups(works=False) as here:
         async with here.it.worker():
-            run = await here.create()
-            await here.wait_for_reply(run)
+            run = await here.create_waiting()
             await here.until_task(run, "t1", "blocked")
         await here.publish(here.reply())
         async with here.it.worker():
@@ -169,8 +161,8 @@ async def test_a_reply_meets_its_task_after_all_workers_have_gone(following: Fol
             assert len(await here.requests()) == 1
 
 
-async def test_a_timeout_is_typed_and_the_work_goes_on(following: Following) -> None:
-    async with following() as here:
+async def test_a_timeout_is_typed_and_the_work_goes_on(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run = await here.create()
         await here.wait_for_reply(run, timeoutMs=100)
         await run.result()
@@ -178,13 +170,13 @@ async def test_a_timeout_is_typed_and_the_work_goes_on(following: Following) -> 
         assert (task["result"]["status"], task["resolvedBy"]) == ("timeout", "timeout")
         (request,) = await here.requests()
         assert request["messages"][1]["content"].startswith("Nothing came in time for: wait for t1\n\n")
-        topic = here.it.client.get_workflow_handle(await here.publish(here.reply("too late")))
+        topic = await here.publish(here.reply("too late"))
         await here.it.until(lambda: here.has_late(topic))
         assert len(await here.requests()) == 1
 
 
-async def test_all_waits_for_each_task_and_any_for_one(following: Following) -> None:
-    async with following() as here:
+async def test_all_waits_for_each_task_and_any_for_one(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         both, one = await here.create("all"), await here.create("any")
         for run in (both, one):
             await here.wait_for_reply(run)
@@ -199,14 +191,13 @@ async def test_all_waits_for_each_task_and_any_for_one(following: Following) -> 
         assert [each["request_id"] for each in await here.requests()] == [f"{one.id}:1", f"{both.id}:1"]
 
 
-async def test_all_is_judged_after_the_turn_that_creates_the_tasks(following: Following) -> None:
+async def test_all_is_judged_after_the_turn_that_creates_the_tasks(follow_ups: MakeFollowUps) -> None:
     """The first may resolve before the second exists."""
     work = ScriptedTool("work", kind=ToolKind.signal)
-    async with following([calls(("work", {})), FINISH], work) as here:
+    async with follow_ups([calls(("work", {})), FINISH], work) as here:
         turn = await here.it.start()
         await here.it.until_pending(turn, 1)
-        run = await here.create(run_id=turn.id.removeprefix("run:"))
-        await here.wait_for_reply(run)
+        run = await here.create_waiting(run_id=turn.id.removeprefix("run:"))
         await here.publish(here.reply())
         await here.until_task(run, "t1", "resolved")
         await here.wait_for_reply(run, "t2", messageId=f"{here.message}-2")
@@ -218,48 +209,41 @@ async def test_all_is_judged_after_the_turn_that_creates_the_tasks(following: Fo
 
 
 @pytest.mark.parametrize("end", ["terminated", "never there"])
-async def test_a_turn_that_never_ended_properly_holds_nothing_up(following: Following, end: str) -> None:
-    async with following([calls(("work", {}))], ScriptedTool("work", kind=ToolKind.signal)) as here:
+async def test_a_turn_that_never_ended_properly_holds_nothing_up(follow_ups: MakeFollowUps, end: str) -> None:
+    async with follow_ups([calls(("work", {}))], ScriptedTool("work", kind=ToolKind.signal)) as here:
         if end == "terminated":
             turn = await here.it.start()
-            run = await here.create(run_id=turn.id.removeprefix("run:"))
-            await here.wait_for_reply(run)
+            run = await here.create_waiting(run_id=turn.id.removeprefix("run:"))
             await turn.terminate("gone")
             here.it.started.remove(turn.id)
         else:
-            run = await here.create(run_id="nobody")
-            await here.wait_for_reply(run)
+            run = await here.create_waiting(run_id="nobody")
         await here.publish(here.reply())
         await asyncio.wait_for(run.result(), 20)
         assert len(await here.requests()) == 1
 
 
-async def test_without_a_task_it_fails_typed_once_its_turn_has_ended(following: Following) -> None:
-    async with following() as here:
+async def test_without_a_task_it_fails_typed_once_its_turn_has_ended(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run = await here.create(run_id="nobody")
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, ApplicationError)
-        assert failure.value.cause.type == "NoTasks"
+        failure = await failure_of(run)
+        assert failure.type == "NoTasks"
         assert await here.requests() == []
 
 
 @pytest.mark.parametrize(
     "how", [(), ({"type": "cmd.workflow.cancel", "data": {"reason": "done"}},), ({"by": "eva"},), "native"]
 )
-async def test_a_cancelled_follow_up_ends_canceled_and_resumes_nothing(following: Following, how: Any) -> None:
-    async with following() as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
+async def test_a_cancelled_follow_up_ends_canceled_and_resumes_nothing(follow_ups: MakeFollowUps, how: Any) -> None:
+    async with follow_ups() as here:
+        run = await here.create_waiting()
         await here.until_task(run, "t1", "blocked")
         await (run.cancel() if how == "native" else run.signal("cancel", args=how))
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, CancelledError)
+        await expect_cancelled(run)
         assert await here.status(run) is WorkflowExecutionStatus.CANCELED
         state = await here.it.state(run)
         assert (state["state"], here.task_in(state)["state"]) == ("cancelled", "cancelled")
-        topic = here.it.client.get_workflow_handle(await here.publish(here.reply()))
+        topic = await here.publish(here.reply())
         await here.it.until(lambda: here.has_late(topic))
         assert await here.requests() == []
 
@@ -288,39 +272,33 @@ async def is_resumed_in_vain(run: Run) -> bool:
 
 
 @pytest.mark.parametrize("how", ["signal", "native"])
-async def test_a_follow_up_that_no_lane_takes_can_be_cancelled(following: Following, how: str) -> None:
+async def test_a_follow_up_that_no_lane_takes_can_be_cancelled(follow_ups: MakeFollowUps, how: str) -> None:
     """It ends Canceled, tells so, and frees its topics: whoever looks must not think that the work goes on."""
-    async with following(workflows=REFUSING) as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
-        topic = here.it.client.get_workflow_handle(await here.publish(here.reply()))
+    async with follow_ups(workflows=REFUSING) as here:
+        run = await here.create_waiting()
+        topic = await here.publish(here.reply())
         await here.it.until(lambda: is_resumed_in_vain(run))
-        await (run.cancel() if how == "native" else run.signal("cancel"))
-        with pytest.raises(WorkflowFailureError) as failure:
-            await asyncio.wait_for(run.result(), 20)
-        assert isinstance(failure.value.cause, CancelledError)
+        await cancel_run(run, how)
+        await expect_cancelled(run)
         assert await here.status(run) is WorkflowExecutionStatus.CANCELED
         assert (await here.it.state(run))["state"] == "cancelled"
         assert [each["expiresAt"] for each in (await here.it.state(topic))["subscriptions"]] == [0]
         await here.it.client.get_workflow_handle(f"conversation:{here.session}").terminate()
 
 
-async def test_what_a_lane_will_never_take_is_not_tried_for_ever(following: Following) -> None:
-    async with following(workflows=REFUSING) as here:
-        run = await here.create(session_id=f"{here.session}-reused")
-        await here.wait_for_reply(run)
-        topic = here.it.client.get_workflow_handle(await here.publish(here.reply()))
-        with pytest.raises(WorkflowFailureError) as failure:
-            await asyncio.wait_for(run.result(), 20)
-        assert isinstance(failure.value.cause, ApplicationError)
-        assert failure.value.cause.type == "Refused"
-        assert failure.value.cause.message.endswith("-reused rejects the request: no: RequestIdReused")
+async def test_a_request_that_a_lane_rejects_fails_its_follow_up(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups(workflows=REFUSING) as here:
+        run = await here.create_waiting(session_id=f"{here.session}-reused")
+        topic = await here.publish(here.reply())
+        failure = await failure_of(run)
+        assert failure.type == "Refused"
+        assert failure.message.endswith("-reused rejects the request: no: RequestIdReused")
         assert [each["expiresAt"] for each in (await here.it.state(topic))["subscriptions"]] == [0]
         await here.it.client.get_workflow_handle(f"conversation:{here.session}-reused").terminate()
 
 
-async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: Following) -> None:
-    async with following() as here:
+async def test_a_prompt_is_a_question_to_people_and_answered_as_one(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run = await here.create()
         await here.add(run, "prompt", "t1", text="Book the table?", options=["yes", "no"])
         await here.until_task(run, "t1", "blocked")
@@ -330,8 +308,8 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
             return any((e.run_id, e.waiting_for) == (run.id, "human: asks: Book the table?") for e in found)
 
         await here.it.until(listed)
-        assert "t9 is not open" in await refused(run, "answer", {"question_id": "t9", "text": "yes"})
-        assert "takes a text" in await refused(run, "answer", {"decision": "approve"})
+        assert "t9 is not open" in await rejection(run, "answer", {"question_id": "t9", "text": "yes"})
+        assert "takes a text" in await rejection(run, "answer", {"decision": "approve"})
         await run.signal("human_input", {"text": "yes", "by": "eva"})
         await run.result()
         task = here.task_in(await here.it.state(run))
@@ -341,8 +319,8 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
         assert request["sender"] == {"door": "follow-up"}
 
 
-async def test_a_wait_is_resolved_by_the_clock(following: Following) -> None:
-    async with following() as here:
+async def test_a_wait_is_resolved_by_the_clock(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run = await here.create()
         await here.add(run, "prompt", "hold", text="Both there?")
         await here.add(run, "wait", "t1", delayMs=50)
@@ -355,9 +333,9 @@ async def test_a_wait_is_resolved_by_the_clock(following: Following) -> None:
 
 @pytest.mark.parametrize("completion", ["none", "ack"])
 async def test_a_message_goes_out_once_and_only_an_ack_resumes(
-    following: Following, completion: str, tmp_path: Any
+    follow_ups: MakeFollowUps, completion: str, tmp_path: Path
 ) -> None:
-    async with following(outbox=LogOutbox(tmp_path / "out")) as here:
+    async with follow_ups(outbox=LogOutbox(tmp_path / "out")) as here:
         run = await here.create()
         await here.add(run, "notify", "t1", channelId="x", text="I asked B.", completion=completion)
         await run.result()
@@ -368,11 +346,11 @@ async def test_a_message_goes_out_once_and_only_an_ack_resumes(
 
 
 @pytest.mark.parametrize(("effect", "times", "status"), [(Effect.once, 1, "http_error"), (Effect.keyed, 2, "sent")])
-async def test_what_fails_to_go_out_is_sent_again_only_where_keys_are_honoured(
-    following: Following, effect: Effect, times: int, status: str
+async def test_a_failed_message_is_resent_only_by_an_outbox_that_honours_keys(
+    follow_ups: MakeFollowUps, effect: Effect, times: int, status: str
 ) -> None:
     outbox = Recorded(effect, fails=1)
-    async with following(outbox=outbox) as here:
+    async with follow_ups(outbox=outbox) as here:
         run = await here.create()
         await here.add(run, "notify", "t1", channelId="x", text="hi", completion="ack")
         await run.result()
@@ -391,9 +369,9 @@ class Slow(Recorded):
 
 
 @pytest.mark.parametrize("effect", [Effect.once, Effect.keyed])
-async def test_temporal_cuts_off_no_attempt_before_the_outbox_does(following: Following, effect: Effect) -> None:
+async def test_temporal_cuts_off_no_attempt_before_the_outbox_does(follow_ups: MakeFollowUps, effect: Effect) -> None:
     outbox = Slow(effect)
-    async with following(outbox=outbox) as here:
+    async with follow_ups(outbox=outbox) as here:
         run = await here.create()
         await here.add(run, "notify", "t1", channelId="x", text="hi")
         await run.result()
@@ -401,12 +379,17 @@ async def test_temporal_cuts_off_no_attempt_before_the_outbox_does(following: Fo
     assert outbox.given > outbox.timeout
 
 
-async def test_a_message_that_does_not_go_out_holds_up_no_other_task(following: Following) -> None:
+async def two_messages(here: FollowUpWorld) -> Run:
+    run = await here.create()
+    for name in ("m1", "m2"):
+        await here.add(run, "notify", name, channelId="x", text=name, completion="ack")
+    return run
+
+
+async def test_a_message_that_does_not_go_out_holds_up_no_other_task(follow_ups: MakeFollowUps) -> None:
     outbox = Held()
-    async with following(outbox=outbox) as here:
-        run = await here.create()
-        for name in ("m1", "m2"):
-            await here.add(run, "notify", name, channelId="x", text=name, completion="ack")
+    async with follow_ups(outbox=outbox) as here:
+        run = await two_messages(here)
         await here.until_task(run, "m1", "running")
         await here.add(run, "wait", "clock", delayMs=1)
         await here.add(run, "prompt", "ask", text="Book it?", timeoutMs=1)
@@ -424,13 +407,11 @@ async def test_a_message_that_does_not_go_out_holds_up_no_other_task(following: 
 
 
 async def test_a_message_whose_task_was_resolved_while_it_went_out_is_waited_for_by_the_next(
-    following: Following,
+    follow_ups: MakeFollowUps,
 ) -> None:
     outbox = Held()
-    async with following(outbox=outbox) as here:
-        run = await here.create()
-        for name in ("m1", "m2"):
-            await here.add(run, "notify", name, channelId="x", text=name, completion="ack")
+    async with follow_ups(outbox=outbox) as here:
+        run = await two_messages(here)
         await here.it.until(lambda: bool(outbox.sent))
         await run.signal("task_resolved", {"taskId": "m1", "result": "they have it"})
         await here.until_task(run, "m1", "resolved")
@@ -443,15 +424,13 @@ async def test_a_message_whose_task_was_resolved_while_it_went_out_is_waited_for
 
 
 @pytest.mark.parametrize("how", ["signal", "native"])
-async def test_a_message_that_is_going_out_is_not_cut_off_by_a_cancel(following: Following, how: str) -> None:
+async def test_a_message_that_is_going_out_is_not_cut_off_by_a_cancel(follow_ups: MakeFollowUps, how: str) -> None:
     """What became of it is told; what has not begun to go out does not."""
     outbox = Held()
-    async with following(outbox=outbox) as here:
-        run = await here.create()
-        for name in ("m1", "m2"):
-            await here.add(run, "notify", name, channelId="x", text=name)
+    async with follow_ups(outbox=outbox) as here:
+        run = await two_messages(here)
         await here.it.until(lambda: bool(outbox.sent))
-        await (run.cancel() if how == "native" else run.signal("cancel"))
+        await cancel_run(run, how)
         assert here.task_in(await here.it.state(run), "m1")["state"] == "running"
         outbox.goes.set()
         with pytest.raises(WorkflowFailureError):
@@ -461,18 +440,18 @@ async def test_a_message_that_is_going_out_is_not_cut_off_by_a_cancel(following:
         assert [text for _, text in outbox.sent] == ["m1"]
 
 
-async def test_without_an_outbox_a_message_fails_typed(following: Following) -> None:
-    async with following() as here:
+async def test_without_an_outbox_a_message_fails_typed(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run = await here.create()
         await here.add(run, "notify", "t1", channelId="x", text="hi", completion="ack")
         await run.result()
         assert here.task_in(await here.it.state(run))["result"]["status"] == "tool_error"
 
 
-async def test_an_agent_waits_for_a_reply_by_one_call(following: Following) -> None:
+async def test_an_agent_waits_for_a_reply_by_one_call(follow_ups: MakeFollowUps) -> None:
     """The follow-up has the headers of its run."""
     wait = calls(("workflow_wait_for_reply", {**WAIT, "messageId": "m-agent-1"}))
-    async with following([wait, FINISH]) as here:
+    async with follow_ups([wait, FINISH]) as here:
         turn = await here.it.start("ask B for lunch", conversation_id=here.session)
         assert (await turn.result())["payload"]["steps_taken"] == 1
         run = await here.follow_up_of(turn)
@@ -512,8 +491,8 @@ BAD_CALLS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_wrong_arguments_come_back_as_errors_that_the_model_can_act_on(following: Following) -> None:
-    async with following([calls(*((tool, given) for tool, given, _ in BAD_CALLS)), FINISH]) as here:
+async def test_wrong_arguments_come_back_as_errors_that_the_model_can_act_on(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups([calls(*((tool, given) for tool, given, _ in BAD_CALLS)), FINISH]) as here:
         turn = await here.it.start()
         await turn.result()
         results = [text for _, text in await here.it.results(turn)]
@@ -529,8 +508,7 @@ async def test_an_agent_without_follow_ups_is_offered_no_tool_of_theirs_and_refu
         ("workflow_wait_for_reply", {**WAIT, "messageId": "m"}),
     )
     async with world([calls(*asked), FINISH]) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert [text.split(" here")[0] for _, text in await it.results(run)][:2] == [
             f"unknown_tool: there is no tool {tool!r}" for tool, _ in asked
         ]
@@ -554,11 +532,10 @@ BAD_BODIES: list[list[Any]] = [
 ]
 
 
-async def test_no_bad_signal_harms_a_follow_up_or_a_topic(following: Following) -> None:
-    async with following() as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
-        topic = here.it.client.get_workflow_handle(await here.publish(here.reply(userId="C")))
+async def test_no_bad_signal_harms_a_follow_up_or_a_topic(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
+        run = await here.create_waiting()
+        topic = await here.publish(here.reply(userId="C"))
         for body in BAD_BODIES:
             for name in ("task_create", "task_resolved", "human_input", "no_such_signal"):
                 await run.signal(name, args=body)
@@ -582,8 +559,8 @@ async def test_no_bad_signal_harms_a_follow_up_or_a_topic(following: Following) 
 
 
 @pytest.mark.parametrize("args", [[], [{}, {}], [None], [5], [{"type": "cmd.workflow.create"}], ["other name"]])
-async def test_a_bad_start_fails_typed(following: Following, args: list[Any]) -> None:
-    async with following() as here:
+async def test_a_bad_start_fails_typed(follow_ups: MakeFollowUps, args: list[Any]) -> None:
+    async with follow_ups() as here:
         if args == ["other name"]:
             good = await here.create()
             await good.signal("cancel")
@@ -591,50 +568,44 @@ async def test_a_bad_start_fails_typed(following: Following, args: list[Any]) ->
             data = {"workflowId": state["workflowId"], "definition": state["definition"]}
             args = [{"type": "cmd.workflow.create", "data": data}]
         run = await here.start_raw(*args)
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, ApplicationError)
-        assert failure.value.cause.type == "InvalidInput"
+        failure = await failure_of(run)
+        assert failure.type == "InvalidInput"
         assert await here.it.failed_tasks(run) == 0
 
 
-async def test_a_task_for_another_follow_up_or_after_the_end_is_refused(following: Following) -> None:
-    async with following() as here:
+async def test_a_task_for_another_follow_up_or_after_the_end_is_refused(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run, other = await here.create(), await here.create()
-        assert "this is follow-up" in await refused(run, "create_task", here.task(other, "wait", delayMs=5))
-        assert "one JSON argument" in await refused(run, "create_task")
-        assert "the kinds are" in await refused(run, "create_task", here.task(run, "nap"))
+        assert "this is follow-up" in await rejection(run, "create_task", here.task(other, "wait", delayMs=5))
+        assert "one JSON argument" in await rejection(run, "create_task")
+        assert "the kinds are" in await rejection(run, "create_task", here.task(run, "nap"))
         await other.signal("cancel")
 
 
-async def test_both_go_on_where_their_histories_grow_long(world: MakeWorld, short_history_client: Any) -> None:
-    async with followings(world)(server=short_history_client) as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
+async def test_both_go_on_where_their_histories_grow_long(world: MakeWorld, short_history_client: Client) -> None:
+    async with make_follow_ups(world)(server=short_history_client) as here:
+        run = await here.create_waiting()
         for n in range(60):
             await run.signal("human_input", {"text": str(n)})
             topic = await here.publish(here.reply(str(n), userId="C"))
-        first = here.it.client.get_workflow_handle(topic)
         await here.publish(here.reply("at last"))
         await run.result()
         assert here.task_in(await here.it.state(run))["result"]["text"] == "at last"
         rotated = [e.id async for e in short_history_client.list_workflows("ExecutionStatus = 'ContinuedAsNew'")]
-        assert {run.id, first.id} <= set(rotated)
+        assert {run.id, topic.id} <= set(rotated)
         assert len(await here.requests()) == 1
 
 
 async def test_nothing_of_an_encrypted_follow_up_can_be_read_in_its_history(world: MakeWorld, client: Client) -> None:
     """Ids are another matter: they name topics and lanes."""
-    target = client.service_client.config.target_host
-    secret = await Client.connect(target, data_converter=with_encryption(AesGcmCodec({"k1": b"1" * 32})))
-    async with followings(world)(server=secret, outbox=Recorded()) as here:
-        run = await here.create()
-        await here.wait_for_reply(run)
+    encrypted = await connect_encrypted(client)
+    async with make_follow_ups(world)(server=encrypted, outbox=Recorded()) as here:
+        run = await here.create_waiting()
         await here.add(run, "prompt", "t2", text="the question, unseen")
         await here.add(run, "notify", "t3", channelId="x", text="the message, unseen")
         await here.until_task(run, "t3", "resolved")
         reply = here.reply("the reply, unseen")
-        topic = here.it.client.get_workflow_handle(await here.publish(reply))
+        topic = await here.publish(reply)
         await run.execute_update("answer", {"text": "the answer, unseen"})
         await run.result()
         (request,) = await here.requests()
@@ -644,11 +615,11 @@ async def test_nothing_of_an_encrypted_follow_up_can_be_read_in_its_history(worl
         assert "unseen" not in str((await run.describe()).typed_search_attributes)
 
 
-async def test_a_topic_outlives_days_of_waiting_and_ends_when_nobody_waits(
+async def test_a_topic_outlives_days_of_waiting_and_ends_without_subscribers(
     world: MakeWorld, skipping: WorkflowEnvironment
 ) -> None:
     """Three days of time pass in seconds; the topic's own time to live is one."""
-    async with followings(world)(server=skipping.client) as here:
+    async with make_follow_ups(world)(server=skipping.client) as here:
         run = await here.create()
         await here.wait_for_reply(run, timeoutMs=3 * 24 * 3600 * 1000)
         topic = here.it.client.get_workflow_handle(f"topic:discord:dm-b:{here.message}")
@@ -661,8 +632,8 @@ async def test_a_topic_outlives_days_of_waiting_and_ends_when_nobody_waits(
         assert lived[0] - lived[1] >= timedelta(days=2.9)
 
 
-async def test_a_reply_whose_ids_are_long_resolves_its_task(following: Following) -> None:
-    async with following() as here:
+async def test_a_reply_whose_ids_are_long_resolves_its_task(follow_ups: MakeFollowUps) -> None:
+    async with follow_ups() as here:
         run = await here.create()
         await here.add(run, "discord.wait_for_reply", "t1", channelId="c" * 200, messageId=here.message)
         await here.until_task(run, "t1", "blocked")

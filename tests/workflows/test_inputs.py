@@ -1,39 +1,37 @@
 """Whatever is sent, a start ends in a typed failure, a message in a refusal, and no run is wedged or harmed."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from temporalio.api.common.v1 import Payload
-from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.client import WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from contracts.tool import ToolKind
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.runs import failure_of
+from tests.workflows.script import FINISH
 
-FINISH = calls(("finish", {"outcome": "done"}))
 GOOD = {"type": "agentic.start", "payload": {"goal": "x"}}
-DEEP = RawValue(Payload(metadata={"encoding": b"json/plain"}, data=b"[" * 10_000 + b"]" * 10_000))
-TWICE = RawValue(
-    Payload(
-        metadata={"encoding": b"json/plain"},
-        data=b'{"type": "agentic.start", "payload": {"goal": "a", "goal": "b"}, "text": "a", "text": "b"}',
-    )
-)
-NUMBERS = tuple(
-    RawValue(
-        Payload(
-            metadata={"encoding": b"json/plain"},
-            data=b'{"type": "agentic.start", "payload": {"goal": "x", "context": {"sums": [{"of": %b}]}}}' % number,
-        )
-    )
-    for number in (b"NaN", b"-Infinity", b"1e400", b"9" * 5000)
-)
-ODD = RawValue(Payload(metadata={"encoding": b"json/odd"}, data=b"?"))
+
+
+def raw(data: bytes, encoding: bytes = b"json/plain", **metadata: bytes) -> RawValue:
+    return RawValue(Payload(metadata={"encoding": encoding, **metadata}, data=data))
+
+
+START = b'{"type": "agentic.start", "payload": {"goal": "x", "context": {"sums": [{"of": %b}]}}}'
+DEEP = raw(b"[" * 10_000 + b"]" * 10_000)
+TWICE = raw(b'{"type": "agentic.start", "payload": {"goal": "a", "goal": "b"}, "text": "a", "text": "b"}')
+NUMBERS = tuple(raw(START % number) for number in (b"NaN", b"-Infinity", b"1e400", b"9" * 5000))
+ODD = raw(b"?", b"json/odd")
 REFERENCE = {"encoding": b"json/protobuf", "messageType": b"temporal.api.sdk.v1.ExternalStorageReference"}
-NOWHERE = RawValue(Payload(metadata=REFERENCE, data=b'{"driverName": "perdure", "claimData": {"key": "no/such"}}'))
-TORN = RawValue(Payload(metadata=REFERENCE, data=b'{"driverName'))
+NOWHERE = raw(b'{"driverName": "perdure", "claimData": {"key": "no/such"}}', **REFERENCE)
+TORN = raw(b'{"driverName', **REFERENCE)
 MARKED = RawValue(Payload(metadata={"__temporal_external_storage_reference": b"true"}, data=b"?"))
 BIG = {"type": "agentic.start", "payload": {"goal": "x", "context": {"notes": ['"'] * 400_000}}}
 
@@ -42,13 +40,23 @@ def start_with(**payload: Any) -> dict[str, Any]:
     return {"type": "agentic.start", "payload": payload}
 
 
-async def failure_of(it: Any, run: Any) -> ApplicationError:
-    with pytest.raises(WorkflowFailureError) as failure:
-        await run.result()
-    cause = failure.value.cause
-    assert isinstance(cause, ApplicationError)
+async def sound_failure(it: World, run: Run) -> ApplicationError:
+    """The typed failure of a run of which no workflow task failed."""
+    failure = await failure_of(run)
     assert await it.failed_tasks(run) == 0
-    return cause
+    return failure
+
+
+@asynccontextmanager
+async def asking(world: MakeWorld) -> AsyncIterator[tuple[World, Run]]:
+    """A run that waits for a person; afterwards it goes on to its end, unharmed."""
+    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        yield it, run
+        await it.answer(run, text="a")
+        assert (await run.result())["type"] == "agent.completed"
+        assert await it.failed_tasks(run) == 0
 
 
 @pytest.mark.parametrize(
@@ -89,37 +97,37 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([{"type": "agentic.continue", "state": {}, "segments": []}], "state"),
     ],
 )
-async def test_a_bad_start_fails_typed_and_names_what_is_wrong(world: Any, args: list[Any], says: str) -> None:
+async def test_a_bad_start_fails_typed_with_the_wrong_field(world: MakeWorld, args: list[Any], says: str) -> None:
     async with world([FINISH]) as it:
-        cause = await failure_of(it, await it.start_raw(*args))
+        cause = await sound_failure(it, await it.start_raw(*args))
         assert it.model.requests == []
     assert cause.type == "InvalidInput"
     assert says in cause.message
     assert "\n" not in cause.message
 
 
-async def test_an_unknown_agent_fails_typed_and_names_the_known_ones(world: Any) -> None:
+async def test_an_unknown_agent_fails_typed_and_names_the_known_ones(world: MakeWorld) -> None:
     async with world([FINISH]) as it:
-        cause = await failure_of(it, await it.start(agent="nobody"))
+        cause = await sound_failure(it, await it.start(agent="nobody"))
     assert cause.type == "UnknownAgent"
     assert "default" in cause.message
 
 
-async def test_a_workflow_type_that_does_not_exist_fails_typed(world: Any) -> None:
+async def test_a_workflow_type_that_does_not_exist_fails_typed(world: MakeWorld) -> None:
     async with world([FINISH]) as it:
         run = await it.client.start_workflow("AgentRum", GOOD, id=it.queue, task_queue=it.queue)
-        cause = await failure_of(it, run)
+        cause = await sound_failure(it, run)
     assert cause.type == "UnknownWorkflowType"
     assert "'AgentRum'" in cause.message
 
 
-async def test_signals_to_a_start_that_is_refused_change_nothing(world: Any) -> None:
+async def test_signals_to_a_start_that_is_refused_change_nothing(world: MakeWorld) -> None:
     async with world([FINISH], works=False) as it:
         run = await it.start_raw({})
         for name in ("tool_result", "human_input", "cancel", "no_such_signal"):
             await run.signal(name, {"text": "x"})
         async with it.worker():
-            assert (await failure_of(it, run)).type == "InvalidInput"
+            assert (await sound_failure(it, run)).type == "InvalidInput"
 
 
 BAD_BODIES: list[list[Any]] = [
@@ -143,8 +151,9 @@ BAD_BODIES: list[list[Any]] = [
 ]
 
 
-async def test_no_bad_signal_harms_a_run(world: Any) -> None:
-    async with world([calls(("vote", {})), calls(("ask_human", {"question": "Which?"})), FINISH], _vote()) as it:
+async def test_no_bad_signal_harms_a_run(world: MakeWorld) -> None:
+    vote = ScriptedTool("vote", kind=ToolKind.signal)
+    async with world([calls(("vote", {})), calls(("ask_human", {"question": "Which?"})), FINISH], vote) as it:
         run = await it.start()
         await it.until_pending(run, 1)
         before = await it.state(run)
@@ -166,41 +175,26 @@ async def test_no_bad_signal_harms_a_run(world: Any) -> None:
         assert await it.failed_tasks(run) == 0
 
 
-def _vote() -> ScriptedTool:
-    return ScriptedTool("vote", kind=ToolKind.signal)
-
-
-async def test_what_is_ignored_is_told(world: Any) -> None:
-    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
-        run = await it.start()
-        await it.until_state(run, question=True)
+async def test_ignored_signals_are_listed_with_their_reason(world: MakeWorld) -> None:
+    async with asking(world) as (it, run):
         await run.signal("tool_result", {"payload": 5})
         await run.signal("no_such_signal", {"a": 1})
         ignored = (await it.state(run))["ignored"]
-        await run.signal("human_input", {"text": "a"})
-        await run.result()
     assert ignored[0].startswith("tool_result: payload")
     assert ignored[1].startswith("no_such_signal: no such signal")
 
 
-async def test_no_bad_update_harms_a_run(world: Any) -> None:
-    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
-        run = await it.start()
-        await it.until_state(run, question=True)
+async def test_no_bad_update_harms_a_run(world: MakeWorld) -> None:
+    async with asking(world) as (_, run):
         for body in BAD_BODIES:
             with pytest.raises(WorkflowUpdateFailedError):
                 await run.execute_update("answer", args=body)
         with pytest.raises(WorkflowUpdateFailedError):
             await run.execute_update("no_such_update", {"text": "a"})
-        await run.execute_update("answer", {"text": "a"})
-        assert (await run.result())["type"] == "agent.completed"
-        assert await it.failed_tasks(run) == 0
 
 
-async def test_a_bad_query_fails_its_caller_alone(world: Any) -> None:
-    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
-        run = await it.start()
-        await it.until_state(run, question=True)
+async def test_a_bad_query_fails_its_caller_alone(world: MakeWorld) -> None:
+    async with asking(world) as (it, run):
         bad: list[list[Any]] = [[{"from": -1}], [{"from": "x"}], [{"limit": 0}], [{"no": 1}], [5], [{}, {}]]
         for body in bad:
             with pytest.raises(WorkflowQueryFailedError):
@@ -212,6 +206,3 @@ async def test_a_bad_query_fails_its_caller_alone(world: Any) -> None:
         assert await run.query("transcript", args=[None]) == await run.query("transcript")
         assert await run.query("state", args=[{"any": "thing"}]) == await it.state(run)
         assert set(await run.query("journal")) >= {"objective", "current_state", "handoff_next_action"}
-        await run.signal("human_input", {"text": "a"})
-        await run.result()
-        assert await it.failed_tasks(run) == 0

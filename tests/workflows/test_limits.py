@@ -1,6 +1,5 @@
 """Time limits of a run: of active time, which activities report, and no waiting counts as (B6)."""
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from activities.telemetry.attributes import AGENT_STATUS
@@ -20,15 +18,18 @@ from contracts.run.state import RunStatus
 from contracts.tool import Effect, ToolKind
 from decisions.run.loop import LAST_TURN
 from perdure.client.run_list import find_run
-from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.client.runs import wait_for_run_end
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.runs import failure_of, result_of, trace_events
+from tests.workflows.script import FINISH, is_summary
 
-FINISH = calls(("finish", {"outcome": "done"}))
+ASK = calls(("ask_human", {"question": "Which?"}))
 LOOK = calls(("look", {}), text="On it.")
 
 
-class Clock:
+class SteppingClock:
     """Stands for `perf_counter`: whatever is measured by it takes so many minutes."""
 
     def __init__(self, minutes: float) -> None:
@@ -41,12 +42,12 @@ class Clock:
 
 
 @pytest.fixture
-def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SteppingClock]:
     """`takes("tool", 16)`: from now on tool calls report 16 minutes; "turn" and "summary" do the same for theirs."""
     modules = {"tool": "tools.call", "turn": "model.turn", "summary": "model.summarize"}
 
-    def let(kind: str, minutes: float) -> Clock:
-        clock = Clock(minutes)
+    def let(kind: str, minutes: float) -> SteppingClock:
+        clock = SteppingClock(minutes)
         monkeypatch.setattr(f"activities.{modules[kind]}.perf_counter", clock)
         return clock
 
@@ -68,24 +69,7 @@ def looking() -> ScriptedTool:
     return ScriptedTool("look", lambda *_: f"view {next(views)}")
 
 
-async def result(run: Any) -> dict[str, Any]:
-    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
-    return event
-
-
-async def failure(run: Any) -> ApplicationError:
-    with pytest.raises(WorkflowFailureError) as failed:
-        await result(run)
-    assert isinstance(failed.value.cause, ApplicationError)
-    return failed.value.cause
-
-
-def events(folder: Path, name: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == name]
-
-
-async def unanswered(it: Any, run: Any) -> list[str]:
+async def unanswered(it: World, run: Run) -> list[str]:
     """Tool uses of the conversation that have no result."""
     parts = await it.parts(run)
     blocks = [block for part in parts for block in part["content"]]
@@ -106,7 +90,7 @@ async def unanswered(it: Any, run: Any) -> list[str]:
     ids=["text", "finish", "finish-without-outcome", "other-tools", "other-tools-in-silence", "empty"],
 )
 async def test_after_the_soft_limit_one_last_turn_delivers_a_partial_outcome(
-    world: Any, skipping: WorkflowEnvironment, takes: Any, tmp_path: Path, last: Reply, outcome: str
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any, tmp_path: Path, last: Reply, outcome: str
 ) -> None:
     takes("tool", 8)
     says_first = calls(("update_run_journal", {"current_state": "The wall is white."}), ("look", {}))
@@ -117,7 +101,7 @@ async def test_after_the_soft_limit_one_last_turn_delivers_a_partial_outcome(
 
     async with world(script, look, server=skipping.client) as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         requests = it.model.requests
         assert await unanswered(it, run) == []
         state = await it.state(run)
@@ -130,30 +114,31 @@ async def test_after_the_soft_limit_one_last_turn_delivers_a_partial_outcome(
     assert requests[-1]["tools"] == requests[0]["tools"], "the provider's cache has them"
     assert len(look.calls) == payload["steps_taken"] == 2
     assert state["active_seconds"] == pytest.approx(16 * 60, abs=10)
-    (told,) = events(tmp_path / run.id.removeprefix("run:"), "agent.exhaustion.soft_limit")
-    assert (told["turns"], told["steps"], told["active_seconds"] >= 900) == (2, 2, True)
-    (finish,) = [text for use, text in results.items() if use.startswith("toolu_2_0")] or [None]
+    (limit_event,) = trace_events(tmp_path / run.id.removeprefix("run:"), "agent.exhaustion.soft_limit")
+    assert (limit_event["turns"], limit_event["steps"], limit_event["active_seconds"] >= 900) == (2, 2, True)
     if last.calls:
-        assert finish == ("finished" if last.calls[0][0] == "finish" else "budget: the time of this run is used up")
+        assert results["toolu_2_0"] == (
+            "finished" if last.calls[0][0] == "finish" else "budget: the time of this run is used up"
+        )
 
 
 async def test_a_run_that_ends_in_time_is_not_partial(
-    world: Any, skipping: WorkflowEnvironment, takes: Any, tmp_path: Path
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any, tmp_path: Path
 ) -> None:
     takes("tool", 14)
     async with world([LOOK, FINISH], looking(), server=skipping.client) as it:
         run = await it.start(run_id="in-time")
-        assert "partial" not in (await result(run))["payload"]
-    assert events(tmp_path / "in-time", "agent.exhaustion.soft_limit") == []
+        assert "partial" not in (await result_of(run))["payload"]
+    assert trace_events(tmp_path / "in-time", "agent.exhaustion.soft_limit") == []
 
 
 async def test_an_outcome_that_comes_after_the_limits_is_whole(
-    world: Any, skipping: WorkflowEnvironment, takes: Any
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any
 ) -> None:
     """Nothing is taken from an agent that has finished, however long its last turn was."""
     takes("turn", 30)
     async with world([FINISH], server=skipping.client) as it:
-        event = await result(await it.start())
+        event = await result_of(await it.start())
     assert (event["type"], event["payload"]["outcome"], event["payload"].get("partial")) == (
         "agent.completed",
         "done",
@@ -162,16 +147,16 @@ async def test_an_outcome_that_comes_after_the_limits_is_whole(
 
 
 async def test_model_turns_are_active_time_too_and_the_last_one_may_pass_the_hard_limit(
-    world: Any, skipping: WorkflowEnvironment, takes: Any
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any
 ) -> None:
     takes("turn", 8)
     async with world(looks(says("half")), looking(), server=skipping.client) as it:
-        event = await result(await it.start())
+        event = await result_of(await it.start())
         assert (event["payload"]["partial"], len(it.model.requests)) == (True, 3)
 
 
 async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_can_be_resumed(
-    world: Any, skipping: WorkflowEnvironment, takes: Any
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any
 ) -> None:
     clock = takes("tool", 21)
     both = calls(("save", {"n": 1}), ("save", {"n": 2}), ("update_run_journal", {"current_state": "never written"}))
@@ -182,16 +167,15 @@ async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_
 
     async with world(script, save, server=skipping.client) as it:
         run = await it.start("save both", run_id="out-of-time")
-        error = await failure(run)
+        error = await failure_of(run)
         assert await unanswered(it, run) == []
         results = [text for _, text in await it.results(run)]
         found, end = await find_run(it.client, "out-of-time"), await wait_for_run_end(it.client, "out-of-time")
         state = await it.state(run)
         said = found.execution.typed_search_attributes.get(AGENT_STATUS)
         clock.minutes = 1
-        again = await resume_run(it.client, it.queue, "out-of-time")
-        it.started.append(again.id)
-        event = await result(again)
+        again = await it.resume(run)
+        event = await result_of(again)
         fresh = await it.state(again)
         requests = it.model.requests
     assert (error.type, error.non_retryable) == ("HardLimit", True)
@@ -208,67 +192,55 @@ async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_
     assert not any(is_last(request) for request in requests), "a hard limit leaves no time for a last turn"
 
 
-async def test_days_of_waiting_for_a_person_are_no_active_time(world: Any, skipping: WorkflowEnvironment) -> None:
-    script = [calls(("ask_human", {"question": "Which?"})), FINISH]
-    with _manually(skipping):
-        async with world(script, server=skipping.client) as it:
-            run = await it.start()
-            before = await it.until_state(run, question=True)
-            await skipping.fast_forward(run, timedelta(days=3))
-            await run.signal("human_input", {"text": "the left one"})
-            event = await result(run)
-            state = await it.state(run)
-    assert "partial" not in event["payload"]
-    assert _days(before["updated_at"], state["updated_at"]) >= 3
-    assert state["active_seconds"] < 60
-
-
-async def test_days_of_waiting_for_a_result_from_outside_are_no_active_time(
-    world: Any, skipping: WorkflowEnvironment
+@pytest.mark.parametrize("waits_for", ["a person", "a result from outside"])
+async def test_days_of_waiting_are_no_active_time(
+    world: MakeWorld, skipping: WorkflowEnvironment, waits_for: str
 ) -> None:
     vote = ScriptedTool("vote", kind=ToolKind.signal, timeout=timedelta(days=30))
+    asks = waits_for == "a person"
     with _manually(skipping):
-        async with world([calls(("vote", {})), FINISH], vote, server=skipping.client) as it:
+        async with world([ASK if asks else calls(("vote", {})), FINISH], vote, server=skipping.client) as it:
             run = await it.start()
-            await it.until_pending(run, 1)
+            await (it.until_state(run, question=True) if asks else it.until_pending(run, 1))
             before = await it.state(run)
             await skipping.fast_forward(run, timedelta(days=3))
-            await it.send_result(run, 1, "vote")
-            event = await result(run)
-            state = await it.state(run)
-    assert "partial" not in event["payload"]
-    assert _days(before["updated_at"], state["updated_at"]) >= 3
+            await (run.signal("human_input", {"text": "the left one"}) if asks else it.send_result(run, 1, "vote"))
+            await was_idle(it, run, before, days=3)
+
+
+async def was_idle(it: World, run: Run, before: dict[str, Any], *, days: int) -> None:
+    """The run ends whole, after so many days, with little active time."""
+    assert "partial" not in (await result_of(run))["payload"]
+    state = await it.state(run)
+    assert days_between(before["updated_at"], state["updated_at"]) >= days
     assert state["active_seconds"] < 60
 
 
-async def test_a_day_without_a_worker_is_no_active_time(world: Any, skipping: WorkflowEnvironment) -> None:
-    script = [calls(("ask_human", {"question": "Which?"})), FINISH]
+async def test_a_day_without_a_worker_is_no_active_time(world: MakeWorld, skipping: WorkflowEnvironment) -> None:
     with _manually(skipping):
-        async with world(script, works=False, server=skipping.client) as it:
+        async with world([ASK, FINISH], works=False, server=skipping.client) as it:
             async with it.worker():
                 run = await it.start()
                 before = await it.until_state(run, question=True)
             await skipping.fast_forward(run, timedelta(days=1))
             await run.signal("human_input", {"text": "the left one"})
             async with it.worker():
-                event = await result(run)
-                state = await it.state(run)
+                await was_idle(it, run, before, days=1)
             await it.replay()
-    assert "partial" not in event["payload"]
-    assert _days(before["updated_at"], state["updated_at"]) >= 1
-    assert state["active_seconds"] < 60
 
 
-async def test_waiting_for_an_overloaded_model_is_no_active_time(world: Any, skipping: WorkflowEnvironment) -> None:
+async def test_waiting_for_an_overloaded_model_is_no_active_time(
+    world: MakeWorld, skipping: WorkflowEnvironment
+) -> None:
     """The limits are shorter than the pauses between the tries, which are skipped here."""
     script = [fails(529, times=5, then=FINISH)]
     async with world(script, server=skipping.client, soft_limit="30s", hard_limit="60s") as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         state = await it.state(run)
         assert len(it.model.requests) == 6
     assert "partial" not in event["payload"]
-    assert _days(state["created_at"], state["updated_at"]) * 86400 >= 100
+    assert days_between(state["created_at"], state["updated_at"]) * 86400 >= 100
     assert state["active_seconds"] < 10
 
 
@@ -290,50 +262,52 @@ async def test_waiting_for_an_overloaded_model_is_no_active_time(world: Any, ski
     ],
 )
 async def test_the_nearest_setting_of_a_limit_wins(
-    world: Any, skipping: WorkflowEnvironment, takes: Any, file: Any, agent: Any, start: Any, steps: int
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any, file: Any, agent: Any, start: Any, steps: int
 ) -> None:
     takes("tool", 1)
     async with world(looks(says("so far")), looking(), server=skipping.client, agent_limits=agent, **file) as it:
-        event = await result(await it.start(**start))
+        event = await result_of(await it.start(**start))
     assert (event["payload"]["partial"], event["payload"]["steps_taken"]) == (True, steps)
 
 
 async def test_a_hard_limit_below_the_soft_one_is_a_backstop_all_the_same(
-    world: Any, skipping: WorkflowEnvironment, takes: Any
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any
 ) -> None:
     takes("tool", 1)
     async with world(looks(says("so far")), looking(), server=skipping.client, hard_limit="2m") as it:
         run = await it.start()
-        assert (await failure(run)).type == "HardLimit"
+        assert (await failure_of(run)).type == "HardLimit"
         assert (await it.state(run))["step"] == 2
 
 
 async def test_time_that_summaries_take_counts_before_the_model_is_asked_again(
-    world: Any, skipping: WorkflowEnvironment, takes: Any
+    world: MakeWorld, skipping: WorkflowEnvironment, takes: Any
 ) -> None:
     takes("summary", 16)
     made = iter(range(1, 100))
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        if "You summarise the earlier part" in str(body["system"]):
+        if is_summary(body):
             return says("Read much.")
         return says("so far") if is_last(body) else calls(("read", {"n": next(made)}))
 
     read = ScriptedTool("read", lambda arguments, _: f"{arguments['n']}:" + "lorem ipsum " * 330)
     async with world(script, read, server=skipping.client, window=20_000, max_steps=50) as it:
-        event = await result(await it.start())
-        kinds = ["summary" if "You summarise" in str(body["system"]) else is_last(body) for body in it.model.requests]
+        event = await result_of(await it.start())
+        kinds = ["summary" if is_summary(body) else is_last(body) for body in it.model.requests]
     assert (event["payload"]["partial"], event["payload"]["outcome"]) == (True, "so far")
     assert kinds[-2:] == ["summary", True]
     assert kinds.count("summary") == 1
 
 
-async def test_the_last_turn_comes_also_after_a_rotation(world: Any, short_history_client: Any, takes: Any) -> None:
+async def test_the_last_turn_comes_also_after_a_rotation(
+    world: MakeWorld, short_history_client: Client, takes: Any
+) -> None:
     """Active time and the mark of the last turn are carried over continue-as-new."""
     takes("tool", 0.4)
     async with world(looks(says("so far")), looking(), server=short_history_client, max_steps=99) as it:
         run = await it.start()
-        event = await result(run)
+        event = await result_of(run)
         rotations = [e async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
         assert sum(is_last(request) for request in it.model.requests) == 1
     assert len(rotations) >= 2
@@ -345,20 +319,20 @@ def _manually(skipping: WorkflowEnvironment) -> Any:
     return skipping.with_time_skipping_disabled()
 
 
-def _days(before: str, after: str) -> float:
-    """Of the run's own clock."""
+def days_between(before: str, after: str) -> float:
+    """On the run's own clock."""
     return (datetime.fromisoformat(after) - datetime.fromisoformat(before)) / timedelta(days=1)
 
 
 @pytest.mark.parametrize(
     ("asked", "steps"), [({"limits": {"max_steps": 500}}, 3), ({"context": {"max_steps": 500}}, 3), ({}, 3)]
 )
-async def test_no_start_goes_above_the_ceiling(world: Any, asked: dict[str, Any], steps: int) -> None:
+async def test_no_start_goes_above_the_ceiling(world: MakeWorld, asked: dict[str, Any], steps: int) -> None:
     """Not even one that any Temporal client sends: the worker bounds it, and the run says so once."""
     event = {"type": "agentic.start", "payload": {"goal": "look", **asked}}
     async with world(looks(says("so far")), looking(), ceiling={"max_steps": 3, "budget_tokens": 10**6}) as it:
         run = await it.start_raw(event)
-        assert (await result(run))["type"] == "agent.escalated"
+        assert (await result_of(run))["type"] == "agent.escalated"
         state, snapshot = await it.state(run), await run.query("snapshot")
     assert (state["step"], state["max_steps"]) == (steps, steps)
     assert snapshot["state"]["limits"]["budget_tokens"] == 10**6
@@ -366,15 +340,15 @@ async def test_no_start_goes_above_the_ceiling(world: Any, asked: dict[str, Any]
     assert state["ignored"] == ([notice] if asked else [])
 
 
-async def test_a_run_that_goes_on_from_another_is_bounded_by_the_ceiling_of_now(world: Any) -> None:
+async def test_a_run_that_goes_on_from_another_is_bounded_by_the_ceiling_of_now(world: MakeWorld) -> None:
     """Whatever its origin was allowed."""
     async with world(looks(says("so far")), looking(), works=False, max_steps=9) as it:
         async with it.worker():
-            await result(await it.start(run_id="tall"))
+            tall = await it.run_to_end(run_id="tall")
         it.project = replace(it.project, ceiling=LimitOverrides(max_steps=4))
         async with it.worker():
-            heir = await fork_run(it.client, it.queue, "tall", 2, None)
-            event = await result(heir)
+            heir = await it.fork(tall, 2)
+            event = await result_of(heir)
             state = await it.state(heir)
     assert event["payload"]["steps_taken"] == state["max_steps"] == 4
     assert state["ignored"] == ["limits: max_steps 9 is above the project's ceiling of 4"]

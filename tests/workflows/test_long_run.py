@@ -4,22 +4,22 @@ import asyncio
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from contracts.tool import ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import server
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.runs import trace_events
+from tests.workflows.script import is_summary, same_prefix, without_cache_marks
 
 TURNS = 300
 WINDOW = 18_500  # tokens: a compaction every 90 turns or so
 FACT = "FACT-7319-QX"
 LONG = 300  # events, after which the server suggests to continue as new
-MOST_EVENTS = LONG + 40  # it is looked at between turns, and the last one adds some
-
-
-def is_summary(body: dict[str, Any]) -> bool:
-    return "You summarise the earlier part" in str(body["system"])
+MAX_EVENTS = LONG + 40  # it is looked at between turns, and the last one adds some
 
 
 def script(body: dict[str, Any]) -> ScriptedAnswer:
@@ -43,7 +43,7 @@ def reader() -> ScriptedTool:
     return ScriptedTool("read", read, kind=ToolKind.native)
 
 
-async def histories(it: Any, run: Any) -> list[Any]:
+async def histories(it: World, run: Run) -> list[Any]:
     """Every execution's history, in order."""
     found, execution = [], run.first_execution_run_id
     while execution:
@@ -54,22 +54,8 @@ async def histories(it: Any, run: Any) -> list[Any]:
     return found
 
 
-def share(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Of a request, how much is the beginning of the next one, in the order in which a provider's cache reads it."""
-    one, two = (json.dumps([r["tools"], r["system"], r["messages"]]) for r in (before, after))
-    common = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    return common / len(one)
-
-
-def unmarked(request: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    return [
-        [{k: v for k, v in block.items() if k != "cache_control"} for block in message["content"]]
-        for message in request["messages"]
-    ]
-
-
 async def test_a_fact_of_turn_two_is_known_after_three_compactions_and_many_executions(
-    world: Any, tmp_path: Any
+    world: MakeWorld, tmp_path: Path
 ) -> None:
     tool = reader()
     limits = {"max_steps": TURNS + 10, "max_turns": TURNS + 10, "window": WINDOW}
@@ -85,19 +71,18 @@ async def test_a_fact_of_turn_two_is_known_after_three_compactions_and_many_exec
     assert json.dumps(requests[-1]["messages"]).count(FACT) == 1, "it is known from the summary alone"
 
     assert len(executions) >= 10
-    assert max(len(history.events) for history in executions) <= MOST_EVENTS
+    assert max(len(history.events) for history in executions) <= MAX_EVENTS
     assert max(sum(e.ByteSize() for e in history.events) for history in executions) < 256 * 1024
 
     pairs = [(a, b) for a, b in pairwise(requests) if not is_summary(a) and not is_summary(b)]
-    shares = [share(a, b) for a, b in pairs]
+    shares = [same_prefix(a, b) for a, b in pairs]
     assert min(shares) >= 0.95
     for a, b in pairs:  # what differs is the mark for the provider's cache, which moves on
-        assert unmarked(b)[: len(a["messages"])] == unmarked(a)
+        assert without_cache_marks(b["messages"])[: len(a["messages"])] == without_cache_marks(a["messages"])
         assert (a["tools"], a["system"]) == (b["tools"], b["system"])
 
-    lines = [json.loads(line) for line in (tmp_path / "long" / "trace.jsonl").read_text().splitlines()]
-    compactions = [line for line in lines if line["event"] == "agent.compaction.run"]
-    assert [line for line in lines if line["event"] == "agent.recovery.fired"] == []
+    compactions = trace_events(tmp_path / "long", "agent.compaction.run")
+    assert trace_events(tmp_path / "long", "agent.recovery.fired") == []
     assert len(compactions) == 3
     for each in compactions:
         assert each["before_tokens"] > 0.7 * WINDOW > 0.2 * WINDOW > each["after_tokens"]

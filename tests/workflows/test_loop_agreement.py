@@ -32,9 +32,10 @@ from perdure.testkit.model_server import Reply, ScriptedAnswer, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.drawn import OWN, Said, a_reply, a_signal, brought, turn_of
 from tests.played import Played, Wait, failed_model
+from tests.workflows.conftest import MakeWorld, World
 
-MOST_INLINE = 60_000  # characters of a result that stays as it is
-MOST_STEPS = 60  # of a play, before it is cancelled
+MAX_INLINE = 60_000  # characters of a result that stays as it is
+MAX_STEPS = 60  # of a play, before it is cancelled
 SEEDS = (
     [int(os.environ["PERDURE_PLAY_SEED"])]
     if "PERDURE_PLAY_SEED" in os.environ
@@ -47,7 +48,7 @@ TIMED = {  # what the clock, the server or the size of a result decides
 }
 
 
-class Stage:
+class HeldSteps:
     """Holds what the run asks of the world."""
 
     def __init__(self) -> None:
@@ -90,9 +91,9 @@ class Stage:
 class Play:
     """One run twice: `run` on the server, `pure` by hand."""
 
-    def __init__(self, seed: int, it: Any, stage: Stage) -> None:
+    def __init__(self, seed: int, it: World, held: HeldSteps) -> None:
         self.rng = Random(seed)
-        self.it, self.stage = it, stage
+        self.it, self.held = it, held
         self.log: list[str] = []
         self.said: Said | None = None
         self.doubted: Counter[tuple[int, int]] = Counter()
@@ -100,9 +101,9 @@ class Play:
     async def whole(self) -> None:
         limits = {"max_steps": (5, 60, 60), "max_turns": (10, 60, 60), "max_reframes": (1, 3)}
         self.run = await self.it.start("see", limits={name: self.rng.choice(each) for name, each in limits.items()})
-        await self.it.until(lambda: self.stage.is_asked)
+        await self.it.until(lambda: self.held.is_asked)
         self.pure = Played((await self.snapshot()).state)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if self.pure.is_over:
                 break
             await self.step()
@@ -156,11 +157,11 @@ class Play:
             outcome = brought(wait.call)
             assert outcome is not None
             self.log.append(f"step {wait.call.step} brings {str(outcome)[:100]}")
-            self.stage.calls[wait.call.step or 0].set_result(outcome)
+            self.held.calls[wait.call.step or 0].set_result(outcome)
             self.pure.give(wait, outcome)
         elif self.rng.random() < 0.02:
             self.log.append("the model fails")
-            self.stage.answer(fails(400, message="no"))
+            self.held.answer(fails(400, message="no"))
             self.pure.give(wait, failed_model("the provider refused the request (400): no"))
         else:
             self.said = said = a_reply(self.rng, self.said)
@@ -169,7 +170,7 @@ class Play:
             for call in self.pure.state.calls:
                 if call.step is not None and brought(call) is None:
                     self.put_in_doubt(call)
-            self.stage.answer(Reply(said.text, said.uses, said.stop))
+            self.held.answer(Reply(said.text, said.uses, said.stop))
         self.go_by_themselves()
 
     async def snapshot(self) -> Snapshot:
@@ -177,29 +178,29 @@ class Play:
 
     async def agreed(self) -> None:
         """Until both wait for the same, in the same state."""
-        wanted = told(self.pure.state)
+        wanted = comparable(self.pure.state)
         wanted_calls = {wait.call.step for wait in self.pure.waits if wait.kind == "call" and wait.call is not None}
         is_asked = any(wait.kind == "model" for wait in self.pure.waits)
         real: Any = None
 
         async def same() -> bool:
             nonlocal real
-            real = told((await self.snapshot()).state)
-            if real != wanted or set(self.stage.calls) != wanted_calls:
+            real = comparable((await self.snapshot()).state)
+            if real != wanted or set(self.held.calls) != wanted_calls:
                 return False
-            return self.pure.is_over or self.stage.is_asked == is_asked  # the server may hold one that was cut off
+            return self.pure.is_over or self.held.is_asked == is_asked  # the server may hold one that was cut off
 
         try:
             await self.it.until(same)
         except TimeoutError:
             differing = {name: (wanted[name], real[name]) for name in wanted if wanted[name] != real[name]}
-            about = (differing, (wanted_calls, set(self.stage.calls)), (is_asked, self.stage.is_asked))
+            about = (differing, (wanted_calls, set(self.held.calls)), (is_asked, self.held.is_asked))
             raise AssertionError(f"pure and real differ: {about}\nafter\n" + "\n".join(self.log)) from None
         if is_asked:
             messages: list[dict[str, Any]] = []
             for part in self.pure.transcript.parts:
                 add_message(messages, part)
-            assert shown(self.stage.asked[-1]) == shown(messages), self.log
+            assert shown(self.held.asked[-1]) == shown(messages), self.log
 
     async def must_end_alike(self) -> None:
         state = self.pure.state
@@ -211,7 +212,7 @@ class Play:
             with pytest.raises(WorkflowFailureError) as failure:
                 await self.run.result()
             assert getattr(failure.value.cause, "type", None) == (state.ending and state.ending.reason), self.log
-        assert self.stage.made == self.pure.made - self.doubted, self.log
+        assert self.held.made == self.pure.made - self.doubted, self.log
         assert (await self.snapshot()).length == self.pure.transcript.length, self.log
         live = await self.it.parts(self.run)
         tail = [
@@ -226,7 +227,7 @@ def is_unheld(wait: Wait) -> bool:
     return wait.kind == "pause" or (wait.kind == "call" and wait.call is not None and brought(wait.call) is None)
 
 
-def told(state: RunState) -> dict[str, Any]:
+def comparable(state: RunState) -> dict[str, Any]:
     """A state without what the clock decides, and with ids that depend on the order alone."""
     whole = state.model_dump(mode="json", exclude=TIMED)
     for place, call in enumerate(whole["calls"]):
@@ -250,29 +251,29 @@ def shown(messages: Any) -> list[Any]:
     blocks = []
     for message in messages:
         for block in message["content"]:
-            told = {name: value for name, value in block.items() if name != "cache_control"}
+            compared = {name: value for name, value in block.items() if name != "cache_control"}
             for name in ("id", "tool_use_id"):
-                if name in told:
-                    told[name] = names.setdefault(told[name], len(names))
-            content = str(told.get("content", ""))
-            if len(content) > MOST_INLINE or "artifact_path" in content:
-                told["content"] = "large"
-            blocks.append((message.get("role") or message.get("kind"), told))
+                if name in compared:
+                    compared[name] = names.setdefault(compared[name], len(names))
+            content = str(compared.get("content", ""))
+            if len(content) > MAX_INLINE or "artifact_path" in content:
+                compared["content"] = "large"
+            blocks.append((message.get("role") or message.get("kind"), compared))
     return blocks
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_real_loop_and_the_pure_one_come_to_the_same(
-    world: Any, short_history_client: Client, seed: int
+    world: MakeWorld, short_history_client: Client, seed: int
 ) -> None:
-    stage = Stage()
-    async with world(stage.script, *stage.tools, server=short_history_client) as it:
-        play = Play(seed, it, stage)
+    held = HeldSteps()
+    async with world(held.script, *held.tools, server=short_history_client) as it:
+        play = Play(seed, it, held)
         try:
             await play.whole()
         finally:
-            while stage.is_asked:
-                stage.answer(Reply("the play is over"))
-            for held in list(stage.calls.values()):
+            while held.is_asked:
+                held.answer(Reply("the play is over"))
+            for call in list(held.calls.values()):
                 with suppress(asyncio.InvalidStateError):
-                    held.set_result(ToolOutcome())
+                    call.set_result(ToolOutcome())

@@ -1,7 +1,6 @@
 """Metrics of a run that is replayed with every workflow task: each thing that happened counts once."""
 
 from collections import Counter
-from typing import Any
 
 from temporalio.client import Client
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
@@ -10,11 +9,11 @@ from contracts.tool import ToolKind
 from perdure.converter import data_converter
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.script import FINISH
 
-FINISH = calls(("finish", {"outcome": "done"}))
 
-
-async def test_a_replay_counts_nothing_twice(world: Any, client: Client) -> None:
+async def test_a_replay_counts_nothing_twice(world: MakeWorld, client: Client) -> None:
     buffer = MetricBuffer(10_000)
     runtime = Runtime(telemetry=TelemetryConfig(metrics=buffer))
     target = client.service_client.config.target_host

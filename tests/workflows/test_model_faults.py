@@ -3,41 +3,31 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_event, encode_stream
 from perdure.testkit import model_server
 from perdure.testkit.model_server import broken_json, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
-
-FINISH = calls(("finish", {"outcome": "done"}))
-KEY = "sk-canary-7f3a"  # the key that the world's client sends
-
-
-async def failure_of(run: Any) -> ApplicationError:
-    with pytest.raises(WorkflowFailureError) as failure:
-        await run.result()
-    cause = failure.value.cause
-    assert isinstance(cause, ApplicationError)
-    return cause
-
+from tests.workflows.conftest import KEY, MakeWorld
+from tests.workflows.runs import failure_of
+from tests.workflows.script import FINISH, tool_results
 
 LONG = says("word " * 400)  # some eighty events
 
 
-async def test_a_reply_that_keeps_coming_is_read_whole_and_asked_for_once(world: Any) -> None:
+async def test_a_reply_that_keeps_coming_is_read_whole_and_asked_for_once(world: MakeWorld) -> None:
     async with world([slow(LONG, 4)], works=False, turn_timeout="1s") as it, it.worker():
         event = await (await it.start()).result()
     assert event["payload"]["outcome"] == LONG.text.strip()
     assert len(it.model.requests) == 1
 
 
-async def test_a_stall_is_tried_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stall_is_tried_again(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     answers = iter([slow(LONG, 600), FINISH])
     async with world(lambda _: next(answers), works=False, turn_timeout="1s") as it, it.worker():
@@ -45,14 +35,14 @@ async def test_a_stall_is_tried_again(world: Any, monkeypatch: pytest.MonkeyPatc
     assert len(it.model.requests) == 2
 
 
-async def test_a_reply_without_end_fails_the_run_and_is_not_paid_again(world: Any) -> None:
+async def test_a_reply_without_end_fails_the_run_and_is_not_paid_again(world: MakeWorld) -> None:
     async with world([slow(LONG, 60)], works=False, turn_timeout="1s", turn_limit="2s") as it, it.worker():
         failure = await failure_of(await it.start())
     assert (failure.type, len(it.model.requests)) == ("TurnLimit", 1)
     assert "still coming after 2 s" in failure.message
 
 
-async def test_failed_attempts_count_against_the_turn(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_attempts_count_against_the_turn(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     answers = iter([slow(LONG, 600), slow(LONG, 600), slow(LONG, 60)])
     async with world(lambda _: next(answers), works=False, turn_timeout="2s", turn_limit="5s") as it, it.worker():
@@ -62,7 +52,7 @@ async def test_failed_attempts_count_against_the_turn(world: Any, monkeypatch: p
     assert (failure.type, len(it.model.requests)) == ("TurnLimit", 3)
 
 
-async def test_a_rate_limit_is_waited_out_for_as_long_as_the_provider_asks(world: Any) -> None:
+async def test_a_rate_limit_is_waited_out_for_as_long_as_the_provider_asks(world: MakeWorld) -> None:
     async with world([fails(429, retry_after=1.6, then=FINISH)]) as it:
         began = monotonic()
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -70,32 +60,17 @@ async def test_a_rate_limit_is_waited_out_for_as_long_as_the_provider_asks(world
         assert len(it.model.requests) == 2
 
 
-async def test_a_wait_without_end_is_not_honoured_beyond_a_minute(world: Any) -> None:
+async def test_a_wait_without_end_is_not_honoured_beyond_a_minute(world: MakeWorld) -> None:
     async with world([fails(429, retry_after=86_400)]) as it:
         run = await it.start()
-
-        async def waits() -> bool:
-            pending = (await run.describe()).raw_description.pending_activities
-            return bool(pending) and pending[0].attempt == 2
-
-        await it.until(waits)
-        (plan,) = (await run.describe()).raw_description.pending_activities
+        plan = await it.until_activity(run, lambda each: each.attempt == 2)
         assert plan.current_retry_interval.ToSeconds() <= 66
         await run.cancel()
 
 
-async def test_a_rate_limit_without_end_fails_the_run_by_its_name(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
-    async with world([fails(429, retry_after=0.01)]) as it:
-        run = await it.start()
-        assert (await failure_of(run)).type == "RateLimited"
-        assert (await it.state(run))["status"] == "failed"
-        assert len(it.model.requests) == 6
-
-
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
-    world: Any, status: int, caplog: pytest.LogCaptureFixture
+    world: MakeWorld, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world([fails(status, message=f"invalid x-api-key: {KEY}")]) as it:
         run = await it.start()
@@ -109,30 +84,28 @@ async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 529])
-async def test_an_overloaded_provider_is_asked_again(world: Any, status: int) -> None:
+async def test_an_overloaded_provider_is_asked_again(world: MakeWorld, status: int) -> None:
     async with world([fails(status, then=FINISH)]) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
         assert len(it.model.requests) == 2
 
 
 @pytest.mark.parametrize("error", [None, "overloaded_error"])
-async def test_a_stream_that_is_cut_is_asked_for_again_and_leaves_nothing_behind(world: Any, error: str | None) -> None:
-    asked: list[Any] = []
-
-    def script(body: Any) -> Any:
-        asked.append(body)
-        return cut(says("half of an"), error=error) if len(asked) == 1 else FINISH
-
-    async with world(script) as it:
+async def test_a_stream_that_is_cut_is_asked_for_again_and_leaves_nothing_behind(
+    world: MakeWorld, error: str | None
+) -> None:
+    answers = iter([cut(says("half of an"), error=error), FINISH])
+    async with world(lambda _: next(answers)) as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
         assert (await it.state(run))["turns"] == 1
-    assert asked[0]["messages"] == asked[1]["messages"]
+    first, second = it.model.requests
+    assert first["messages"] == second["messages"]
 
 
 @pytest.mark.parametrize("leaves_out", ["message_start", "message_delta", "content_block_start"])
-async def test_a_server_that_only_resembles_the_api_is_put_up_with_or_asked_again(
-    world: Any, leaves_out: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_reply_without_usage_is_whole_and_one_without_a_block_is_retried(
+    world: MakeWorld, leaves_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without `usage` a reply is whole; without a block it is not, and the next try may be."""
     replies = [0]
@@ -165,7 +138,7 @@ async def test_a_server_that_only_resembles_the_api_is_put_up_with_or_asked_agai
         "[" * 9999,
     ],
 )
-async def test_broken_arguments_go_back_to_the_model_and_the_run_goes_on(world: Any, raw: str) -> None:
+async def test_broken_arguments_go_back_to_the_model_and_the_run_goes_on(world: MakeWorld, raw: str) -> None:
     look = ScriptedTool("look")
     async with world([broken_json("look", raw), calls(("look", {"n": 1})), FINISH], look) as it:
         run = await it.start()
@@ -175,64 +148,24 @@ async def test_broken_arguments_go_back_to_the_model_and_the_run_goes_on(world: 
     assert [arguments for arguments, _ in look.calls] == [{"n": 1}]
 
 
-@pytest.mark.parametrize(
-    "reply", [says(""), says("", stop_reason="max_tokens"), says("half", stop_reason="max_tokens")]
-)
-async def test_replies_that_nothing_can_be_done_with_end_the_run_after_three(world: Any, reply: Any) -> None:
-    async with world(lambda _: reply) as it:
-        run = await it.start()
-        cause = await failure_of(run)
-        assert len(it.model.requests) == 3
-    assert cause.type == "ModelUnusable"
-
-
-async def test_an_empty_reply_is_told_to_the_model_which_may_do_better(world: Any) -> None:
-    asked: list[Any] = []
-
-    def script(body: Any) -> Any:
-        asked.append(body)
-        return says("") if len(asked) == 1 else FINISH
-
-    async with world(script) as it:
+async def test_after_an_empty_reply_the_model_is_asked_again_with_the_reason(world: MakeWorld) -> None:
+    answers = iter([says(""), FINISH])
+    async with world(lambda _: next(answers)) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
-    assert asked[1]["messages"][-1]["content"][-1]["text"].startswith("Your reply was empty")
+    assert it.model.requests[1]["messages"][-1]["content"][-1]["text"].startswith("Your reply was empty")
 
 
-async def test_a_refusing_model_escalates(world: Any) -> None:
-    async with world([says("I will not do this.", stop_reason="refusal")]) as it:
-        event = await (await it.start()).result()
-    assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "model_declined")
-
-
-async def test_a_failed_run_hands_over_to_a_person(world: Any, tmp_path: Any) -> None:
+async def test_a_failed_run_hands_over_to_a_person(world: MakeWorld, tmp_path: Path) -> None:
     async with world([calls(("look", {}), text="Frame: see it"), fails(401)], ScriptedTool("look")) as it:
         cause = await failure_of(await it.start(run_id="handed"))
     assert "Objective: see it" in cause.details[0]["handoff"]
     assert "see it" in (tmp_path / "handed" / "memory.md").read_text()
 
 
-async def test_of_two_calls_with_one_id_in_a_reply_the_first_is_made_and_both_are_answered(world: Any) -> None:
-    look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
-    original = model_server._message
-
-    def alike(reply: Any, body: Any, turn: int) -> Any:
-        message = original(reply, body, turn)
-        for block in message["content"]:
-            block["id"] = "call"
-        return message
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_server, "_message", alike)
-        async with world([calls(("look", {"n": 0}), ("look", {"n": 1})), says("done")], look) as it:
-            run = await it.start()
-            await run.result()
-            first, second = [text for _, text in await it.results(run)]
-            assert first == "result 0"
-            assert second.startswith("invalid_arguments: not made: it has the id of another call")
-
-
 @pytest.mark.parametrize("size", [20_000, 120_000])
-async def test_a_reply_of_any_size_never_stops_a_run(world: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_of_any_size_never_stops_a_run(
+    world: MakeWorld, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client takes long to read a large stream, so the bound is a tenth of what it is."""
     monkeypatch.setattr("activities.model.anthropic.MAX_REPLY_BYTES", 100_000)
     long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
@@ -246,8 +179,7 @@ async def test_a_reply_of_any_size_never_stops_a_run(world: Any, size: int, monk
         run = await it.start()
         assert (await asyncio.wait_for(run.result(), 30))["type"] == "agent.completed"
         assert await it.failed_tasks(run) == 0
-        blocks = [block for message in it.model.requests[-1]["messages"] for block in message["content"]]
-    results = [block["content"] for block in blocks if block["type"] == "tool_result"]
+        results = tool_results(it.model.requests[-1])
     fits = size < 100_000
     assert [text.startswith("broken_json") for text in results] == [not fits, False, not fits, False]
     assert len(look.calls) == (4 if fits else 2)

@@ -1,18 +1,18 @@
 """A worker that remembers nothing of its runs, and so replays each from its first event, does the very same."""
 
 from collections import Counter
-from typing import Any
 
 from contracts.tool import Effect
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.script import FINISH
 
-FINISH = calls(("finish", {"outcome": "done"}))
 TURNS = 5
 
 
-async def test_without_a_sticky_cache_every_activity_is_still_made_exactly_once(world: Any) -> None:
+async def test_without_a_sticky_cache_every_activity_is_still_made_exactly_once(world: MakeWorld) -> None:
     look, charge = ScriptedTool("look"), ScriptedTool("charge", effect=Effect.once)
     script = [calls(("look", {"n": n}), ("charge", {"n": n}), text=f"turn {n}") for n in range(TURNS)]
     counted = []

@@ -15,6 +15,7 @@ import cli
 from contracts.tool import Effect
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld
 
 ROOT = Path(cli.__file__).parent
 PAGE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8")
@@ -54,7 +55,7 @@ def entered(first: Entry, last: Entry) -> Iterator[list[Entry]]:
         threads.shutdown()
 
 
-async def test_the_page_follows_a_call_through_the_code(world: Any) -> None:
+async def test_the_page_follows_a_call_through_the_code(world: MakeWorld) -> None:
     """The tool is declared `once`, so its call takes the longest way."""
     pay = ScriptedTool("pay", effect=Effect.once)
     script = [calls(("pay", {"cents": 250})), calls(("finish", {"outcome": "paid"}))]

@@ -1,7 +1,5 @@
 """The worked example of docs/upgrading.md: a timer is added at the start of every run, release by release."""
 
-from typing import Any
-
 import pytest
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
@@ -10,15 +8,16 @@ from perdure.converter import data_converter
 from perdure.process.workflows import workflow_runner
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Deprecated, Patched, Unguarded
+from tests.workflows.conftest import MakeWorld, Run
+from tests.workflows.script import FINISH
 from workflows.agent_run.agent_run import AgentRun
 from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
-FINISH = calls(("finish", {"outcome": "done"}))
 RELEASES = (AgentRun, Patched, Deprecated, Unguarded)  # before, and the three; in the last one the patch is gone
 
 
-async def fits(run: Any, code: type) -> bool:
+async def fits(run: Run, code: type) -> bool:
     """Whether the run's history replays on this code."""
     replayer = Replayer(
         workflows=[code], workflow_runner=workflow_runner(data_converter), data_converter=data_converter
@@ -30,7 +29,7 @@ async def fits(run: Any, code: type) -> bool:
     return True
 
 
-async def pauses(run: Any) -> int:
+async def pauses(run: Run) -> int:
     """Timers of the new path; the wait for a person has one of its own."""
     events = [event async for event in run.fetch_history_events()]
     started = [
@@ -39,7 +38,7 @@ async def pauses(run: Any) -> int:
     return sum(timer.start_to_fire_timeout.ToMilliseconds() == 50 for timer in started)
 
 
-async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(world: Any) -> None:
+async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(world: MakeWorld) -> None:
     async with world([ASK, FINISH], works=False) as it:
         async with it.worker():
             run = await it.start()
@@ -60,7 +59,7 @@ async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(worl
     ],
 )
 async def test_a_new_run_takes_the_new_path_and_fits_the_next_release(
-    world: Any, release: type, fitting: list[bool]
+    world: MakeWorld, release: type, fitting: list[bool]
 ) -> None:
     async with world([FINISH], works=False) as it, it.worker(workflows=(release, UnknownWorkflow)):
         run = await it.start()

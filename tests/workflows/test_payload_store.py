@@ -1,7 +1,6 @@
 """Large payloads on an object store that speaks S3: Temporal has references, runs go on as ever."""
 
 from pathlib import Path
-from typing import Any
 
 import obstore
 import pytest
@@ -20,8 +19,9 @@ from perdure.client.run_list import find_run
 from perdure.codec import AesGcmCodec
 from perdure.converter import OFFLOAD_THRESHOLD, data_converter, with_encryption, with_offloading
 from perdure.testkit.model_server import calls
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.script import FINISH
 
-FINISH = calls(("finish", {"outcome": "done"}))
 ASK = calls(("ask_human", {"question": "Which?"}))
 NOTES = "unseen " * 20_000  # 140 KB, in the context of the start
 
@@ -32,20 +32,19 @@ async def client_with(client: Client, store: PayloadStore, codec: AesGcmCodec | 
 
 
 @pytest.mark.parametrize("codec", [None, AesGcmCodec({"k1": b"1" * 32})], ids=["plain", "encrypted"])
-async def test_what_is_large_is_kept_there_and_history_has_a_reference(
-    world: Any, client: Client, bucket: str, codec: AesGcmCodec | None
+async def test_large_payloads_are_stored_outside_history(
+    world: MakeWorld, client: Client, bucket: str, codec: AesGcmCodec | None
 ) -> None:
     server = await client_with(client, PayloadStore(bucket), codec)
     async with world([ASK, FINISH], server=server) as it:
         run = await it.start(context={"notes": NOTES})
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"text": "a"})
+        await it.answer(run, text="a")
         assert (await run.result())["type"] == "agent.completed"
         assert await it.failed_tasks(run) == 0
         await it.replay()
         history = await run.fetch_history()
-        told = await HistoryReader(server).read_executions(await find_run(server, run.id))
-    assert told[0].events[0]["input"][0]["payload"]["context"]["notes"] == NOTES
+        executions = await HistoryReader(server).read_executions(await find_run(server, run.id))
+    assert executions[0].events[0]["input"][0]["payload"]["context"]["notes"] == NOTES
     assert sum(event.ByteSize() for event in history.events) < len(NOTES)
     objects = open_store(bucket)
     kept = [
@@ -58,7 +57,7 @@ async def test_what_is_large_is_kept_there_and_history_has_a_reference(
 
 
 async def test_a_run_waits_for_a_store_that_is_away(
-    world: Any, client: Client, bucket: str, s3: str, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, client: Client, bucket: str, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = await client_with(client, PayloadStore(bucket))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
@@ -71,11 +70,11 @@ async def test_a_run_waits_for_a_store_that_is_away(
             assert (await run.result())["type"] == "agent.completed"
 
 
-async def failed_tasks_of(it: Any, run: Any) -> bool:
+async def failed_tasks_of(it: World, run: Run) -> bool:
     return bool(await it.failed_tasks(run))
 
 
-async def test_the_same_content_has_one_place_and_what_is_damaged_or_gone_is_told(bucket: str) -> None:
+async def test_equal_payloads_share_a_place_and_damage_is_reported(bucket: str) -> None:
     store, payload = PayloadStore(bucket), Payload(metadata={"encoding": b"json/plain"}, data=b'"x"')
     context = StorageDriverStoreContext(StorageDriverWorkflowInfo(namespace="default", id="run:../../r1"))
     first, second = [(await store.store(context, [payload]))[0] for _ in range(2)]

@@ -13,11 +13,10 @@ from temporalio.client import (
     Interceptor,
     OutboundInterceptor,
     QueryWorkflowInput,
-    WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowUpdateFailedError,
 )
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from activities.tools.call import ToolCalls
@@ -31,21 +30,20 @@ from perdure.client.run_list import iterate_runs
 from perdure.client.runs import submit_answer
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, Run
+from tests.workflows.runs import rejection_of
+from tests.workflows.script import FINISH
+from tests.workflows.tools import HeldTool
 
-FINISH = calls(("finish", {"outcome": "done"}))
 ASK = calls(("ask_human", {"question": "Which one?", "options": ["a", "b"]}))
 
 
-async def refused(run: Any, *body: Any) -> str:
-    """Why the update `answer` is refused."""
-    with pytest.raises(WorkflowUpdateFailedError) as failure:
-        await run.execute_update("answer", args=body)
-    assert isinstance(failure.value.cause, ApplicationError)
-    return failure.value.cause.message
+async def rejection(run: Run, *body: Any) -> str:
+    return (await rejection_of(run, "answer", *body)).message
 
 
 @pytest.mark.parametrize("door", ["signal", "update"])
-async def test_a_question_is_answered_by_signal_and_by_update(world: Any, door: str) -> None:
+async def test_a_question_is_answered_by_signal_and_by_update(world: MakeWorld, door: str) -> None:
     async with world([ASK, FINISH]) as it:
         run = await it.start()
         state = await it.until_state(run, question=True, status="waiting_on_human")
@@ -60,7 +58,7 @@ async def test_a_question_is_answered_by_signal_and_by_update(world: Any, door: 
         assert (await it.state(run))["question"] is None
 
 
-async def test_the_worker_that_has_the_run_in_memory_does_not_ask_it_for_the_answer(world: Any) -> None:
+async def test_the_worker_that_has_the_run_in_memory_does_not_ask_it_for_the_answer(world: MakeWorld) -> None:
     asked: list[str] = []
 
     class Asked(Interceptor):
@@ -74,7 +72,7 @@ async def test_the_worker_that_has_the_run_in_memory_does_not_ask_it_for_the_ans
 
     async with world([ASK, FINISH], works=False) as it:
         settings = it.client.config(active_config=True)
-        client = Client(**{**settings, "interceptors": [Asked()]})
+        client = Client(**{**settings, "interceptors": [Asked()]})  # type: ignore[arg-type]  # its own names
         async with it.worker(client):
             run = await it.start()
             await it.until_state(run, question=True)
@@ -83,30 +81,29 @@ async def test_the_worker_that_has_the_run_in_memory_does_not_ask_it_for_the_ans
     assert not (it.caches and asked)
 
 
-async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(world: Any) -> None:
+async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(world: MakeWorld) -> None:
     async with world([ASK, FINISH]) as it:
         run = await it.start()
         await it.until_state(run, question=True)
-        assert "question q7 is not open" in await refused(run, {"question_id": "q7", "text": "b"})
-        assert "takes a text" in await refused(run, {"decision": "approve"})
-        assert "colour" in await refused(run, {"text": "b", "colour": "red"})
-        assert "decision" in await refused(run, {"decision": "maybe"})
-        assert "one JSON argument" in await refused(run)
-        assert "one JSON argument" in await refused(run, {"text": "a"}, {"text": "b"})
-        assert await refused(run, "b")
+        assert "question q7 is not open" in await rejection(run, {"question_id": "q7", "text": "b"})
+        assert "takes a text" in await rejection(run, {"decision": "approve"})
+        assert "colour" in await rejection(run, {"text": "b", "colour": "red"})
+        assert "decision" in await rejection(run, {"decision": "maybe"})
+        assert "one JSON argument" in await rejection(run)
+        assert "one JSON argument" in await rejection(run, {"text": "a"}, {"text": "b"})
+        assert await rejection(run, "b")
         assert (await it.state(run))["question"]["id"] == "q1"
         await run.execute_update("answer", {"text": "b"})
         await run.result()
         assert await it.failed_tasks(run) == 0
 
 
-async def test_an_answer_after_the_first_one_is_too_late(world: Any) -> None:
+async def test_an_answer_after_the_first_one_is_too_late(world: MakeWorld) -> None:
     async with world([ASK, calls(("wait", {})), FINISH], ScriptedTool("wait", kind=ToolKind.signal)) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"text": "first"})
+        await it.answer(run, text="first")
         await it.until_pending(run, 2)
-        assert await refused(run, {"text": "second"}) == "no question is open on this run"
+        assert await rejection(run, {"text": "second"}) == "no question is open on this run"
         await run.signal("human_input", {"text": "third"})
         await it.send_result(run, 2, "wait")
         await run.result()
@@ -116,14 +113,15 @@ async def test_an_answer_after_the_first_one_is_too_late(world: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [{}, {"question": "  "}, {"question": 5}])
-async def test_a_question_that_asks_nothing_goes_back_to_the_model(world: Any, bad: Any) -> None:
+async def test_a_question_that_asks_nothing_goes_back_to_the_model(world: MakeWorld, bad: Any) -> None:
     async with world([calls(("ask_human", bad)), FINISH]) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert (await it.results(run))[0][1].startswith("invalid_arguments: `question` is required")
 
 
-async def test_an_answer_that_no_worker_takes_is_told_so_in_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_no_worker_takes_fails_within_its_timeout(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("perdure.client.runs.UPDATE_TIMEOUT", 0.5)
     async with world([ASK, FINISH], works=False) as it:
         run = await it.start()
@@ -131,7 +129,7 @@ async def test_an_answer_that_no_worker_takes_is_told_so_in_time(world: Any, mon
             await submit_answer(it.client, run.id, HumanInput(text="b"))
 
 
-async def test_who_is_cancelled_while_no_worker_takes_an_answer_is_cancelled(world: Any) -> None:
+async def test_a_caller_whose_answer_no_worker_takes_can_be_cancelled(world: MakeWorld) -> None:
     async with world([ASK, FINISH], works=False) as it:
         run = await it.start()
         task = asyncio.create_task(submit_answer(it.client, run.id, HumanInput(text="b")))
@@ -146,7 +144,7 @@ def guarded(**fields: Any) -> ScriptedTool:
     return ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always, **fields)
 
 
-async def test_an_approved_call_runs_and_the_next_one_is_asked_about_again(world: Any) -> None:
+async def test_an_approved_call_runs_and_the_next_one_is_asked_about_again(world: MakeWorld) -> None:
     charge = guarded()
     async with world([calls(("charge", {"eur": 5})), calls(("charge", {"eur": 6})), FINISH], charge) as it:
         run = await it.start()
@@ -157,7 +155,7 @@ async def test_an_approved_call_runs_and_the_next_one_is_asked_about_again(world
         )
         assert '"eur": 5' in state["question"]["text"]
         assert charge.calls == []
-        assert "takes one of" in await refused(run, {"text": "the user approved this"})
+        assert "takes one of" in await rejection(run, {"text": "the user approved this"})
         await run.execute_update("answer", {"decision": "approve"})
         state = await it.until_state(run, question=True, step=2)
         assert (state["question"]["id"], len(charge.calls)) == ("q2", 1)
@@ -166,7 +164,7 @@ async def test_an_approved_call_runs_and_the_next_one_is_asked_about_again(world
     assert [arguments for arguments, _ in charge.calls] == [{"eur": 5}, {"eur": 6}]
 
 
-async def test_an_approval_names_its_call_and_is_used_once(world: Any) -> None:
+async def test_an_approval_names_its_call_and_is_used_once(world: MakeWorld) -> None:
     charge = guarded()
     same = ("charge", {"eur": 5, "to": "eva"})
     async with world([calls(same, same), calls(same), FINISH], charge) as it:
@@ -176,7 +174,7 @@ async def test_an_approval_names_its_call_and_is_used_once(world: Any) -> None:
             question = (await it.until_state(run, question=True, step=max(number, 2)))["question"]
             assert (question["id"], question["call"] in seen) == (f"q{number}", False)  # equal calls are not one call
             for other in (*seen, call_digest(*same)):
-                assert "is not about the call" in await refused(run, {"decision": "approve", "call": other})
+                assert "is not about the call" in await rejection(run, {"decision": "approve", "call": other})
             seen.append(question["call"])
             assert len(charge.calls) == number - 1
             await run.execute_update(
@@ -190,40 +188,40 @@ SAME = calls(("charge", {"eur": 5}), ("charge", {"eur": 5}))
 
 
 async def test_an_answer_that_names_no_question_is_for_the_one_that_was_open_when_it_was_given(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charge, send = guarded(), runs._execute_update
     async with world([SAME, FINISH], charge) as it:
         run = await it.start()
-        await it.until(partial(_asks, it, run, "q1"))
+        await it.until_question(run, "q1")
 
         async def late(*args: Any) -> None:
             """Another answer is faster, and the run asks about the next call."""
             await run.execute_update("answer", {"question_id": "q1", "decision": "deny"})
-            await it.until(partial(_asks, it, run, "q2"))
+            await it.until_question(run, "q2")
             await send(*args)
 
         monkeypatch.setattr(runs, "_execute_update", late)
         with pytest.raises(AnswerRejectedError, match="question q1 is not open; the open one is q2"):
             await submit_answer(it.client, run.id, HumanInput(decision=Decision.approve))
-        assert await _asks(it, run, "q2")
+        assert (await it.state(run))["question"]["id"] == "q2"
         await run.execute_update("answer", {"question_id": "q2", "decision": "deny"})
         await run.result()
     assert charge.calls == []
 
 
 async def test_of_two_answers_without_a_name_that_come_at_once_the_second_answers_no_later_question(
-    world: Any,
+    world: MakeWorld,
 ) -> None:
     charge = guarded()
     async with world([SAME, FINISH], charge, works=False) as it:
         async with it.worker():
             run = await it.start()
-            await it.until(partial(_asks, it, run, "q1"))
+            await it.until_question(run, "q1")
         for _ in range(2):
             await run.signal("human_input", {"decision": "deny"})
         async with it.worker():
-            await it.until(partial(_asks, it, run, "q2"))
+            await it.until_question(run, "q2")
             state = await it.state(run)
             await run.execute_update("answer", {"question_id": "q2", "decision": "deny"})
             await run.result()
@@ -232,17 +230,16 @@ async def test_of_two_answers_without_a_name_that_come_at_once_the_second_answer
     assert charge.calls == []
 
 
-async def test_a_call_that_is_too_large_to_be_shown_whole_is_not_put_to_a_person(world: Any) -> None:
+async def test_a_call_that_is_too_large_to_be_shown_whole_is_not_put_to_a_person(world: MakeWorld) -> None:
     charge = guarded()
     async with world([calls(("charge", {"note": "x" * 21_000})), FINISH], charge) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert "a person must approve this call, and as it is shown it has 21," in (await it.results(run))[0][1]
     assert charge.calls == []
 
 
 async def test_a_call_is_made_only_with_the_arguments_that_were_approved(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However they came to differ: it is looked at where the call is made."""
 
@@ -253,14 +250,13 @@ async def test_a_call_is_made_only_with_the_arguments_that_were_approved(
     charge = guarded()
     async with world([calls(("charge", {"eur": 5})), FINISH], charge) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "approve"})
+        await it.answer(run, decision="approve")
         await run.result()
         assert (await it.results(run))[0][1] == "denied: not made: a person approved this tool with other arguments"
     assert charge.calls == []
 
 
-async def test_an_approval_that_nobody_gives_in_time_is_denied_and_a_late_one_refused(world: Any) -> None:
+async def test_an_approval_that_expires_is_denied_and_a_late_answer_is_rejected(world: MakeWorld) -> None:
     charge = guarded(approval_timeout=timedelta(seconds=1))
     wait = ScriptedTool("wait", kind=ToolKind.signal)
     async with world([calls(("charge", {"eur": 5})), calls(("wait", {})), FINISH], charge, wait) as it:
@@ -269,7 +265,7 @@ async def test_an_approval_that_nobody_gives_in_time_is_denied_and_a_late_one_re
         assert "expires_at" in question
         await it.until_pending(run, 2)
         expired = "question q1 has expired without an answer"
-        assert await refused(run, {"question_id": "q1", "decision": "approve"}) == expired
+        assert await rejection(run, {"question_id": "q1", "decision": "approve"}) == expired
         await run.signal("human_input", {"decision": "approve"})
         state = await it.state(run)
         assert (state["question"], state["ignored"]) == (None, [f"human_input: {expired}"])
@@ -284,12 +280,11 @@ async def test_an_approval_that_nobody_gives_in_time_is_denied_and_a_late_one_re
     assert charge.calls == []
 
 
-async def test_an_approval_in_time_is_as_good_as_one_without_a_time(world: Any) -> None:
+async def test_an_approval_in_time_is_as_good_as_one_without_a_time(world: MakeWorld) -> None:
     charge = guarded(approval_timeout=timedelta(hours=1))
     async with world([calls(("charge", {})), ASK, FINISH], charge) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "approve"})
+        await it.answer(run, decision="approve")
         state = await it.until_state(run, question=True, step=2)
         assert "expires_at" not in state["question"]
         await run.execute_update("answer", {"text": "b"})
@@ -297,7 +292,7 @@ async def test_an_approval_in_time_is_as_good_as_one_without_a_time(world: Any) 
     assert len(charge.calls) == 1
 
 
-async def test_an_answer_that_waited_for_a_worker_past_the_time_comes_too_late(world: Any) -> None:
+async def test_an_answer_that_waited_for_a_worker_past_the_time_comes_too_late(world: MakeWorld) -> None:
     charge = guarded(approval_timeout=timedelta(seconds=1))
     async with world([calls(("charge", {})), FINISH], charge, works=False) as it:
         async with it.worker():
@@ -313,9 +308,7 @@ async def test_an_answer_that_waited_for_a_worker_past_the_time_comes_too_late(w
 
 
 @pytest.mark.parametrize("effect", list(Effect))
-async def test_of_parallel_calls_one_question_is_open_and_the_others_wait_their_turn(
-    world: Any, effect: Effect
-) -> None:
+async def test_parallel_calls_ask_for_approval_one_after_the_other(world: MakeWorld, effect: Effect) -> None:
     asks = ScriptedTool("charge", effect=effect, approval=Approval.always)
     look = ScriptedTool("look")
     turn = calls(
@@ -325,7 +318,7 @@ async def test_of_parallel_calls_one_question_is_open_and_the_others_wait_their_
         run = await it.start()
         made, answers = [], ("approve", "deny", "approve")
         for number, decision in enumerate(answers, 1):
-            await it.until(partial(_asks, it, run, f"q{number}"))
+            await it.until_question(run, f"q{number}")
             made.append((len(look.calls), len(asks.calls)))
             assert [pending["tool"] for pending in (await it.state(run))["pending"]] == ["charge"]
             await run.execute_update("answer", {"question_id": f"q{number}", "decision": decision})
@@ -335,29 +328,7 @@ async def test_of_parallel_calls_one_question_is_open_and_the_others_wait_their_
         assert shown == ["ok", "ok", "denied:", "ok", "ok"]
 
 
-async def _asks(it: Any, run: Any, question_id: str) -> bool:
-    question = (await it.state(run))["question"]
-    return question is not None and question["id"] == question_id
-
-
-@pytest.mark.parametrize("door", ["signal", "native"])
-async def test_a_stop_while_a_call_waits_for_approval_ends_the_run_at_once_and_nothing_is_made(
-    world: Any, door: str
-) -> None:
-    charge = guarded(approval_timeout=timedelta(hours=1))
-    async with world([calls(("charge", {}), ("charge", {})), FINISH], charge) as it:
-        run = await it.start()
-        await it.until_state(run, question=True)
-        await (run.signal("cancel") if door == "signal" else run.cancel())
-        with pytest.raises(WorkflowFailureError) as failure:
-            await asyncio.wait_for(run.result(), 10)
-        assert isinstance(failure.value.cause, CancelledError)
-        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
-        assert [text.partition(":")[0] for _, text in await it.results(run)] == ["interrupted", "interrupted"]
-    assert charge.calls == []
-
-
-async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_one(world: Any) -> None:
+async def test_every_open_question_is_listed_and_no_answered_one(world: MakeWorld) -> None:
     lost = ScriptedTool("pay", lost_once().run, effect=Effect.once, timeout=timedelta(seconds=20))
     script = {"ask": ASK, "approve": calls(("charge", {})), "doubt": calls(("pay", {}))}
 
@@ -375,12 +346,12 @@ async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_
             ours = {run.id: goal for goal, run in runs.items()}
             return {ours[each.execution.id]: each.waiting_for for each in found if each.execution.id in ours}
 
-        told = {"ask": "human: asks: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
+        waits = {"ask": "human: asks: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
 
         async def lists(*goals: str) -> bool:
-            return await waiting() == {goal: told[goal] for goal in goals}
+            return await waiting() == {goal: waits[goal] for goal in goals}
 
-        await it.until(partial(lists, *told))
+        await it.until(partial(lists, *waits))
         await runs["approve"].execute_update("answer", {"decision": "approve"})
         await runs["doubt"].signal("cancel")
         await it.until(partial(lists, "ask"))
@@ -390,24 +361,22 @@ async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_
         await runs["approve"].result()
 
 
-async def test_a_tool_approved_for_the_run_is_not_asked_about_again(world: Any) -> None:
+async def test_a_tool_approved_for_the_run_is_not_asked_about_again(world: MakeWorld) -> None:
     charge = guarded()
     async with world(
         [calls(("charge", {"n": 1}), ("charge", {"n": 2})), calls(("charge", {"n": 3})), FINISH], charge
     ) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "approve_tool"})
+        await it.answer(run, decision="approve_tool")
         await run.result()
     assert len(charge.calls) == 3
 
 
-async def test_a_denied_call_never_runs_and_the_model_hears_why(world: Any) -> None:
+async def test_a_denied_call_never_runs_and_the_model_hears_why(world: MakeWorld) -> None:
     charge = guarded()
     async with world([calls(("charge", {})), FINISH], charge) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "deny", "text": "too dear"})
+        await it.answer(run, decision="deny", text="too dear")
         await run.result()
         assert (await it.results(run))[0][1] == "denied: a person denied this call: too dear"
     assert charge.calls == []
@@ -433,7 +402,7 @@ def lost_once(kind: ToolKind = ToolKind.native) -> ScriptedTool:
     ],
 )
 async def test_a_person_settles_an_effect_whose_worker_was_lost(
-    world: Any, answer: Any, shown: str, times: int
+    world: MakeWorld, answer: Any, shown: str, times: int
 ) -> None:
     charge = lost_once()
     async with world([calls(("charge", {"eur": 5})), FINISH], charge) as it:
@@ -448,31 +417,23 @@ async def test_a_person_settles_an_effect_whose_worker_was_lost(
     assert len(charge.calls) == times
 
 
-async def test_a_result_given_by_a_person_also_settles_a_call_that_was_being_handed_out(world: Any) -> None:
+async def test_a_result_given_by_a_person_also_settles_a_call_that_was_being_handed_out(world: MakeWorld) -> None:
     async with world([calls(("charge", {})), FINISH], lost_once(ToolKind.signal)) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "use_result", "text": "receipt 7"})
+        await it.answer(run, decision="use_result", text="receipt 7")
         await run.result()
         assert (await it.results(run))[0][1] == "receipt 7"
 
 
 async def test_an_effect_that_outlives_its_worker_is_asked_about_and_never_repeated(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = asyncio.Event()
-
-    async def hang(arguments: Any, context: Any) -> str:
-        started.set()
-        await asyncio.Event().wait()
-        return "never"
-
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
-    charge = ScriptedTool("charge", hang, effect=Effect.once)
-    async with world([calls(("charge", {})), FINISH], charge, works=False) as it:
+    charge = HeldTool("charge")
+    async with world([calls(("charge", {})), FINISH], charge.tool, works=False) as it:
         async with it.worker():
             run = await it.start()
-            await started.wait()
+            await charge.started.wait()
         async with it.worker():
             state = await it.until_state(run, question=True)
             assert (state["question"]["kind"], state["status"]) == ("resume_unsafe", "waiting_on_human")
@@ -481,7 +442,7 @@ async def test_an_effect_that_outlives_its_worker_is_asked_about_and_never_repea
     assert len(charge.calls) == 1
 
 
-async def test_a_cancel_leaves_a_call_in_doubt_in_doubt(world: Any) -> None:
+async def test_a_cancel_leaves_a_call_in_doubt_in_doubt(world: MakeWorld) -> None:
     async with world([calls(("charge", {"eur": 5}))], lost_once()) as it:
         run = await it.start()
         await it.until_state(run, question=True)
@@ -491,7 +452,7 @@ async def test_a_cancel_leaves_a_call_in_doubt_in_doubt(world: Any) -> None:
         assert [kind for _, kind in await it.results(run)] == ["in_doubt: interrupted; may have happened"]
 
 
-async def test_a_result_from_outside_approves_nothing(world: Any) -> None:
+async def test_a_result_from_outside_approves_nothing(world: MakeWorld) -> None:
     charge = ScriptedTool("charge", effect=Effect.once, kind=ToolKind.signal, approval=Approval.always)
     async with world([calls(("charge", {})), FINISH], charge) as it:
         run = await it.start()
@@ -504,12 +465,12 @@ async def test_a_result_from_outside_approves_nothing(world: Any) -> None:
     assert charge.calls == []
 
 
-async def test_a_message_that_an_agent_sends_waits_for_its_approval(world: Any) -> None:
+async def test_a_message_that_an_agent_sends_waits_for_its_approval(world: MakeWorld) -> None:
     """The task of the kind `notify` is not created before; one of another kind is not asked about."""
 
     def task(kind: str, given: dict[str, Any], workflow: str) -> Any:
-        told = {"workflowId": workflow, "kind": kind, "description": "tell them", "input": given}
-        return calls(("workflow_task_create", told))
+        arguments = {"workflowId": workflow, "kind": kind, "description": "tell them", "input": given}
+        return calls(("workflow_task_create", arguments))
 
     def script(body: dict[str, Any]) -> Any:
         said = [block for message in body["messages"] for block in message["content"] if block["type"] == "tool_result"]

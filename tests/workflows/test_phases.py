@@ -1,11 +1,8 @@
 """The verdicts of the reflect prompt, one by one: what each makes of the run, its files, its timeline and its end."""
 
-import asyncio
-import json
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -15,6 +12,8 @@ from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from settings import load_settings
 from tests.timeline import timeline
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.runs import result_of, trace_events
 
 FIRST = calls(("look", {"n": 1}), text="Frame: the cause is named.\nPlan: 1. look 2. look closer")
 FINISH = calls(("finish", {"outcome": "the cause is named", "artifacts": ["artifacts/cause.md"]}), text="Seen: done.")
@@ -25,25 +24,19 @@ def look() -> ScriptedTool:
     return ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
 
 
-async def ended(run: Any) -> dict[str, Any]:
-    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
-    return event
-
-
 def file(folder: Path, name: str) -> str:
     return (folder / name).read_text(encoding="utf-8")
 
 
 def phases(folder: Path) -> list[str]:
-    lines = [json.loads(line) for line in file(folder, "trace.jsonl").splitlines()]
-    return [line["event"] for line in lines if line["event"] in ("plan", "reflect")]
+    return [line["event"] for line in trace_events(folder, "plan", "reflect")]
 
 
-async def test_continue_makes_the_next_calls(world: Any, tmp_path: Path) -> None:
+async def test_continue_makes_the_next_calls(world: MakeWorld, tmp_path: Path) -> None:
     on = calls(("look", {"n": 2}), text="Known: it is not 1. Missing: the cause.")
     async with world([FIRST, on, FINISH], look()) as it:
         run = await it.start("find the cause", run_id="continued")
-        event = await ended(run)
+        event = await result_of(run)
         state = await it.state(run)
         assert await timeline(run) == [
             *("open_run", "plan", "call_tool", "reflect", "call_tool", "reflect", "close_segment")
@@ -57,10 +50,10 @@ async def test_continue_makes_the_next_calls(world: Any, tmp_path: Path) -> None
     assert file(folder, "context.md").endswith("# Frame\n\nthe cause is named.\n")
 
 
-async def test_done_ends_completed_with_its_files(world: Any, tmp_path: Path) -> None:
+async def test_done_ends_completed_with_its_files(world: MakeWorld, tmp_path: Path) -> None:
     async with world([FIRST, FINISH], look()) as it:
         run = await it.start("find the cause", run_id="finished")
-        event = await ended(run)
+        event = await result_of(run)
         state = await it.state(run)
         assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect", "close_segment"]
     assert event["type"] == "agent.completed"
@@ -72,12 +65,12 @@ async def test_done_ends_completed_with_its_files(world: Any, tmp_path: Path) ->
     assert "## Current state\n\nSeen: done." in file(tmp_path / "finished", "memory.md")
 
 
-async def test_reframe_states_the_task_anew_and_goes_on(world: Any, tmp_path: Path) -> None:
+async def test_reframe_restates_the_task_and_goes_on(world: MakeWorld, tmp_path: Path) -> None:
     """The frame is the journal's objective from then on; the plan and frame of the first turn stay on record."""
     anew = calls(("reframe", {"frame": "name the culprit", "reason": "no cause to be seen"}), text="It cannot work so.")
     async with world([FIRST, anew, calls(("look", {"n": 2})), FINISH], look()) as it:
         run = await it.start("find the cause", run_id="reframed")
-        assert (await ended(run))["type"] == "agent.completed"
+        assert (await result_of(run))["type"] == "agent.completed"
         state = await it.state(run)
         journal = await run.query("journal")
         assert any(
@@ -94,13 +87,13 @@ async def test_reframe_states_the_task_anew_and_goes_on(world: Any, tmp_path: Pa
     assert file(folder, "plan.md") == "# Plan\n\n1. look 2. look closer\n"
 
 
-async def test_escalate_gives_the_task_back_with_what_a_person_needs(world: Any, tmp_path: Path) -> None:
+async def test_escalate_gives_the_task_back_with_what_a_person_needs(world: MakeWorld, tmp_path: Path) -> None:
     back = calls(
         ("escalate", {"reason": "the archive is locked; somebody has to open it"}), text="Known: it is locked."
     )
     async with world([FIRST, back], look()) as it:
         run = await it.start("find the cause", run_id="escalated")
-        event = await ended(run)
+        event = await result_of(run)
         state = await it.state(run)
         assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect", "close_segment"]
     assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "asked")
@@ -111,7 +104,7 @@ async def test_escalate_gives_the_task_back_with_what_a_person_needs(world: Any,
     assert phases(tmp_path / "escalated") == ["plan", "reflect"]
 
 
-async def test_ask_human_waits_for_a_person_and_the_answer_is_its_result(world: Any, tmp_path: Path) -> None:
+async def test_ask_human_waits_for_a_person_and_the_answer_is_its_result(world: MakeWorld, tmp_path: Path) -> None:
     ask = calls(("ask_human", {"question": "Which archive?", "options": ["north", "south"]}), text="Two archives.")
     async with world([FIRST, ask, FINISH], look()) as it:
         run = await it.start("find the cause", run_id="asked")
@@ -120,7 +113,7 @@ async def test_ask_human_waits_for_a_person_and_the_answer_is_its_result(world: 
         assert (state["question"]["text"], state["question"]["options"]) == ("Which archive?", ["north", "south"])
         assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect"]
         await run.execute_update("answer", {"text": "north"})
-        assert (await ended(run))["type"] == "agent.completed"
+        assert (await result_of(run))["type"] == "agent.completed"
         assert ("toolu_1_0", "north") in await it.results(run)
         assert (await it.state(run))["step"] == 2
         assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect", "reflect", "close_segment"]
@@ -137,7 +130,7 @@ def test_the_prompts_are_short_and_name_every_verdict() -> None:
         assert verdict in prompt("reflect")
 
 
-async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: Any, tmp_path: Path) -> None:
+async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: MakeWorld, tmp_path: Path) -> None:
     async with httpx.AsyncClient() as http:
         project = build_project(load_settings({}, tmp_path), http)
     tool = look()
@@ -145,8 +138,8 @@ async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: An
     async with world([FIRST, FINISH], tool, works=False) as it:
         it.project = replace(project, agents=agents, tools={"look": tool}, model="scripted", workspaces=tmp_path)
         async with it.worker():
-            await ended(await it.start("find the cause"))
+            await result_of(await it.start("find the cause"))
         plan, reflect = it.model.requests
-    told = "\n".join(prompt(name) for name in PROMPTS).replace(JOURNAL_MARK, prompt("journal"))
-    assert plan["system"][0]["text"].startswith(told.strip())
+    system = "\n".join(prompt(name) for name in PROMPTS).replace(JOURNAL_MARK, prompt("journal"))
+    assert plan["system"][0]["text"].startswith(system.strip())
     assert plan["system"] == reflect["system"]

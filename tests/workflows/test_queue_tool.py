@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -20,17 +21,15 @@ from temporalio.worker import Worker
 from activities.telemetry.attributes import PENDING_TOOLS
 from contracts.tool import Approval, Effect, QueueRoute, ToolKind
 from perdure.client.run_events import ToolCallFinished, ToolCallStarted
-from perdure.client.runs import resume_run
 from perdure.client.watch import Watch
-from perdure.codec import AesGcmCodec
-from perdure.converter import with_encryption
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.conftest import Run, World
+from tests.workflows.conftest import MakeWorld, Run, World, connect_encrypted
+from tests.workflows.runs import expect_cancelled, trace_events
+from tests.workflows.script import FINISH
 
 Behaviour = Callable[[dict[str, Any]], Any]
 
-FINISH = calls(("finish", {"outcome": "done"}))
 WEIGH = calls(("weigh", {"what": "salt"}))
 
 
@@ -69,7 +68,7 @@ async def shown(it: World, run: Run) -> str:
     return (await it.results(run))[0][1]
 
 
-async def test_another_worker_takes_the_request_and_the_run_waits_for_its_result(world: Any) -> None:
+async def test_another_worker_takes_the_request_and_the_run_waits_for_its_result(world: MakeWorld) -> None:
     tool, go = weigh(), asyncio.Event()
 
     async def behave(_: Any) -> Any:
@@ -105,7 +104,7 @@ async def test_another_worker_takes_the_request_and_the_run_waits_for_its_result
     assert [each.outcome.result for each in happened if isinstance(each, ToolCallFinished)] == [{"grams": 12}]
 
 
-async def test_where_nobody_works_on_the_queue_the_model_is_told_its_name(world: Any) -> None:
+async def test_without_a_worker_the_error_names_the_task_queue(world: MakeWorld) -> None:
     tool = weigh(Effect.once, seconds=0.5)
     async with world([WEIGH, FINISH], tool) as it:
         run = await it.start()
@@ -113,7 +112,7 @@ async def test_where_nobody_works_on_the_queue_the_model_is_told_its_name(world:
     assert result == f"unreachable: no worker took the call from task queue '{tool.route.queue.task_queue}' in time"
 
 
-async def test_a_failure_is_told_to_the_model_in_its_own_words(world: Any, tmp_path: Path) -> None:
+async def test_a_failure_is_shown_to_the_model_in_its_own_words(world: MakeWorld, tmp_path: Path) -> None:
     tool = weigh()
 
     def refuse(_: Any) -> Any:
@@ -122,12 +121,11 @@ async def test_a_failure_is_told_to_the_model_in_its_own_words(world: Any, tmp_p
     async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, refuse) as taken:
         assert await shown(it, await it.start(run_id="failed")) == "tool_error: the scales take no salt"
     assert len(taken) == 1
-    trace = [json.loads(line) for line in (tmp_path / "failed" / "trace.jsonl").read_text().splitlines()]
-    [line] = [each for each in trace if each["event"] == "tool"]
+    [line] = trace_events(tmp_path / "failed", "tool")
     assert (line["call"], line["status"], line["error"]) == ("weigh salt", "error", "the scales take no salt")
 
 
-async def test_a_failure_that_may_pass_is_retried_under_the_same_key_where_that_is_safe(world: Any) -> None:
+async def test_a_failure_that_may_pass_is_retried_under_the_same_key_where_that_is_safe(world: MakeWorld) -> None:
     tool = weigh(Effect.keyed)
 
     def wavering(_: Any) -> Any:
@@ -140,14 +138,32 @@ async def test_a_failure_that_may_pass_is_retried_under_the_same_key_where_that_
     assert taken[0] == taken[1]
 
 
-async def test_a_failed_effect_is_not_repeated(world: Any) -> None:
+def break_down(_: Any) -> None:
+    raise RuntimeError("the scales broke")
+
+
+def return_too_much(_: Any) -> str:
+    return "x" * 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "checks_size", "shown_text"),
+    [
+        (break_down, True, r"tool_error: the scales broke \(it may have happened\)$"),
+        (return_too_much, True, r"tool_error: \[TMPRL1103\]"),
+        (return_too_much, False, "too_large: the call was made, but its result cannot be had"),
+    ],
+    ids=["it failed", "its worker refused the large result", "the server refused the large result"],
+)
+async def test_a_once_call_that_failed_is_not_repeated(
+    world: MakeWorld, behaviour: Behaviour, checks_size: bool, shown_text: str
+) -> None:
     tool = weigh(Effect.once)
-
-    def break_down(_: Any) -> Any:
-        raise RuntimeError("the scales broke")
-
-    async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, break_down) as taken:
-        assert await shown(it, await it.start()) == "tool_error: the scales broke (it may have happened)"
+    async with (
+        world([WEIGH, FINISH], tool) as it,
+        elsewhere(it.client, tool, behaviour, checks_size=checks_size) as taken,
+    ):
+        assert re.match(shown_text, await shown(it, await it.start()))
     assert len(taken) == 1
 
 
@@ -173,8 +189,8 @@ def doubt(_: Any) -> None:
     ],
     ids=["its worker shut down", "it says so", "it never ended", "its heartbeat stopped"],
 )
-async def test_an_effect_of_which_nobody_knows_is_settled_by_a_person(
-    world: Any, behaviour: Behaviour, tool: ScriptedTool
+async def test_an_effect_with_an_unknown_outcome_is_settled_by_a_person(
+    world: MakeWorld, behaviour: Behaviour, tool: ScriptedTool
 ) -> None:
     def behave(request: dict[str, Any]) -> Any:
         return behaviour(request) if request["dedupe_key"].endswith(":request") else "12 g"
@@ -188,24 +204,22 @@ async def test_an_effect_of_which_nobody_knows_is_settled_by_a_person(
     assert [each["dedupe_key"].rpartition("step:")[2] for each in taken] == ["1:request", "1:request:2"]
 
 
-async def test_a_person_can_give_the_result_or_give_up(world: Any) -> None:
+async def test_a_person_can_give_the_result_or_give_up(world: MakeWorld) -> None:
     tool = weigh(Effect.once)
     async with (
         world([calls(("weigh", {}), ("weigh", {})), FINISH], tool) as it,
         elsewhere(it.client, tool, shut_down) as taken,
     ):
         run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "use_result", "text": "12 g"})
+        await it.answer(run, decision="use_result", text="12 g")
         await it.until(lambda: len(taken) == 2)
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "give_up"})
+        await it.answer(run, decision="give_up")
         await run.result()
         results = [text for _, text in (await it.results(run))[:2]]
     assert results == ["12 g", "in_doubt: interrupted; may have happened"]
 
 
-async def test_a_call_that_wants_approval_is_scheduled_once_it_has_it(world: Any) -> None:
+async def test_a_call_that_wants_approval_is_scheduled_once_it_has_it(world: MakeWorld) -> None:
     tool = weigh(Effect.once, approval=Approval.always)
     async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, lambda _: 12) as taken:
         run = await it.start()
@@ -216,7 +230,7 @@ async def test_a_call_that_wants_approval_is_scheduled_once_it_has_it(world: Any
     assert len(taken) == 1
 
 
-async def test_a_large_result_becomes_an_artifact_and_enters_history_once(world: Any, tmp_path: Path) -> None:
+async def test_a_large_result_becomes_an_artifact_and_enters_history_once(world: MakeWorld, tmp_path: Path) -> None:
     tool, large = weigh(), "12 g, " * 20_000 + "the end"
     async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, lambda _: large):
         run = await it.start(run_id="large")
@@ -225,26 +239,6 @@ async def test_a_large_result_becomes_an_artifact_and_enters_history_once(world:
     assert (tmp_path / "large" / result["artifact_path"]).read_text(encoding="utf-8") == large
     assert result["excerpt"].startswith("12 g, 12 g")
     assert history.count(b"12 g, the end") == 1
-
-
-async def test_a_result_over_temporals_limit_fails_over_there(world: Any) -> None:
-    tool = weigh(Effect.once)
-    async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, lambda _: "x" * 3_000_000) as taken:
-        result = await shown(it, await it.start())
-    assert result.startswith("tool_error: [TMPRL1103]")
-    assert len(taken) == 1
-
-
-async def test_a_result_that_the_server_refuses_is_told_as_too_large(world: Any) -> None:
-    tool = weigh(Effect.once)
-    big = "x" * 3_000_000
-    async with (
-        world([WEIGH, FINISH], tool) as it,
-        elsewhere(it.client, tool, lambda _: big, checks_size=False) as taken,
-    ):
-        result = await shown(it, await it.start())
-    assert result.startswith("too_large: the call was made, but its result cannot be had")
-    assert len(taken) == 1
 
 
 def raw(data: bytes, **metadata: bytes) -> RawValue:
@@ -256,7 +250,7 @@ def raw(data: bytes, **metadata: bytes) -> RawValue:
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "expected"),
     [
         (None, ""),
         (b"\xff\xfe", "tool_error: the call was made, but what it returned is no JSON"),
@@ -268,14 +262,14 @@ def raw(data: bytes, **metadata: bytes) -> RawValue:
     ],
     ids=["nothing", "bytes", "nested too deep", "half a character", "an encoding of its own", "no number", "like ours"],
 )
-async def test_odd_results_never_stop_a_run(world: Any, result: Any, told: str) -> None:
+async def test_odd_results_never_stop_a_run(world: MakeWorld, result: Any, expected: str) -> None:
     tool = weigh()
     async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, lambda _: result):
-        assert (await shown(it, await it.start())).startswith(told)
+        assert (await shown(it, await it.start())).startswith(expected)
 
 
-async def test_a_cancel_reaches_a_call_that_beats(world: Any) -> None:
-    tool, stopped = weigh(Effect.keyed, heartbeat=5), asyncio.Event()
+async def test_a_cancel_reaches_a_call_that_beats(world: MakeWorld) -> None:
+    tool, stopped = weigh(Effect.keyed, heartbeat=2), asyncio.Event()
 
     async def beat(_: Any) -> None:
         try:
@@ -289,24 +283,24 @@ async def test_a_cancel_reaches_a_call_that_beats(world: Any) -> None:
         run = await it.start()
         await it.until(lambda: bool(taken))
         await run.signal("cancel")
-        with pytest.raises(WorkflowFailureError):
-            await asyncio.wait_for(run.result(), 60)
+        await expect_cancelled(run)
         assert stopped.is_set()
         assert (await it.results(run))[0][1] == "in_doubt: interrupted; may have happened"
 
 
-async def test_a_cancel_of_a_call_that_nobody_took_leaves_no_doubt(world: Any) -> None:
+async def test_a_cancel_of_a_call_that_no_worker_took_leaves_no_doubt(world: MakeWorld) -> None:
     tool = weigh(Effect.once)
     async with world([WEIGH, FINISH], tool) as it:
         run = await it.start()
         await it.until_pending(run, 1)
         await run.signal("cancel")
-        with pytest.raises(WorkflowFailureError):
-            await asyncio.wait_for(run.result(), 60)
+        await expect_cancelled(run)
         assert not (await it.results(run))[0][1].startswith("in_doubt")
 
 
-async def test_what_was_in_flight_when_its_run_timed_out_is_asked_about_and_not_scheduled_again(world: Any) -> None:
+async def test_a_call_in_flight_when_its_run_timed_out_is_asked_about(
+    world: MakeWorld,
+) -> None:
     tool = weigh(Effect.once)
     async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, never) as taken:
         start = {"type": "agentic.start", "payload": {"goal": "weigh it"}}
@@ -315,8 +309,7 @@ async def test_what_was_in_flight_when_its_run_timed_out_is_asked_about_and_not_
         with pytest.raises(WorkflowFailureError):
             await asyncio.wait_for(origin.result(), 60)
         assert (await origin.describe()).status is WorkflowExecutionStatus.TIMED_OUT
-        run = await resume_run(it.client, it.queue, origin.id.removeprefix("run:"))
-        it.started.append(run.id)
+        run = await it.resume(origin)
         state = await it.until_state(run, question=True)
         await run.execute_update("answer", {"decision": "use_result", "text": "12 g"})
         assert await shown(it, run) == "12 g"
@@ -324,11 +317,10 @@ async def test_what_was_in_flight_when_its_run_timed_out_is_asked_about_and_not_
     assert len(taken) == 1
 
 
-async def test_an_encrypted_run_needs_the_codec_over_there(world: Any, client: Client) -> None:
+async def test_an_encrypted_run_needs_the_codec_over_there(world: MakeWorld, client: Client) -> None:
     tool = weigh(Effect.once)
-    converter = with_encryption(AesGcmCodec({"k1": b"1" * 32}))
-    sealed = await Client.connect(client.service_client.config.target_host, data_converter=converter)
-    async with world([WEIGH, FINISH], tool, server=sealed) as it, elsewhere(client, tool, lambda _: 12) as taken:
+    encrypted = await connect_encrypted(client)
+    async with world([WEIGH, FINISH], tool, server=encrypted) as it, elsewhere(client, tool, lambda _: 12) as taken:
         result = await shown(it, await it.start())
     assert result.startswith("tool_error: ")
     assert taken == []

@@ -28,21 +28,23 @@ from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from settings import load_settings
 from tests.conftest import server
-from tests.workflows.lane import echo, lane_of, new_id, say, texts, until_idle
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.lane import echo, lane_of, new_id, say, until_idle
+from tests.workflows.runs import id_of
+from tests.workflows.script import FINISH, texts
 from worker import run_worker
 
 ASK = calls(("ask_human", {"question": "which one?"}))
-FINISH = calls(("finish", {"outcome": "done"}))
 HOUR = timedelta(hours=1)
 
 
-async def look(it: Any, later: timedelta = timedelta(), *, repairs: bool = True) -> ReconcileReport:
+async def look(it: World, later: timedelta = timedelta(), *, repairs: bool = True) -> ReconcileReport:
     """A look of the reconciler that much later."""
     reconciler = Reconciler(it.client, it.project.stores, it.queue, now=lambda: datetime.now(UTC) + later)
     return await reconciler.run_pass(repairs=repairs)
 
 
-async def until_listed(it: Any, query: str, number: int = 1) -> None:
+async def until_listed(it: World, query: str, number: int = 1) -> None:
     """The server's list comes a moment after the run's own state."""
 
     async def listed() -> bool:
@@ -56,19 +58,14 @@ def problems(report: ReconcileReport) -> list[tuple[FindingKind, str]]:
     return [(finding.problem, finding.run_id) for finding in report.findings]
 
 
-def id_of(run: Any) -> str:
-    run_id: str = run.id.removeprefix("run:")
-    return run_id
-
-
-async def waiting(it: Any, **fields: Any) -> Any:
+async def waiting(it: World, **fields: Any) -> Any:
     run = await it.start(**fields)
     await it.until_state(run, question=True)
     await until_listed(it, f"{query_equals('WorkflowId', run.id)} AND AgentStatus = 'waiting_on_human'")
     return run
 
 
-async def test_runs_that_are_well_are_left_alone(world: Any) -> None:
+async def test_runs_that_are_well_are_left_alone(world: MakeWorld) -> None:
     charge = ScriptedTool("charge", effect=Effect.once)
     async with world([ASK, calls(("charge", {})), FINISH], charge) as it:
         run = await waiting(it)
@@ -91,7 +88,7 @@ class Broken:
         raise RuntimeError("a bug")
 
 
-async def test_a_wedged_run_is_named(world: Any) -> None:
+async def test_a_wedged_run_is_named(world: MakeWorld) -> None:
     soon = {"system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute": 1}
     async with (
         await server(**soon) as other,
@@ -132,7 +129,7 @@ class Lane:
 
 
 @asynccontextmanager
-async def lane(it: Any) -> AsyncIterator[tuple[Any, Any]]:
+async def lane(it: World) -> AsyncIterator[tuple[Any, Any]]:
     """A parent, and its child that waits for a person."""
     child = f"run:{uuid4().hex[:12]}"
     async with plain_worker(it.client, f"{it.queue}-lanes", Lane):
@@ -144,18 +141,18 @@ async def lane(it: Any) -> AsyncIterator[tuple[Any, Any]]:
         yield parent, it.client.get_workflow_handle(child)
 
 
-async def closed(it: Any, parent: Any) -> None:
+async def closed(it: World, parent: Any) -> None:
     with pytest.raises(WorkflowFailureError):
         await parent.result()
 
 
-async def test_the_child_of_a_terminated_parent_is_cancelled(world: Any) -> None:
+async def test_the_child_of_a_terminated_parent_is_cancelled(world: MakeWorld) -> None:
     async with world([ASK]) as it, lane(it) as (parent, child):
         await parent.terminate()
         await closed(it, parent)
         assert (await look(it)).findings == ()  # its parent may be stopping it just now
-        told = await look(it, HOUR, repairs=False)
-        assert (problems(told), told.repaired) == ([(FindingKind.orphaned, id_of(child))], {})
+        listed = await look(it, HOUR, repairs=False)
+        assert (problems(listed), listed.repaired) == ([(FindingKind.orphaned, id_of(child))], {})
         report = await look(it, HOUR)
         assert (problems(report), report.repaired) == ([(FindingKind.orphaned, id_of(child))], {Repair.cancel: 1})
         with pytest.raises(WorkflowFailureError) as ended:
@@ -163,7 +160,7 @@ async def test_the_child_of_a_terminated_parent_is_cancelled(world: Any) -> None
         assert isinstance(ended.value.cause, CancelledError)
 
 
-async def test_the_child_of_a_completed_parent_is_named_and_goes_on(world: Any) -> None:
+async def test_the_child_of_a_completed_parent_is_named_and_goes_on(world: MakeWorld) -> None:
     async with world([ASK, FINISH]) as it, lane(it) as (parent, child):
         await parent.signal("finish", "done")
         await parent.result()
@@ -173,7 +170,7 @@ async def test_the_child_of_a_completed_parent_is_named_and_goes_on(world: Any) 
         assert (await child.result())["type"] == "agent.completed"
 
 
-async def test_the_child_of_a_parent_that_continued_as_new_is_no_orphan(world: Any) -> None:
+async def test_the_child_of_a_parent_that_continued_as_new_is_no_orphan(world: MakeWorld) -> None:
     async with world([ASK]) as it, lane(it) as (parent, child):
         await parent.signal("finish", "rotate")
 
@@ -190,7 +187,7 @@ async def test_the_child_of_a_parent_that_continued_as_new_is_no_orphan(world: A
             await child.result()
 
 
-def claim(it: Any, run: Any, step: int = 1) -> None:
+def claim(it: World, run: Run, step: int = 1) -> None:
     """A claim that a worker left, which then died."""
     now = datetime.now(UTC)
     left = Claim(
@@ -199,7 +196,7 @@ def claim(it: Any, run: Any, step: int = 1) -> None:
     it.project.stores.of(id_of(run)).create(f"ledger/step-{step:05}.claim", left.model_dump_json().encode())
 
 
-async def test_the_claim_of_a_run_that_was_cut_short_is_named(world: Any) -> None:
+async def test_the_claim_of_a_run_that_was_cut_short_is_named(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
@@ -213,15 +210,14 @@ async def test_the_claim_of_a_run_that_was_cut_short_is_named(world: Any) -> Non
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
 
 
-async def test_a_claim_whose_outcome_history_has_is_not_named(world: Any) -> None:
+async def test_a_claim_whose_outcome_history_has_is_not_named(world: MakeWorld) -> None:
     async with world([calls(("look", {})), FINISH], ScriptedTool("look")) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         claim(it, run)
         assert (await look(it, HOUR)).findings == ()
 
 
-async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_is_not_judged_without_its_run(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.reconcile.queries.MAX_QUERIED_RUNS", 0)
     async with world([ASK]) as it:
         run = await waiting(it)
@@ -231,7 +227,7 @@ async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: py
     assert (report.findings, report.unasked) == ((), 1)
 
 
-async def test_a_claim_is_looked_after_by_the_run_that_resumes_it(world: Any) -> None:
+async def test_a_claim_is_looked_after_by_the_run_that_resumes_it(world: MakeWorld) -> None:
     async with world([ASK, ASK]) as it:
         run = await waiting(it)
         claim(it, run, step=5)
@@ -242,7 +238,7 @@ async def test_a_claim_is_looked_after_by_the_run_that_resumes_it(world: Any) ->
         assert (await look(it, HOUR)).findings == ()
 
 
-async def test_a_wait_for_a_person_is_named_after_a_day(world: Any) -> None:
+async def test_a_wait_for_a_person_is_named_after_a_day(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         run = await waiting(it)
         assert (await look(it, timedelta(hours=23))).findings == ()
@@ -251,7 +247,7 @@ async def test_a_wait_for_a_person_is_named_after_a_day(world: Any) -> None:
     assert "which one?" in report.findings[0].found
 
 
-async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: Any) -> None:
+async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: MakeWorld) -> None:
     review = ScriptedTool("review", kind=ToolKind.signal, timeout=2 * HOUR)
     async with world([calls(("review", {}))], review) as it:
         run = await it.start()
@@ -262,7 +258,7 @@ async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: Any) -> None:
     assert problems(report) == [(FindingKind.overdue, id_of(run))]
 
 
-async def test_a_run_on_a_queue_without_workers_is_named(world: Any) -> None:
+async def test_a_run_on_a_queue_without_workers_is_named(world: MakeWorld) -> None:
     async with world([], works=False) as it:
         run = await it.start()
         await until_listed(it, f"WorkflowId = '{run.id}'")
@@ -272,7 +268,7 @@ async def test_a_run_on_a_queue_without_workers_is_named(world: Any) -> None:
     assert (FindingKind.unattended, id_of(run)) in problems(report)
 
 
-async def forget(it: Any, run: Any) -> None:
+async def forget(it: World, run: Run) -> None:
     """As the server does after the namespace's retention."""
     await it.client.workflow_service.delete_workflow_execution(
         DeleteWorkflowExecutionRequest(
@@ -291,7 +287,7 @@ async def forget(it: Any, run: Any) -> None:
     it.started.remove(run.id)
 
 
-async def test_the_store_of_a_run_that_is_gone_is_cleared_and_its_files_stay(world: Any) -> None:
+async def test_the_store_of_a_run_that_is_gone_is_cleared_and_its_files_stay(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         run = await waiting(it)
         files = it.project.workspace(id_of(run)).root
@@ -308,7 +304,7 @@ async def test_the_store_of_a_run_that_is_gone_is_cleared_and_its_files_stay(wor
         assert (await look(it, 9 * HOUR)).findings == ()
 
 
-async def test_what_a_conversation_keeps_outlives_its_lane(world: Any) -> None:
+async def test_the_store_of_a_conversation_outlives_its_lane(world: MakeWorld) -> None:
     """Somebody may come back to it."""
     chat = new_id()
     async with world(echo) as it:
@@ -324,7 +320,7 @@ async def test_what_a_conversation_keeps_outlives_its_lane(world: Any) -> None:
     assert texts(last) == ["remember me", "you said: remember me", "do you?"]
 
 
-async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: Any) -> None:
+async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         run = await waiting(it)
         await look(it)
@@ -337,7 +333,7 @@ async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: Any) -> N
 
 
 @pytest.mark.parametrize("sign", ["", '"', "'", "\\"])
-async def test_a_store_stays_while_an_open_run_resumes_its_run(world: Any, sign: str) -> None:
+async def test_a_store_stays_while_an_open_run_resumes_its_run(world: MakeWorld, sign: str) -> None:
     async with world([ASK, ASK]) as it:
         run = await waiting(it, run_id=f"{uuid4().hex[:12]}{sign}")
         await it.start(run_id=f"{id_of(run)}.r3")
@@ -349,7 +345,7 @@ async def test_a_store_stays_while_an_open_run_resumes_its_run(world: Any, sign:
         assert (it.project.workspace(id_of(run)).root / ".store").is_dir()
 
 
-async def test_a_store_that_is_a_link_is_left_alone(world: Any, tmp_path: Path) -> None:
+async def test_a_store_that_is_a_link_is_left_alone(world: MakeWorld, tmp_path: Path) -> None:
     async with world([]) as it:
         (tmp_path / "elsewhere" / ".store").mkdir(parents=True)
         (tmp_path / "linked").mkdir()
@@ -358,7 +354,7 @@ async def test_a_store_that_is_a_link_is_left_alone(world: Any, tmp_path: Path) 
     assert (report.findings, report.unjudged) == ((), 2)
 
 
-async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: Any) -> None:
+async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         for folder in ("never-started", "long" * 40, "someone's own folder"):
             (it.project.workspaces / folder / ".store").mkdir(parents=True)
@@ -371,7 +367,9 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
         assert (it.project.workspace(id_of(run)).root / ".store").is_dir()
 
 
-async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_stores_are_gone_through_a_stretch_at_a_time(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("activities.reconcile.stores.MAX_CHECKED_STORES", 2)
     async with world([]) as it:
         for number in range(5):
@@ -386,22 +384,22 @@ async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monke
     assert [(each.stores, each.after) for each in looks] == [(2, "run-1"), (2, "run-3"), (1, ""), (2, "run-1")]
 
 
-async def finished_look(it: Any, number: int) -> ReconcileReport:
+async def finished_look(it: World, number: int) -> ReconcileReport:
     """The report of the schedule's look of this number."""
     handle = it.client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(it.queue))
 
-    async def begun() -> bool:
+    async def has_begun() -> bool:
         return len((await handle.describe()).info.recent_actions) == number
 
-    await it.until(begun)
-    action = (await handle.describe()).info.recent_actions[-1].action
+    await it.until(has_begun)
+    action: Any = (await handle.describe()).info.recent_actions[-1].action
     report: ReconcileReport = await it.client.get_workflow_handle(
         action.workflow_id, run_id=action.first_execution_run_id, result_type=ReconcileReport
     ).result()
     return report
 
 
-async def test_each_look_is_told_as_an_event(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_pass_is_logged_as_an_event(world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with world([]) as it:
         await it.client.execute_workflow("Reconcile", id=f"reconcile:{it.queue}", task_queue=it.queue)
@@ -410,18 +408,18 @@ async def test_each_look_is_told_as_an_event(world: Any, caplog: pytest.LogCaptu
     assert [event["task_queue"] for event in events if event["event"] == "agent_run.reconcile"] == [it.queue]
 
 
-async def test_a_worker_that_stops_does_not_wait_for_a_look(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = asyncio.Event()
+async def test_a_worker_that_stops_does_not_wait_for_a_look(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = asyncio.Event()
 
     async def endless(*_: Any, **__: Any) -> None:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
 
     async with world([], works=False) as it, asyncio.timeout(20):
         async with it.worker():
             monkeypatch.setattr(Reconciler, Reconciler.run_pass.__name__, endless)
             handle = await it.client.start_workflow("Reconcile", id=f"reconcile:{it.queue}", task_queue=it.queue)
-            await begun.wait()
+            await started.wait()
         monkeypatch.undo()
         async with it.worker():  # the next one makes it anew
             await handle.result()
@@ -446,7 +444,7 @@ async def has_looked(client: Client, queue: str) -> bool:
     return found == ["COMPLETED"]
 
 
-async def test_a_paused_schedule_stays_paused_and_is_brought_up_to_date(client: Client) -> None:
+async def test_a_paused_schedule_is_updated_and_stays_paused(client: Client) -> None:
     queue = f"q-{uuid4().hex[:8]}"
     handle = client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(queue))
     old = reconcile_schedule._build_schedule(queue)

@@ -8,33 +8,32 @@ from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client, WorkflowFailureError
-from temporalio.exceptions import CancelledError
+from temporalio.client import Client, WorkflowExecutionStatus
 
 from activities.storage.store import LocalStores
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import run_id_of_workflow
 from perdure.client.export import Exporter
 from perdure.client.run_events import WaitEnded, WaitStarted
-from perdure.client.runs import fork_run
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import SHORT_HISTORY
-
-FINISH = calls(("finish", {"outcome": "done"}))
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.runs import cancel_run, expect_cancelled
+from tests.workflows.script import FINISH, tool_results
 
 
 def steps(number: int, tool: str = "look", **arguments: Any) -> list[Reply]:
     return [calls((tool, {"n": n, **arguments}), text=f"turn {n}") for n in range(number)] + [FINISH]
 
 
-async def executions(it: Any, run: Any) -> int:
+async def executions(it: World, run: Run) -> int:
     """Once the server's list has caught up with the end of the run."""
 
     async def count() -> int:
-        found = [e.status.name async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
-        return 0 if "RUNNING" in found or not found else len(found)
+        found = [e.status async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
+        return 0 if WorkflowExecutionStatus.RUNNING in found else len(found)
 
     async def closed() -> bool:
         return await count() > 0
@@ -43,13 +42,7 @@ async def executions(it: Any, run: Any) -> int:
     return await count()
 
 
-def shown(request: dict[str, Any]) -> list[str]:
-    """The tool results in a request, in order."""
-    blocks = [block for message in request["messages"] for block in message["content"]]
-    return [block["content"] for block in blocks if block["type"] == "tool_result"]
-
-
-async def test_a_run_that_rotates_loses_nothing(world: Any, short_history_client: Client) -> None:
+async def test_a_run_that_rotates_loses_nothing(world: MakeWorld, short_history_client: Client) -> None:
     look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
     async with world(steps(40), look, server=short_history_client, max_steps=40) as it:
         run = await it.start()
@@ -61,10 +54,10 @@ async def test_a_run_that_rotates_loses_nothing(world: Any, short_history_client
     assert [arguments["n"] for arguments, _ in look.calls] == list(range(40))
     assert state["completed_steps"] == list(range(1, 41))
     assert len(requests) == 41
-    assert shown(requests[-1]) == [f"result {n}" for n in range(40)]
+    assert tool_results(requests[-1]) == [f"result {n}" for n in range(40)]
 
 
-async def test_each_request_begins_with_the_one_before_it(world: Any, short_history_client: Client) -> None:
+async def test_each_request_begins_with_the_one_before_it(world: MakeWorld, short_history_client: Client) -> None:
     look = ScriptedTool("look", lambda arguments, _: {"n": arguments["n"], "half": 0.5})
     async with world(steps(25), look, server=short_history_client, max_steps=25) as it:
         await (await it.start()).result()
@@ -80,7 +73,7 @@ async def test_each_request_begins_with_the_one_before_it(world: Any, short_hist
 
 
 async def test_results_and_answers_sent_around_a_rotation_are_not_lost(
-    world: Any, short_history_client: Client
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     uses = [calls(("vote" if n % 2 else "ask_human", {"question": f"{n}?"})) for n in range(24)]
     vote = ScriptedTool("vote", kind=ToolKind.signal)
@@ -100,11 +93,15 @@ async def test_results_and_answers_sent_around_a_rotation_are_not_lost(
                     await run.signal("human_input", {"text": "twice"})
         await run.result()
         assert await executions(it, run) >= 3
-        last = shown(it.model.requests[-1])
+        last = tool_results(it.model.requests[-1])
     assert last == [f"voted {n}" if n % 2 else f"answer {n}" for n in range(24)]
 
 
-async def test_a_cancel_during_rotations_ends_canceled(world: Any, short_history_client: Client) -> None:
+def has_requests(it: World, more_than: int) -> bool:
+    return len(it.model.requests) > more_than
+
+
+async def test_a_cancel_during_rotations_ends_canceled(world: MakeWorld, short_history_client: Client) -> None:
     numbers = count()
 
     def script(body: dict[str, Any]) -> Reply:
@@ -113,15 +110,13 @@ async def test_a_cancel_during_rotations_ends_canceled(world: Any, short_history
     async with world(script, ScriptedTool("look"), server=short_history_client, max_steps=1000) as it:
         runs = [await it.start() for _ in range(4)]
         for number, run in enumerate(runs):
-            await it.until(lambda number=number: len(it.model.requests) > 20 * (number + 1))
-            await (run.signal("cancel") if number % 2 else run.cancel())
+            await it.until(partial(has_requests, it, 20 * (number + 1)))
+            await cancel_run(run, "signal" if number % 2 else "native")
         for run in runs:
-            with pytest.raises(WorkflowFailureError) as failure:
-                await run.result()
-            assert isinstance(failure.value.cause, CancelledError)
+            await expect_cancelled(run)
 
 
-async def test_a_worker_with_an_empty_cache_fetches_what_it_misses(world: Any) -> None:
+async def test_a_worker_with_an_empty_cache_fetches_what_it_misses(world: MakeWorld) -> None:
     at_work, go_on = asyncio.Event(), asyncio.Event()
 
     async def look(arguments: Any, context: Any) -> str:
@@ -137,11 +132,11 @@ async def test_a_worker_with_an_empty_cache_fetches_what_it_misses(world: Any) -
             asyncio.get_running_loop().call_later(0.1, go_on.set)
         async with it.worker():
             await run.result()
-        assert shown(it.model.requests[-1]) == [f"result {n}" for n in range(10)]
+        assert tool_results(it.model.requests[-1]) == [f"result {n}" for n in range(10)]
 
 
 async def test_a_worker_with_an_empty_cache_reads_closed_segments_from_the_store(
-    world: Any, short_history_client: Client
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     script = [*steps(20)[:-1], calls(("ask_human", {"question": "Go on?"})), FINISH]
     look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
@@ -152,14 +147,14 @@ async def test_a_worker_with_an_empty_cache_reads_closed_segments_from_the_store
         async with it.worker():
             await run.signal("human_input", {"text": "yes"})
             await run.result()
-        assert shown(it.model.requests[-1]) == [*(f"result {n}" for n in range(20)), "yes"]
+        assert tool_results(it.model.requests[-1]) == [*(f"result {n}" for n in range(20)), "yes"]
 
 
-async def test_two_workers_share_a_run(world: Any) -> None:
+async def test_two_workers_share_a_run(world: MakeWorld) -> None:
     look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
     async with world(steps(15), look) as it, it.worker(await it.another_client()):
         await (await it.start()).result()
-        assert shown(it.model.requests[-1]) == [f"result {n}" for n in range(15)]
+        assert tool_results(it.model.requests[-1]) == [f"result {n}" for n in range(15)]
 
 
 def marked(prefix: str, n: int) -> str:
@@ -167,24 +162,23 @@ def marked(prefix: str, n: int) -> str:
     return "x" * 20_000 + f"<{prefix}-{n}>"
 
 
-async def test_each_large_result_and_argument_lies_in_history_once(world: Any) -> None:
+async def test_each_large_result_and_argument_lies_in_history_once(world: MakeWorld) -> None:
     look = ScriptedTool("look", lambda arguments, _: marked("result", arguments["n"]))
     save = ScriptedTool("save", lambda arguments, _: len(arguments["content"]), effect=Effect.keyed)
     uses = [calls(("look", {"n": n}), ("save", {"content": marked("argument", n)})) for n in range(6)]
     async with world([*uses, FINISH], look, save) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         history = await it.raw_history(run)
         last = it.model.requests[-1]
     assert [arguments["content"] for arguments, _ in save.calls] == [marked("argument", n) for n in range(6)]
     for n in range(6):
         assert history.count(f"<result-{n}>".encode()) == 1
         assert history.count(f"<argument-{n}>".encode()) == 1
-        assert any(marked("result", n) in text for text in shown(last))
+        assert any(marked("result", n) in text for text in tool_results(last))
 
 
 async def test_large_bytes_lie_in_history_once_also_across_rotations_and_retries(
-    world: Any, short_history_client: Client
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     seen: set[int] = set()
 
@@ -196,20 +190,18 @@ async def test_large_bytes_lie_in_history_once_also_across_rotations_and_retries
 
     look = ScriptedTool("look", flaky)
     async with world(steps(24), look, server=short_history_client, max_steps=24) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         assert await executions(it, run) >= 3
         history = await it.raw_history(run)
     assert [history.count(f"<result-{n}>".encode()) for n in range(24)] == [1] * 24
 
 
-async def test_history_grows_by_the_same_bytes_and_events_at_every_step(world: Any) -> None:
+async def test_history_grows_by_the_same_bytes_and_events_at_every_step(world: MakeWorld) -> None:
     look = ScriptedTool("look", lambda arguments, _: f"{arguments['n']:04}" + "y" * 2044)
     sizes = {}
     for number in (5, 15, 25):
         async with world(steps(number), look, max_steps=number) as it:
-            run = await it.start()
-            await run.result()
+            run = await it.run_to_end()
             events = [event async for event in run.fetch_history_events()]
             sizes[number] = (len(await it.raw_history(run)), len(events))
     first, second = (tuple((b - a) / 10 for a, b in zip(sizes[n], sizes[n + 10], strict=True)) for n in (5, 15))
@@ -219,7 +211,7 @@ async def test_history_grows_by_the_same_bytes_and_events_at_every_step(world: A
 
 
 async def test_a_parked_run_leaves_the_worker_without_a_trace_of_trouble(
-    world: Any, caplog: pytest.LogCaptureFixture
+    world: MakeWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world([calls(("ask_human", {"question": "Which?"})), FINISH], works=False) as it:
         async with it.worker():
@@ -232,10 +224,9 @@ async def test_a_parked_run_leaves_the_worker_without_a_trace_of_trouble(
     assert [record for record in caplog.records if record.levelname in {"ERROR", "CRITICAL"}] == []
 
 
-async def flooded(it: Any, run: Any, rotations: int) -> None:
+async def flood(it: World, run: Run, rotations: int) -> None:
     """Signals that mean nothing, until the run has gone on in so many other executions."""
-    first = run.first_execution_run_id
-    seen = {first}
+    seen = {run.first_execution_run_id}
     while len(seen) <= rotations:
         await asyncio.gather(*(run.signal("noise", {"n": n}) for n in range(10)))
         seen.add((await run.describe()).run_id)
@@ -247,21 +238,27 @@ WAITS = {
     "approval": calls(("charge", {"cents": 5})),
     "outside": calls(("vote", {"on": "it"})),
 }
+
+
+async def until_it_waits(it: World, run: Run, waits: str) -> None:
+    await (it.until_pending(run, 1) if waits == "outside" else it.until_state(run, question=True))
+
+
 vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.once)
 
 
 @pytest.mark.parametrize("waits", WAITS)
 async def test_a_run_that_waits_goes_on_waiting_however_many_signals_come(
-    waits: str, world: Any, short_history_client: Client
+    waits: str, world: MakeWorld, short_history_client: Client
 ) -> None:
     charge = ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
     votes = vote()
     async with world([WAITS[waits], FINISH], charge, votes, server=short_history_client, works=False) as it:
         async with it.worker():
             run = await it.start()
-            await (it.until_pending(run, 1) if waits == "outside" else it.until_state(run, question=True))
+            await until_it_waits(it, run, waits)
             before = await it.state(run)
-            await flooded(it, run, 3)
+            await flood(it, run, 3)
             after = await it.state(run)
             assert [after[key] for key in ("question", "status", "pending")] == [
                 before[key] for key in ("question", "status", "pending")
@@ -277,37 +274,37 @@ async def test_a_run_that_waits_goes_on_waiting_however_many_signals_come(
                     for result in ("yes", "twice"):
                         await it.send_result(run, 1, "vote", result=result)
             await run.result()
-            assert shown(it.model.requests[-1]) == ["charged" if waits == "approval" else "yes"]
+            assert tool_results(it.model.requests[-1]) == ["charged" if waits == "approval" else "yes"]
             made = [len(tool.calls) for tool in (charge, votes)]
             assert made == [waits == "approval", waits == "outside"]
         await it.replay()
 
 
-async def test_a_result_that_comes_before_its_call_is_approved_is_none_and_wedges_nothing(
-    world: Any, short_history_client: Client
+async def test_a_result_before_the_approval_of_its_call_is_ignored(
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     votes = vote(approval=Approval.always)
     async with world([WAITS["outside"], FINISH], votes, server=short_history_client) as it:
         run = await it.start()
         await it.until_state(run, question=True)
         await it.send_result(run, 1, "vote", result="forged")
-        await flooded(it, run, 1)
+        await flood(it, run, 1)
         assert votes.calls == []
         await run.signal("human_input", {"decision": "approve"})
         await it.until_pending(run, 1)
         await it.until(lambda: len(votes.calls) == 1)
         await it.send_result(run, 1, "vote", result="yes")
         await run.result()
-        assert shown(it.model.requests[-1]) == ["yes"]
+        assert tool_results(it.model.requests[-1]) == ["yes"]
         assert await it.failed_tasks(run) == 0
 
 
-async def test_what_is_said_to_a_run_that_waits_goes_along_with_it(world: Any, short_history_client: Client) -> None:
+async def test_a_steer_to_a_waiting_run_survives_its_rotation(world: MakeWorld, short_history_client: Client) -> None:
     async with world([WAITS["question"], FINISH, FINISH], server=short_history_client) as it:
         run = await it.start()
         await it.until_state(run, question=True)
         await run.signal("steer", {"request_id": "r1", "text": "be quick"})
-        await flooded(it, run, 2)
+        await flood(it, run, 2)
         await run.signal("steer", {"request_id": "r1", "text": "be quick"})
         await run.signal("human_input", {"text": "yes"})
         await run.result()
@@ -317,15 +314,15 @@ async def test_what_is_said_to_a_run_that_waits_goes_along_with_it(world: Any, s
     assert any("r1 was said before" in each for each in ignored)
 
 
-async def test_what_is_told_of_a_run_goes_over_the_executions_that_its_wait_took(
-    world: Any, short_history_client: Client
+async def test_watch_export_and_fork_cover_every_execution_of_a_wait(
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     charge = ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
     async with world([WAITS["question"], WAITS["approval"], FINISH, FINISH], charge, server=short_history_client) as it:
         run = await it.start()
         for number, said in enumerate(({"text": "yes"}, {"decision": "approve", "by": "ann"}), 1):
             await it.until_state(run, question=True, step=number)
-            await flooded(it, run, 1)
+            await flood(it, run, 1)
             seen = [each async for each in Watch(it.client, run_id_of_workflow(run.id), follow=False).events()]
             assert isinstance([each for each in seen if isinstance(each, WaitStarted | WaitEnded)][-1], WaitStarted)
             await run.signal("human_input", said)
@@ -337,16 +334,16 @@ async def test_what_is_told_of_a_run_goes_over_the_executions_that_its_wait_took
         assert [(asked.id, len(asked.answers)) for asked in record.questions] == [("q1", 1), ("q2", 1)]
         assert [call.step for call in record.calls] == [1, 2, None]
 
-        forked = await fork_run(it.client, it.queue, run_id_of_workflow(run.id), 1, None)
+        forked = await it.fork(run, 1)
         await it.until_state(forked, question=True)
         await forked.signal("human_input", {"decision": "deny", "text": "once is enough"})
         await forked.result()
-        assert shown(it.model.requests[-1]) == ["yes", "denied: a person denied this call: once is enough"]
+        assert tool_results(it.model.requests[-1]) == ["yes", "denied: a person denied this call: once is enough"]
         assert len(charge.calls) == 1
 
 
 async def test_a_turn_that_is_too_large_for_another_execution_stays_in_its_own(
-    world: Any, short_history_client: Client
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     looks = [("look", {"n": n}) for n in range(18)]
     script = [calls(*looks, ("ask_human", {"question": "Pay it?"})), FINISH]
@@ -359,12 +356,12 @@ async def test_a_turn_that_is_too_large_for_another_execution_stays_in_its_own(
         assert (await run.describe()).run_id == run.first_execution_run_id
         await run.signal("human_input", {"text": "yes"})
         await run.result()
-        assert shown(it.model.requests[-1])[-1] == "yes"
+        assert tool_results(it.model.requests[-1])[-1] == "yes"
 
 
-async def test_an_answer_that_comes_in_a_flood_is_taken(world: Any, short_history_client: Client) -> None:
+async def test_an_answer_that_comes_in_a_flood_is_taken(world: MakeWorld, short_history_client: Client) -> None:
     def pays(body: dict[str, Any]) -> Reply:
-        return FINISH if shown(body) else WAITS["question"]
+        return FINISH if tool_results(body) else WAITS["question"]
 
     async with world(pays, server=short_history_client) as it:
         runs = [await it.start() for _ in range(5)]
@@ -376,15 +373,15 @@ async def test_an_answer_that_comes_in_a_flood_is_taken(world: Any, short_histor
             flood.insert(4 * number, run.signal("human_input", {"text": f"answer {number}"}))
             await asyncio.gather(*flood)
             await run.result()
-        answers = [shown(request)[0] for request in it.model.requests if shown(request)]
+        answers = [tool_results(request)[0] for request in it.model.requests if tool_results(request)]
         assert answers == [f"answer {number}" for number in range(5)]
 
 
-async def wait_ends(it: Any, run: Any) -> list[datetime]:
+async def wait_ends(it: World, run: Run) -> list[datetime]:
     """By when the wait ends, as the last timer of each execution has it, from the latest one on."""
     ends = []
     async for execution in it.client.list_workflows(f"WorkflowId = '{run.id}'"):
-        now, end = None, None
+        now, end = datetime.min.replace(tzinfo=UTC), None
         async for event in it.client.get_workflow_handle(run.id, run_id=execution.run_id).fetch_history_events():
             if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED:
                 now = event.event_time.ToDatetime(UTC)
@@ -398,15 +395,15 @@ async def wait_ends(it: Any, run: Any) -> list[datetime]:
 
 @pytest.mark.parametrize("waits", ["approval", "outside"])
 async def test_a_wait_ends_when_it_would_have_without_the_flood(
-    waits: str, world: Any, short_history_client: Client
+    waits: str, world: MakeWorld, short_history_client: Client
 ) -> None:
     hour = timedelta(hours=1)
     charge = ScriptedTool("charge", effect=Effect.once, approval=Approval.always, approval_timeout=hour)
     async with world([WAITS[waits], FINISH], charge, vote(timeout=hour), server=short_history_client) as it:
         run = await it.start()
-        await (it.until_pending(run, 1) if waits == "outside" else it.until_state(run, question=True))
+        await until_it_waits(it, run, waits)
         before = (await it.state(run))["question"]
-        await flooded(it, run, 2)
+        await flood(it, run, 2)
         assert (await it.state(run))["question"] == before
 
         async def has_moved() -> bool:
@@ -421,18 +418,16 @@ async def test_a_wait_ends_when_it_would_have_without_the_flood(
 @pytest.mark.parametrize("waits", ["question", "outside"])
 @pytest.mark.parametrize("by", ["signal", "Temporal"])
 async def test_a_cancel_of_a_run_that_has_moved_while_it_waits(
-    by: str, waits: str, world: Any, short_history_client: Client
+    by: str, waits: str, world: MakeWorld, short_history_client: Client
 ) -> None:
     async with world([WAITS[waits]], vote(), server=short_history_client) as it:
         run = await it.start()
-        await (it.until_pending(run, 1) if waits == "outside" else it.until_state(run, question=True))
-        await flooded(it, run, 1)
+        await until_it_waits(it, run, waits)
+        await flood(it, run, 1)
         noise = [run.signal("noise") for _ in range(60)]  # which may make it move just now
         noise.insert(50, run.signal("cancel") if by == "signal" else run.cancel())
         await asyncio.gather(*noise)
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, CancelledError)
+        await expect_cancelled(run)
         state = await it.state(run)
         assert (state["status"], state["question"], state["pending"]) == ("cancelled", None, [])
         (result,) = await it.results(run)

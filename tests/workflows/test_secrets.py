@@ -30,6 +30,7 @@ from contracts.tool import Effect, ToolKind, ToolRoute
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
 from telemetry import JsonLines
+from tests.workflows.conftest import MakeWorld
 
 NAMES = ("API_KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 ENVIRONMENT = {f"CANARY_{n}_{NAMES[n % 5]}": f"canary-{n:02}-Xq7vK2mZ9{n:02}" for n in range(16)} | {
@@ -117,7 +118,7 @@ def test_a_leak_would_be_seen() -> None:
 
 
 async def test_no_secret_is_left_anywhere(
-    world: Any, tmp_path: Path, python_tool: PythonTool, caplog: pytest.LogCaptureFixture
+    world: MakeWorld, tmp_path: Path, python_tool: PythonTool, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[int] = []
 
@@ -195,7 +196,9 @@ async def test_no_secret_is_left_anywhere(
 
 
 @pytest.mark.parametrize("effect", list(Effect))
-async def test_a_secret_that_the_model_writes_into_a_call_or_a_link_goes_nowhere(world: Any, effect: Effect) -> None:
+async def test_a_secret_that_the_model_writes_into_a_call_or_a_link_goes_nowhere(
+    world: MakeWorld, effect: Effect
+) -> None:
     """Whatever made it do so, a page that it read perhaps."""
     secret = quote(CANARIES[0])
     visit = ScriptedTool("visit", effect=effect)
@@ -210,7 +213,9 @@ async def test_a_secret_that_the_model_writes_into_a_call_or_a_link_goes_nowhere
     assert leaks(json.dumps([arguments, event]).encode()) == []
 
 
-async def test_run_and_cache_hold_the_same_redacted_conversation(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_and_cache_hold_the_same_redacted_conversation(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else their hashes would differ, and a worker without the run would ask for all of it again at each turn."""
     followed: list[int] = []
     asked: list[int] = []

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import WorkflowFailureError
 
 from contracts.conversation import SubmitRequest
 from contracts.run.signals import Decision, HumanInput
@@ -16,17 +15,18 @@ from perdure.answer_keys import read_answer_keys
 from perdure.client import lanes
 from perdure.client.door import set_sender
 from perdure.client.errors import RejectedError
-from perdure.client.runs import fork_run, sign_answer, submit_answer
+from perdure.client.runs import sign_answer, submit_answer
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.conftest import MakeWorld
-from tests.workflows.following import Following, followings
-from tests.workflows.lane import asking, lane_of, new_id, run_of, say
+from tests.workflows.conftest import MakeWorld, Run
+from tests.workflows.following import MakeFollowUps, make_follow_ups
+from tests.workflows.lane import lane_of, new_id, run_of, say, wait_for_question
+from tests.workflows.runs import rejection_of
+from tests.workflows.script import FINISH, count_replies
 
 KEYS = read_answer_keys("k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=")
 NEXT = read_answer_keys("k2:QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=")
 ASK = calls(("ask_human", {"question": "Which one?"}))
-FINISH = calls(("finish", {"outcome": "done"}))
 PROMPT = {"kind": "prompt", "description": "Which colour?", "input": {"text": "Which colour?"}}
 
 
@@ -35,25 +35,25 @@ def promises(body: dict[str, Any]) -> Any:
     name = str(body["messages"]).partition('"workflowId":"')[2].partition('"')[0]
     if not name:
         return calls(("workflow_create", {"definition": {"summary": "A colour is to be chosen."}}))
-    is_asked = sum(message["role"] == "assistant" for message in body["messages"]) > 1
+    is_asked = count_replies(body) > 1
     return FINISH if is_asked else calls(("workflow_task_create", {"workflowId": name, **PROMPT}))
 
 
 def replies(body: dict[str, Any]) -> Any:
     """Each run pays twice, or asks twice, and finishes."""
-    turn = sum(message["role"] == "assistant" for message in body["messages"])
+    turn = count_replies(body)
     if turn >= 2:
         return FINISH
     return calls(("pay", {"cents": 5})) if any(tool["name"] == "pay" for tool in body["tools"]) else ASK
 
 
 @pytest.fixture
-def following(world: MakeWorld) -> Following:
-    return followings(world)
+def follow_ups(world: MakeWorld) -> MakeFollowUps:
+    return make_follow_ups(world)
 
 
 @asynccontextmanager
-async def signed(world: Any, script: Any, *tools: ScriptedTool, keys: Any = KEYS) -> Any:
+async def signed(world: MakeWorld, script: Any, *tools: ScriptedTool, keys: Any = KEYS) -> Any:
     async with world(script, *tools, works=False) as it:
         it.project = replace(it.project, answer_keys=keys.public)
         async with it.worker():
@@ -61,14 +61,11 @@ async def signed(world: Any, script: Any, *tools: ScriptedTool, keys: Any = KEYS
         await it.replay()
 
 
-async def refusal_of(run: Any, body: dict[str, Any]) -> str:
-    with pytest.raises(WorkflowUpdateFailedError) as failure:
-        await run.execute_update("answer", body)
-    assert isinstance(failure.value.cause, ApplicationError)
-    return failure.value.cause.message
+async def rejection(run: Run, body: dict[str, Any]) -> str:
+    return (await rejection_of(run, "answer", body)).message
 
 
-async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(world: Any) -> None:
+async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(world: MakeWorld) -> None:
     pay = ScriptedTool("pay", approval=Approval.always)
     async with signed(world, replies, pay) as it:
         run, twin = await it.start(), await it.start()
@@ -76,8 +73,8 @@ async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(
         call = (await it.until_state(run, question=True))["question"]["call"]
         await it.until_state(twin, question=True)
         forged = {"question_id": "q1", "call": call, "decision": "approve", "by": "ann", "sender": {"door": "cli"}}
-        assert "not signed" in await refusal_of(run, forged)
-        assert "not valid" in await refusal_of(run, {**forged, "signature": "k1:AAAA"})
+        assert "not signed" in await rejection(run, forged)
+        assert "not valid" in await rejection(run, {**forged, "signature": "k1:AAAA"})
         await run.signal("human_input", forged)
         assert "human_input: only answers signed" in (await it.until_state(run, ignored=True))["ignored"][0]
 
@@ -86,14 +83,14 @@ async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(
         theirs = (await sign_answer(it.client, name, said, KEYS)).model_dump(mode="json", exclude_none=True)
         other = twin.id.removeprefix("run:")
         elsewhere = (await sign_answer(it.client, other, said, KEYS)).model_dump(mode="json", exclude_none=True)
-        assert "not valid" in await refusal_of(run, {**elsewhere, "call": call})
+        assert "not valid" in await rejection(run, {**elsewhere, "call": call})
         assert not pay.calls
         await submit_answer(it.client, name, said, KEYS)
         state = await it.until_state(run, question=True, step=2)
         assert state["question"]["id"] == "q2"
         again = {**theirs, "question_id": "q2", "call": state["question"]["call"]}
-        assert "not valid" in await refusal_of(run, again)
-        assert "not open" in await refusal_of(run, theirs)
+        assert "not valid" in await rejection(run, again)
+        assert "not open" in await rejection(run, theirs)
         assert len(pay.calls) == 1
         with pytest.raises(RejectedError, match="set PERDURE_ANSWER_KEY"):
             await submit_answer(it.client, name, said, NEXT)
@@ -102,7 +99,7 @@ async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(
         assert len(pay.calls) == 2
 
 
-async def test_a_run_keeps_the_keys_that_it_began_with_and_a_fork_takes_those_of_now(world: Any) -> None:
+async def test_a_run_keeps_the_keys_that_it_began_with_and_a_fork_takes_those_of_now(world: MakeWorld) -> None:
     async with world(replies, works=False) as it:
         it.project = replace(it.project, answer_keys=KEYS.public)
         async with it.worker():
@@ -112,11 +109,10 @@ async def test_a_run_keeps_the_keys_that_it_began_with_and_a_fork_takes_those_of
         async with it.worker():
             name = run.id.removeprefix("run:")
             assert (await it.state(run))["answer_keys"] == KEYS.public
-            heir = await fork_run(it.client, it.queue, name, 0, None)
-            it.started.append(heir.id)
+            heir = await it.fork(run, 0)
             state = await it.until_state(heir, question=True)
             assert state["answer_keys"] == NEXT.public
-            assert "not signed" in await refusal_of(heir, {"text": "b"})
+            assert "not signed" in await rejection(heir, {"text": "b"})
             await submit_answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
             await it.until_state(heir, question=True, step=2)
             await submit_answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
@@ -126,11 +122,11 @@ async def test_a_run_keeps_the_keys_that_it_began_with_and_a_fork_takes_those_of
         await it.replay()
 
 
-async def test_a_lane_hands_a_signed_answer_on_and_queues_one_that_is_not(world: Any) -> None:
+async def test_a_lane_hands_a_signed_answer_on_and_queues_one_that_is_not(world: MakeWorld) -> None:
     async with signed(world, [ASK, FINISH, FINISH]) as it:
         lane = new_id()
         first = await say(it, lane, "ask me")
-        await asking(it, first)
+        await wait_for_question(it, first)
         run = run_of(it, first)
         await lane_of(it, lane).signal("human_input", {"text": "forged"})
         await it.until_state(run, ignored=True)
@@ -143,8 +139,10 @@ async def test_a_lane_hands_a_signed_answer_on_and_queues_one_that_is_not(world:
         assert (await it.results(run))[0][1] == "blue"
 
 
-async def test_a_follow_ups_question_takes_signed_answers_and_no_result_from_elsewhere(following: Following) -> None:
-    async with following(promises, works=False) as here:
+async def test_a_follow_ups_question_takes_signed_answers_and_no_result_from_elsewhere(
+    follow_ups: MakeFollowUps,
+) -> None:
+    async with follow_ups(promises, works=False) as here:
         it = here.it
         it.project = replace(it.project, answer_keys=KEYS.public)
         async with it.worker():
@@ -152,7 +150,7 @@ async def test_a_follow_ups_question_takes_signed_answers_and_no_result_from_els
             await turn.result()
             run = await here.follow_up_of(turn)
             task_id = (await it.state(run))["tasks"][0]["taskId"]
-            assert "not signed" in await refusal_of(run, {"text": "red", "question_id": task_id})
+            assert "not signed" in await rejection(run, {"text": "red", "question_id": task_id})
             await run.signal("task_resolved", {"taskId": task_id, "result": {"status": "answered", "text": "red"}})
             await it.until_state(run, ignored=True)
             assert "only a signed answer resolves it" in (await it.state(run))["ignored"][0]
@@ -161,7 +159,7 @@ async def test_a_follow_ups_question_takes_signed_answers_and_no_result_from_els
             assert here.task_in(await it.state(run), task_id)["result"]["text"] == "blue"
 
 
-async def test_no_start_brings_a_state_of_its_own_with_other_keys(world: Any) -> None:
+async def test_no_start_brings_a_state_of_its_own_with_other_keys(world: MakeWorld) -> None:
     async with signed(world, replies) as it:
         run = await it.start()
         await it.until_state(run, question=True)

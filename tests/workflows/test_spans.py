@@ -21,12 +21,12 @@ from activities.telemetry.spans import SpanInterceptor
 from decisions.ids import root_span_id, trace_id
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
-
-FINISH = calls(("finish", {"outcome": "done"}))
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.script import FINISH
 
 
 @asynccontextmanager
-async def watched(it: Any, secrets: Secrets | None = None) -> AsyncIterator[InMemorySpanExporter]:
+async def recording_spans(it: World, secrets: Secrets | None = None) -> AsyncIterator[InMemorySpanExporter]:
     """A worker whose spans are kept; all have come when the block is left."""
     exporter = InMemorySpanExporter()
     spans = SpanInterceptor(exporter, it.client, secrets or it.project.secrets)
@@ -35,7 +35,7 @@ async def watched(it: Any, secrets: Secrets | None = None) -> AsyncIterator[InMe
     await spans.close()
 
 
-def one_trace(it: Any, run: Any, spans: tuple[ReadableSpan, ...]) -> ReadableSpan:
+def one_trace(it: World, run: Run, spans: tuple[ReadableSpan, ...]) -> ReadableSpan:
     """The root of a run's spans, which are one trace."""
     namespace = it.client.namespace
     (root,) = (span for span in spans if span.parent is None)
@@ -46,12 +46,11 @@ def one_trace(it: Any, run: Any, spans: tuple[ReadableSpan, ...]) -> ReadableSpa
     return root
 
 
-async def test_a_run_that_rotates_is_one_trace_with_one_root(world: Any, short_history_client: Client) -> None:
+async def test_a_run_that_rotates_is_one_trace_with_one_root(world: MakeWorld, short_history_client: Client) -> None:
     script = [calls(("look", {"n": n})) for n in range(15)] + [FINISH]
     look = ScriptedTool("look")
-    async with world(script, look, server=short_history_client, works=False) as it, watched(it) as exporter:
-        run = await it.start()
-        await run.result()
+    async with world(script, look, server=short_history_client, works=False) as it, recording_spans(it) as exporter:
+        run = await it.run_to_end()
     spans = exporter.get_finished_spans()
     root = one_trace(it, run, spans)
     assert len({(span.attributes or {}).get("temporalRunID") for span in spans} - {None}) > 1
@@ -66,10 +65,13 @@ async def test_a_run_that_rotates_is_one_trace_with_one_root(world: Any, short_h
     ("script", "outcome", "is_error"),
     [([calls(("work", {}))], "cancelled", False), ([fails(401)], "failed", True)],
 )
-async def test_the_root_tells_of_a_run_that_did_not_complete(
-    world: Any, script: list[Any], outcome: str, is_error: bool
+async def test_the_root_span_has_the_outcome_of_a_run_that_did_not_complete(
+    world: MakeWorld, script: list[Any], outcome: str, is_error: bool
 ) -> None:
-    async with world(script, ScriptedTool("work", lambda *_: cancel()), works=False) as it, watched(it) as exporter:
+    async with (
+        world(script, ScriptedTool("work", lambda *_: cancel()), works=False) as it,
+        recording_spans(it) as exporter,
+    ):
         run = await it.start()
 
         async def cancel() -> str:
@@ -84,9 +86,9 @@ async def test_the_root_tells_of_a_run_that_did_not_complete(
     assert root.status.is_ok is not is_error
 
 
-async def test_a_secret_is_in_no_attribute(world: Any) -> None:
+async def test_a_secret_is_in_no_attribute(world: MakeWorld) -> None:
     secrets, script = Secrets([("TOOL_KEY", "look"), ("MODEL_KEY", "scripted")]), [calls(("look", {})), FINISH]
-    async with world(script, ScriptedTool("look"), works=False) as it, watched(it, secrets) as exporter:
+    async with world(script, ScriptedTool("look"), works=False) as it, recording_spans(it, secrets) as exporter:
         await (await it.start()).result()
     said = " ".join(str(dict(span.attributes or {})) for span in exporter.get_finished_spans())
     assert "'[redacted TOOL_KEY]'" in said
@@ -94,7 +96,7 @@ async def test_a_secret_is_in_no_attribute(world: Any) -> None:
     assert "'scripted'" not in said
 
 
-async def test_an_end_that_takes_long_has_its_root(world: Any, monkeypatch: Any) -> None:
+async def test_an_end_that_takes_long_has_its_root(world: MakeWorld, monkeypatch: Any) -> None:
     """On a busy machine more than one answer of the server is awaited."""
     asked = count(1)
     fetch = WorkflowHandle.fetch_history_events
@@ -108,14 +110,13 @@ async def test_an_end_that_takes_long_has_its_root(world: Any, monkeypatch: Any)
         yield
 
     monkeypatch.setattr(WorkflowHandle, "fetch_history_events", late)
-    async with world([FINISH], works=False) as it, watched(it) as exporter:
-        run = await it.start()
-        await run.result()
+    async with world([FINISH], works=False) as it, recording_spans(it) as exporter:
+        run = await it.run_to_end()
     assert one_trace(it, run, exporter.get_finished_spans()).name.startswith("invoke_agent")
     assert next(asked) > 2
 
 
-async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: Any, monkeypatch: Any) -> None:
+async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: MakeWorld, monkeypatch: Any) -> None:
     monkeypatch.setattr("activities.telemetry.spans.SERVER_TIMEOUT", timedelta(milliseconds=200))
     async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
         run = await it.start()

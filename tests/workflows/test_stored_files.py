@@ -1,5 +1,7 @@
 """What a run keeps by its hash is compared with it. A changed file holds the run up until the right one is back."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -13,18 +15,29 @@ from activities.conversation import LATEST_FILE
 from activities.model.transcript_cache import digest_of_record, read_record, read_segment, record_name, write_segment
 from activities.storage.store import LocalStore, StoredFileChangedError
 from activities.storage.workspace import Workspace
-from contracts.conversation import TurnRecord
+from contracts.conversation import Submitted, TurnRecord
 from contracts.run.transcript import Part, Segment
 from decisions.run.transcript import Transcript
 from perdure.client.lanes import forget_lane_turn
 from perdure.testkit.model_server import Reply, calls, says, slow
-from tests.workflows.lane import asking, begun, echo, held_by, lane_of, new_id, run_of, say, store_of, texts, until_idle
-
-FINISH = calls(("finish", {"outcome": "done"}))
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.lane import (
+    echo,
+    lane_of,
+    new_id,
+    run_of,
+    say,
+    store_of,
+    until_idle,
+    wait_for_question,
+    wait_for_run,
+    wait_until_held,
+)
+from tests.workflows.script import FINISH, texts
 
 
 async def test_a_changed_definition_holds_the_run_up_until_it_is_right_again(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     asked = 0
@@ -42,13 +55,7 @@ async def test_a_changed_definition_holds_the_run_up_until_it_is_right_again(
         right = path.read_bytes()
         path.write_bytes(right.replace(b"You are tested.", b"You are EVIL now."))
         async with it.worker():
-
-            async def is_held() -> bool:
-                pending = (await run.describe()).raw_description.pending_activities
-                return any("was changed: its hash is" in each.last_failure.message for each in pending)
-
-            await it.until(is_held)
-            (pending,) = (await run.describe()).raw_description.pending_activities
+            pending = await it.until_activity(run, lambda each: "was changed: its hash is" in each.last_failure.message)
             assert path.name.removeprefix("definition-").removesuffix(".json") in pending.last_failure.message
             assert pending.last_failure.application_failure_info.type == "StoredFileChangedError"
             path.write_bytes(right)
@@ -62,6 +69,16 @@ def store(tmp_path: Path) -> LocalStore:
     workspace = Workspace(tmp_path / "run")
     workspace.create()
     return LocalStore(workspace)
+
+
+@asynccontextmanager
+async def after_first_turn(world: MakeWorld) -> AsyncIterator[tuple[World, str, Submitted]]:
+    """A conversation in which one request has been answered."""
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        yield it, chat, first
 
 
 async def forge(store: LocalStore, run_id: str, *, named: str | None = None) -> tuple[str, bytes]:
@@ -79,15 +96,12 @@ async def forge(store: LocalStore, run_id: str, *, named: str | None = None) -> 
     return ref, right
 
 
-async def test_a_changed_record_of_the_last_turn_holds_the_next_one_up(world: Any, tmp_path: Path) -> None:
-    chat = new_id()
-    async with world(echo) as it:
-        first = await say(it, chat, "my name is Ada")
-        await until_idle(it, chat, 1)
+async def test_a_changed_record_of_the_last_turn_holds_the_next_one_up(world: MakeWorld, tmp_path: Path) -> None:
+    async with after_first_turn(world) as (it, chat, first):
         store = store_of(tmp_path, chat)
         ref, right = await forge(store, first.run_id)
-        second = await begun(it, await say(it, chat, "who am I?"))
-        why = await held_by(it, second)
+        second = await wait_for_run(it, await say(it, chat, "who am I?"))
+        why = await wait_until_held(it, second)
         assert f"{ref} was changed: its hash is " in why
         assert digest_of_record(TurnRecord.model_validate_json(right)) in why
         store.write(ref, right)
@@ -97,7 +111,9 @@ async def test_a_changed_record_of_the_last_turn_holds_the_next_one_up(world: An
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-async def test_so_does_that_of_a_turn_without_a_result(world: Any, tmp_path: Path, end: str) -> None:
+async def test_a_changed_record_of_a_turn_without_a_result_holds_the_next_one_up(
+    world: MakeWorld, tmp_path: Path, end: str
+) -> None:
     chat = new_id()
 
     def script(body: Any) -> Reply:
@@ -106,19 +122,21 @@ async def test_so_does_that_of_a_turn_without_a_result(world: Any, tmp_path: Pat
     async with world(script) as it:
         first = await say(it, chat, "my name is Ada", **({"agent": "nobody"} if end == "failed" else {}))
         if end == "cancelled":
-            await asking(it, first)
+            await wait_for_question(it, first)
             await run_of(it, first).signal("cancel", {"reason": "enough"})
         await until_idle(it, chat, 1)
         store = store_of(tmp_path, chat)
         ref, right = await forge(store, first.run_id)
         store.write(ref, right.replace(b"false", b"true"))
-        second = await begun(it, await say(it, chat, "who am I?", agent="default"))
-        assert ref in await held_by(it, second)
+        second = await wait_for_run(it, await say(it, chat, "who am I?", agent="default"))
+        assert ref in await wait_until_held(it, second)
         store.write(ref, right)
         await until_idle(it, chat, 2)
 
 
-async def test_a_record_that_is_planted_for_a_terminated_turn_counts_for_nothing(world: Any, tmp_path: Path) -> None:
+async def test_a_record_that_is_planted_for_a_terminated_turn_counts_for_nothing(
+    world: MakeWorld, tmp_path: Path
+) -> None:
     chat = new_id()
 
     def script(body: Any) -> Reply:
@@ -127,7 +145,7 @@ async def test_a_record_that_is_planted_for_a_terminated_turn_counts_for_nothing
     async with world(script) as it:
         first = await say(it, chat, "my name is Ada")
         second = await say(it, chat, "hm")
-        await asking(it, second)
+        await wait_for_question(it, second)
         await forge(store_of(tmp_path, chat), first.run_id, named=second.run_id)
         await run_of(it, second).terminate("gone")
         await say(it, chat, "who am I?")
@@ -138,9 +156,7 @@ async def test_a_record_that_is_planted_for_a_terminated_turn_counts_for_nothing
 
 
 @pytest.mark.parametrize("named", ["the turn before", "a run that never was"])
-async def test_a_lane_that_begins_again_goes_on_from_no_other_turn_than_the_last(
-    world: Any, tmp_path: Path, named: str
-) -> None:
+async def test_a_restarted_lane_continues_from_the_last_turn_only(world: MakeWorld, tmp_path: Path, named: str) -> None:
     chat = new_id()
     async with world(echo) as it:
         first = await say(it, chat, "my name is Ada")
@@ -154,36 +170,33 @@ async def test_a_lane_that_begins_again_goes_on_from_no_other_turn_than_the_last
         if other == "never-was":
             await forge(store, first.run_id, named=other)
         store.write(LATEST_FILE, record_name(other).encode())
-        third = await begun(it, await say(it, chat, "who am I?"))
-        why = await held_by(it, third)
+        third = await wait_for_run(it, await say(it, chat, "who am I?"))
+        why = await wait_until_held(it, third)
         assert f"latest was changed: it names {record_name(other)}, and history has {right.decode()}" in why
         store.write(LATEST_FILE, right)
         await until_idle(it, chat, 1)
     assert texts(it.model.requests[-1])[::2] == ["my name is Ada", "and I live in London", "who am I?"]
 
 
-async def is_listed(it: Any, run_id: str) -> bool:
+async def is_listed(it: World, run_id: str) -> bool:
     """The server's index knows that it has ended."""
     query = f"WorkflowId = 'run:{run_id}' AND ExecutionStatus = 'Completed'"
     return [run.id async for run in it.client.list_workflows(query)] != []
 
 
-async def test_a_lane_that_begins_again_takes_no_changed_record(world: Any, tmp_path: Path) -> None:
-    chat = new_id()
-    async with world(echo) as it:
-        first = await say(it, chat, "my name is Ada")
-        await until_idle(it, chat, 1)
+async def test_a_restarted_lane_takes_no_changed_record(world: MakeWorld, tmp_path: Path) -> None:
+    async with after_first_turn(world) as (it, chat, first):
         await lane_of(it, chat).terminate("by an operator")
         store = store_of(tmp_path, chat)
         ref, right = await forge(store, first.run_id)
-        second = await begun(it, await say(it, chat, "who am I?"))
-        assert ref in await held_by(it, second)
+        second = await wait_for_run(it, await say(it, chat, "who am I?"))
+        assert ref in await wait_until_held(it, second)
         store.write(ref, right)
         await until_idle(it, chat, 1)
     assert "Eve" not in str(it.model.requests)
 
 
-async def test_a_turn_is_left_out_by_its_own_record_alone(world: Any, tmp_path: Path) -> None:
+async def test_a_turn_is_left_out_by_its_own_record_alone(world: MakeWorld, tmp_path: Path) -> None:
     chat = new_id()
     async with world(echo) as it:
         first = await say(it, chat, "my name is Ada")
@@ -195,8 +208,8 @@ async def test_a_turn_is_left_out_by_its_own_record_alone(world: Any, tmp_path: 
         other = TurnRecord.model_validate_json(right).model_copy(update={"run_id": first.run_id})
         own = store.read(record_name(first.run_id))
         store.write(record_name(first.run_id), other.model_dump_json().encode())
-        third = await begun(it, await say(it, chat, "who am I?"))
-        assert record_name(first.run_id) in await held_by(it, third)
+        third = await wait_for_run(it, await say(it, chat, "who am I?"))
+        assert record_name(first.run_id) in await wait_until_held(it, third)
         store.write(record_name(first.run_id), own)
         await until_idle(it, chat, 3)
     assert store.read(ref) == right
@@ -204,7 +217,7 @@ async def test_a_turn_is_left_out_by_its_own_record_alone(world: Any, tmp_path: 
 
 
 async def test_a_record_counts_as_it_stands_where_the_server_has_forgotten_its_turn(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, describe = new_id(), WorkflowHandle.describe
     gone: list[str] = []
@@ -226,7 +239,7 @@ async def test_a_record_counts_as_it_stands_where_the_server_has_forgotten_its_t
 
 
 async def test_a_turn_that_an_earlier_version_closed_is_gone_on_from(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = new_id()
     async with world(echo) as it:
@@ -263,7 +276,7 @@ async def test_a_changed_record_is_named_and_so_is_one_of_another_turn(store: Lo
         await read_record(store, record_name("r2"))
 
 
-async def test_a_record_that_was_written_otherwise_is_known_by_its_bytes_and_by_what_it_says(store: LocalStore) -> None:
+async def test_a_record_in_other_bytes_is_accepted_by_either_digest(store: LocalStore) -> None:
     record = TurnRecord(segments=(), run_id="r1", journal=None, shows_journal=False)
     data = record.model_dump_json(indent=1).encode()
     store.write(record_name("r1"), data)

@@ -1,24 +1,25 @@
 """A run that goes in circles is nudged, then directed, then brought before a person (B3, B13)."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import CancelledError
 
 from contracts.failures import ToolFault
 from contracts.tool import Effect, error_outcome
 from perdure.testkit.model_server import ScriptedAnswer, broken_json, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.runs import trace_events
+from tests.workflows.script import FINISH, count_replies, forced_tool
 
 SAME = calls(("search", {"q": "x"}))
-FINISH = calls(("finish", {"outcome": "done"}))
 
 
 def obedient(body: dict[str, Any]) -> ScriptedAnswer:
     """Searches the same for ever, except where a tool is forced."""
-    forced = body.get("tool_choice", {}).get("name")
+    forced = forced_tool(body)
     if forced == "reframe":
         return calls(("reframe", {"frame": "another way"}))
     if forced == "ask_human":
@@ -30,16 +31,7 @@ def search() -> ScriptedTool:
     return ScriptedTool("search", lambda *_: "no results")
 
 
-def choices(requests: list[dict[str, Any]]) -> list[str | None]:
-    return [request.get("tool_choice", {}).get("name") for request in requests]
-
-
-def events(folder: Any, name: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == name]
-
-
-async def test_the_ladder_ends_at_a_person_who_shows_the_way(world: Any, tmp_path: Any) -> None:
+async def test_the_ladder_ends_with_a_question_to_a_person(world: MakeWorld, tmp_path: Path) -> None:
     async with world(obedient, search()) as it:
         run = await it.start(run_id="circles")
         state = await it.until_state(run, question=True)
@@ -51,15 +43,15 @@ async def test_the_ladder_ends_at_a_person_who_shows_the_way(world: Any, tmp_pat
         requests = it.model.requests
         parts = await it.parts(run)
     notes = [part["content"][0]["text"] for part in parts if part["kind"] == "note"]
-    assert [choice for choice in choices(requests) if choice] == ["reframe", "ask_human"]
+    assert [choice for choice in map(forced_tool, requests) if choice] == ["reframe", "ask_human"]
     assert ["Try a different approach" in notes[0], "call `reframe` now" in notes[1]] == [True, True]
-    detected = events(tmp_path / "circles", "agent.loop.detected")
+    detected = trace_events(tmp_path / "circles", "agent.loop.detected")
     assert [(e["tier"], e["tool"], e["level"], e["advanced"]) for e in detected] == [
         ("identical", "search", 1, True),
         ("identical", "search", 2, True),
         ("identical", "search", 3, True),
     ]
-    climbed = events(tmp_path / "circles", "agent.guardrail.escalated")
+    climbed = trace_events(tmp_path / "circles", "agent.guardrail.escalated")
     assert [(e["ladder"], e["rung"], e["stage"]) for e in climbed] == [
         ("thrash", 1, "nudge"),
         ("thrash", 2, "directive"),
@@ -67,18 +59,7 @@ async def test_the_ladder_ends_at_a_person_who_shows_the_way(world: Any, tmp_pat
     ]
 
 
-async def test_a_person_can_stop_a_run_that_goes_in_circles(world: Any) -> None:
-    async with world(obedient, search()) as it:
-        run = await it.start()
-        await it.until_state(run, question=True)
-        await run.execute_update("answer", {"decision": "stop", "by": "eva"})
-        with pytest.raises(WorkflowFailureError) as failure:
-            await run.result()
-        assert isinstance(failure.value.cause, CancelledError)
-        assert (await it.state(run))["status"] == "cancelled"
-
-
-async def test_where_a_provider_forces_nothing_the_runtime_asks(world: Any) -> None:
+async def test_where_a_provider_forces_nothing_the_runtime_asks(world: MakeWorld) -> None:
     """Neither with an error for `tool_choice`, nor by following it."""
 
     def stubborn(body: dict[str, Any]) -> ScriptedAnswer:
@@ -95,35 +76,34 @@ async def test_where_a_provider_forces_nothing_the_runtime_asks(world: Any) -> N
         assert ("toolu_5_0", "interrupted: not made: a person is asked first") in await it.results(run)
 
 
-async def test_the_directive_s_tool_is_configurable(world: Any) -> None:
+async def test_the_directive_s_tool_is_configurable(world: MakeWorld) -> None:
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        return FINISH if body.get("tool_choice", {}).get("name") == "peek" else SAME
+        return FINISH if forced_tool(body) == "peek" else SAME
 
     async with world(script, search(), ScriptedTool("peek"), directive_tool="peek") as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
 
 
-async def test_one_shell_tool_is_no_circle(world: Any, tmp_path: Any) -> None:
+async def test_one_shell_tool_is_no_circle(world: MakeWorld, tmp_path: Path) -> None:
     tool = ScriptedTool("shell", lambda arguments, _: f"out {arguments['n']}", effect=Effect.once)
     script = [*(calls(("shell", {"n": n})) for n in range(12)), FINISH]
     async with world(script, tool) as it:
-        run = await it.start(run_id="one-shell")
-        await run.result()
-        assert choices(it.model.requests) == [None] * 13
+        run = await it.run_to_end(run_id="one-shell")
+        assert [forced_tool(body) for body in it.model.requests] == [None] * 13
         assert not [part for part in await it.parts(run) if part["kind"] == "note"]
-    (detected,) = events(tmp_path / "one-shell", "agent.loop.detected")
+    (detected,) = trace_events(tmp_path / "one-shell", "agent.loop.detected")
     assert (detected["tier"], detected["advanced"]) == ("pattern", False), "told once, when it began"
 
 
-async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
+async def test_calls_that_were_refused_are_circles_too(world: MakeWorld) -> None:
     broken = ScriptedTool("search", lambda *_: error_outcome(ToolFault.tool_error, "down"))
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        forced = body.get("tool_choice", {}).get("name")
+        forced = forced_tool(body)
         if forced == "ask_human":
             return says("I give up: the tool is down.")
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        turn = count_replies(body)
         return calls(("search", {"q": turn})) if turn % 2 else calls(("serach", {"q": turn}))
 
     async with world(script, broken) as it:
@@ -142,10 +122,10 @@ async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
     ids=["without a question", "in broken JSON", "after the last step", "beside one step too many"],
 )
 async def test_the_person_is_asked_however_the_model_does_it(
-    world: Any, asks: ScriptedAnswer, limits: dict[str, int]
+    world: MakeWorld, asks: ScriptedAnswer, limits: dict[str, int]
 ) -> None:
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        return asks if body.get("tool_choice", {}).get("name") == "ask_human" else obedient(body)
+        return asks if forced_tool(body) == "ask_human" else obedient(body)
 
     async with world(script, search(), max_turns=12, **limits) as it:
         run = await it.start()

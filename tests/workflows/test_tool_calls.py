@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -19,12 +20,12 @@ from activities.tools.call import bound_result, drop_cut_end
 from activities.tools.http import HttpTool
 from contracts.agent import ToolSchema
 from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from perdure.client.runs import fork_run
 from perdure.testkit import model_server
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-
-FINISH = calls(("finish", {"outcome": "done"}))
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.runs import trace_events
+from tests.workflows.script import FINISH, tool_results
 
 
 class Site:
@@ -59,28 +60,28 @@ async def http_tool(site: Site, effect: Effect, **properties: Any) -> AsyncItera
         yield HttpTool(route, schema, f"http://127.0.0.1:{port}/", client)
 
 
-async def outcome_of(it: Any) -> tuple[Any, str]:
+async def outcome_of(it: World) -> tuple[Any, str]:
     """The run, and what its first call showed the model."""
-    run = await it.start(run_id=it.queue)
-    await run.result()
+    run = await it.run_to_end(run_id=it.queue)
     return run, (await it.results(run))[0][1]
 
 
 @pytest.mark.parametrize(("effect", "delays"), [(Effect.read, (0.5, 2.0, 8.0)), (Effect.keyed, (0.5,))])
 async def test_a_repeatable_call_is_retried_after_half_a_second_two_and_eight(
-    world: Any, effect: Effect, delays: tuple[float, ...]
+    world: MakeWorld, quick_retries: float, effect: Effect, delays: tuple[float, ...]
 ) -> None:
+    """In a tenth of these times, which are those of the policy."""
     site = Site(lambda number: (503, "busy", {}) if number <= len(delays) else (200, "at last", {}))
     async with http_tool(site, effect) as tool, world([calls(("ask", {"q": 1})), FINISH], tool) as it:
         _, shown = await outcome_of(it)
     assert shown == "at last"
     waits = [b - a for a, b in zip(site.times, site.times[1:], strict=False)]
-    assert all(least <= wait < least + 1.5 for least, wait in zip(delays, waits, strict=True))
+    assert all(delay <= wait / quick_retries < delay + 15 for delay, wait in zip(delays, waits, strict=True))
     assert {headers["idempotency-key"] for headers, _ in site.requests} == {f"agentic:run:{it.queue}:step:1:request"}
     assert len({json.dumps(body) for _, body in site.requests}) == 1
 
 
-async def test_an_effect_is_never_retried_and_the_model_hears_that_it_may_have_happened(world: Any) -> None:
+async def test_an_effect_is_never_retried_and_the_model_hears_that_it_may_have_happened(world: MakeWorld) -> None:
     site = Site(lambda _: (503, "busy", {}))
     async with http_tool(site, Effect.once) as tool, world([calls(("ask", {})), FINISH], tool) as it:
         _, shown = await outcome_of(it)
@@ -88,7 +89,7 @@ async def test_an_effect_is_never_retried_and_the_model_hears_that_it_may_have_h
     assert len(site.requests) == 1
 
 
-async def test_a_client_error_goes_to_the_model_at_once(world: Any) -> None:
+async def test_a_client_error_goes_to_the_model_at_once(world: MakeWorld) -> None:
     site = Site(lambda _: (422, "no such colour", {}))
     async with http_tool(site, Effect.read) as tool, world([calls(("ask", {})), FINISH], tool) as it:
         _, shown = await outcome_of(it)
@@ -96,7 +97,7 @@ async def test_a_client_error_goes_to_the_model_at_once(world: Any) -> None:
     assert len(site.requests) == 1
 
 
-async def test_a_delay_that_the_other_side_asks_for_replaces_ours(world: Any) -> None:
+async def test_a_delay_that_the_other_side_asks_for_replaces_ours(world: MakeWorld) -> None:
     site = Site(lambda number: (429, "", {"retry-after": "1.2"}) if number == 1 else (200, "yes", {}))
     async with http_tool(site, Effect.read) as tool, world([calls(("ask", {})), FINISH], tool) as it:
         _, shown = await outcome_of(it)
@@ -104,7 +105,7 @@ async def test_a_delay_that_the_other_side_asks_for_replaces_ours(world: Any) ->
     assert 1.2 <= site.times[1] - site.times[0] < 2.5
 
 
-async def test_what_is_posted_is_the_sources_event_and_arguments_cannot_forge_it(world: Any) -> None:
+async def test_arguments_cannot_forge_the_posted_event(world: MakeWorld) -> None:
     site = Site(lambda _: (200, '{"colour": "red"}', {"content-type": "application/json"}))
     forged = {"run_id": "other", "step": 99, "tool": "charge", "tool_command": "rm"}
     async with http_tool(site, Effect.once) as tool, world([calls(("ask", forged)), FINISH], tool) as it:
@@ -126,7 +127,7 @@ async def test_what_is_posted_is_the_sources_event_and_arguments_cannot_forge_it
 
 
 async def test_an_object_that_a_model_wrote_into_a_text_is_an_object_for_the_tool_and_in_the_conversation(
-    world: Any,
+    world: MakeWorld,
 ) -> None:
     site = Site(lambda _: (200, "yes", {}))
     written = {"to": '{"id": [1]}', "text": "{}"}
@@ -140,7 +141,7 @@ async def test_an_object_that_a_model_wrote_into_a_text_is_an_object_for_the_too
     assert {"to": {"id": [1]}, "text": "{}"} in [block.get("input") for part in parts for block in part["content"]]
 
 
-async def test_a_retry_is_recorded_once_as_the_success_it_became(world: Any, tmp_path: Any) -> None:
+async def test_a_retry_is_recorded_once_as_the_success_it_became(world: MakeWorld, tmp_path: Path) -> None:
     def flaky(arguments: Any, context: Any) -> str:
         if len(look.calls) == 1:
             raise ConnectionError("down")
@@ -151,24 +152,25 @@ async def test_a_retry_is_recorded_once_as_the_success_it_became(world: Any, tmp
         run, shown = await outcome_of(it)
         assert (await it.state(run))["completed_steps"] == [1]
     assert shown == "up"
-    lines = [json.loads(line) for line in (tmp_path / it.queue / "trace.jsonl").read_text().splitlines()]
-    assert [line["status"] for line in lines if line["event"] == "tool"] == ["ok"]
+    assert [line["status"] for line in trace_events(tmp_path / it.queue, "tool")] == ["ok"]
 
 
-async def test_a_large_result_becomes_an_artifact_with_an_excerpt(world: Any, tmp_path: Any) -> None:
+async def test_a_large_result_becomes_an_artifact_with_an_excerpt(world: MakeWorld, tmp_path: Path) -> None:
     text = "start " + "ü" * 70_000 + " end"
     async with world([calls(("look", {})), FINISH], ScriptedTool("look", lambda *_: text)) as it:
         run, shown = await outcome_of(it)
         history = await it.raw_history(run)
-    told = json.loads(shown)
-    assert (told["artifact_path"], told["content_type"]) == ("artifacts/look-01.txt", "text/plain")
-    assert told["excerpt"].startswith("start ü")
+    artifact = json.loads(shown)
+    assert (artifact["artifact_path"], artifact["content_type"]) == ("artifacts/look-01.txt", "text/plain")
+    assert artifact["excerpt"].startswith("start ü")
     assert len(shown) < 6000
-    assert (tmp_path / it.queue / told["artifact_path"]).read_text() == text
+    assert (tmp_path / it.queue / artifact["artifact_path"]).read_text() == text
     assert len(history) < 100_000
 
 
-async def test_results_of_any_size_are_made_once_cut_and_do_not_hold_up_the_worker(world: Any, tmp_path: Any) -> None:
+async def test_results_of_any_size_are_made_once_cut_and_do_not_hold_up_the_worker(
+    world: MakeWorld, tmp_path: Path
+) -> None:
     results = ["x" * 50_000_000, ["é" * 1000] * 30_000, "y" * 60_000_000]
     charge = ScriptedTool("charge", lambda *_: results[len(charge.calls) - 1], effect=Effect.once)
     longest = 0.0
@@ -186,14 +188,14 @@ async def test_results_of_any_size_are_made_once_cut_and_do_not_hold_up_the_work
         watching.cancel()
         shown = [json.loads(text) for _, text in (await it.results(run))[:3]]
     assert len(charge.calls) == 3
-    for told in shown:
-        size = (tmp_path / it.queue / told["artifact_path"]).stat().st_size
-        assert MAX_RESULT_BYTES // 2 < size == told["bytes"] < MAX_RESULT_BYTES
-        assert told["lost"] == "a result may have 8,388,608 bytes: only its first part is left"
+    for artifact in shown:
+        size = (tmp_path / it.queue / artifact["artifact_path"]).stat().st_size
+        assert MAX_RESULT_BYTES // 2 < size == artifact["bytes"] < MAX_RESULT_BYTES
+        assert artifact["lost"] == "a result may have 8,388,608 bytes: only its first part is left"
     assert longest < 1.5
 
 
-def test_a_secret_is_not_left_in_half_where_a_result_is_cut() -> None:
+def test_no_half_of_a_secret_is_left_where_a_result_is_truncated() -> None:
     secret = "s3cr3t-" * 6
     whole = ToolOutcome(result="x" * (MAX_RESULT_BYTES - 10) + secret)
     cut = drop_cut_end(redact_model(bound_result(whole), Secrets([("KEY", secret)])))
@@ -201,7 +203,7 @@ def test_a_secret_is_not_left_in_half_where_a_result_is_cut() -> None:
     assert len(cut.result) > MAX_RESULT_BYTES // 2
 
 
-async def test_a_long_error_is_cut(world: Any) -> None:
+async def test_a_long_error_is_cut(world: MakeWorld) -> None:
     tool = ScriptedTool("look", lambda *_: error_outcome("tool_error", "x" * 1_000_000))
     async with world([calls(("look", {})), FINISH], tool) as it:
         _, shown = await outcome_of(it)
@@ -209,7 +211,7 @@ async def test_a_long_error_is_cut(world: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [183, 184, 199, 200, 230, 300, 900])
-async def test_a_result_too_deep_to_be_read_back_is_told_instead_of_stopping_the_run(world: Any, depth: int) -> None:
+async def test_a_result_too_deep_to_be_read_back_is_an_error_and_the_run_goes_on(world: MakeWorld, depth: int) -> None:
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -222,7 +224,7 @@ async def test_a_result_too_deep_to_be_read_back_is_told_instead_of_stopping_the
 
 
 @pytest.mark.parametrize("result", ["\ud800", {"a": "\udfff"}, float("nan"), {"a": float("inf")}, 2**70, None, "", 0.1])
-async def test_odd_results_never_stop_a_run(world: Any, result: Any) -> None:
+async def test_odd_results_never_stop_a_run(world: MakeWorld, result: Any) -> None:
     look = ScriptedTool("look", lambda *_: result)
     async with world([calls(("look", {})), calls(("look", {})), FINISH], look) as it:
         run, _ = await outcome_of(it)
@@ -230,45 +232,40 @@ async def test_odd_results_never_stop_a_run(world: Any, result: Any) -> None:
     assert len(look.calls) == 2
 
 
-async def test_what_is_no_number_of_json_is_told_by_its_name_and_carried_so(world: Any) -> None:
+async def test_numbers_that_json_lacks_are_shown_and_stored_by_their_name(world: MakeWorld) -> None:
     """History would have null for it, and who reads the run from there another conversation than the worker had."""
     look = ScriptedTool("look", lambda *_: {"mean": [math.nan, math.inf, 0.5]}, kind=ToolKind.python)
     async with world([calls(("look", {})), FINISH], look) as it:
-        run = await it.start(run_id=it.queue)
-        await run.result()
-        again = await fork_run(it.client, it.queue, it.queue, 1, None)
-        await again.result()
+        run = await it.run_to_end(run_id=it.queue)
+        await (await it.fork(run, 1)).result()
         assert (await it.results(run))[0][1] == '{"mean":["NaN","Infinity",0.5]}'
     for request in it.model.requests[1:]:
-        blocks = [block for message in request["messages"] for block in message["content"]]
-        told = [block["content"] for block in blocks if block["type"] == "tool_result"]
-        assert told == ['{"mean":["NaN","Infinity",0.5]}']
+        assert tool_results(request) == ['{"mean":["NaN","Infinity",0.5]}']
 
 
-async def test_a_result_from_outside_that_is_no_json_is_ignored_and_its_place_is_told(world: Any) -> None:
+async def test_a_result_from_outside_that_is_no_json_is_ignored_with_its_place(world: MakeWorld) -> None:
     look = ScriptedTool("look", lambda *_: None, kind=ToolKind.signal)
     async with world([calls(("look", {})), FINISH], look) as it:
         run = await it.start()
         await it.until_pending(run, 1)
         await it.send_result(run, 1, "look", result={"mean": [0.5, math.nan]})
-        told = "tool_result: not readable as JSON: payload.result.mean.1: NaN is no number of JSON"
-        assert (await it.state(run))["ignored"] == [told]
+        notice = "tool_result: not readable as JSON: payload.result.mean.1: NaN is no number of JSON"
+        assert (await it.state(run))["ignored"] == [notice]
         await it.send_result(run, 1, "look", result={"mean": [0.5, None]})
         await run.result()
         assert (await it.results(run))[0][1] == '{"mean":[0.5,null]}'
 
 
-async def test_a_number_that_cannot_be_written_is_told_with_its_place(world: Any) -> None:
+async def test_a_number_that_cannot_be_written_is_an_error_with_its_place(world: MakeWorld) -> None:
     look = ScriptedTool("look", lambda *_: {"sums": [1, 10**5000]}, kind=ToolKind.python)
     async with world([calls(("look", {})), FINISH], look) as it:
-        run = await it.start()
-        await run.result()
-        [(_, told), _] = await it.results(run)
-    assert "result.sums.1: a number has more than 4,300 digits" in told
-    assert "limit" not in told
+        run = await it.run_to_end()
+        [(_, text), _] = await it.results(run)
+    assert "result.sums.1: a number has more than 4,300 digits" in text
+    assert "limit" not in text
 
 
-async def test_a_large_result_from_outside_is_refused_and_the_run_goes_on(world: Any) -> None:
+async def test_a_large_result_from_outside_is_refused_and_the_run_goes_on(world: MakeWorld) -> None:
     vote = ScriptedTool("vote", kind=ToolKind.signal)
     async with world([calls(("vote", {})), FINISH], vote) as it:
         run = await it.start()
@@ -278,7 +275,7 @@ async def test_a_large_result_from_outside_is_refused_and_the_run_goes_on(world:
         assert (await it.results(run))[0][1].startswith("too_large: ")
 
 
-async def test_a_result_that_never_comes_is_told_to_the_model(world: Any) -> None:
+async def test_a_result_that_never_comes_is_a_timeout_for_the_model(world: MakeWorld) -> None:
     vote = ScriptedTool("vote", kind=ToolKind.signal, timeout=timedelta(seconds=0.3))
     async with world([calls(("vote", {})), FINISH], vote) as it:
         run, shown = await outcome_of(it)
@@ -286,7 +283,7 @@ async def test_a_result_that_never_comes_is_told_to_the_model(world: Any) -> Non
     assert shown.startswith("timeout: no result came")
 
 
-async def test_an_effect_that_was_made_counts_although_the_disk_keeps_nothing_of_it(world: Any) -> None:
+async def test_a_call_that_was_made_counts_if_the_disk_loses_its_result(world: MakeWorld) -> None:
     def charge_and_lose_the_folder(arguments: Any, context: Any) -> str:
         shutil.rmtree(context.workspace.root)
         return "receipt " + "7" * 100_000
@@ -302,7 +299,7 @@ async def test_an_effect_that_was_made_counts_although_the_disk_keeps_nothing_of
 
 
 async def test_of_two_tool_uses_with_one_id_the_first_is_made_and_each_has_one_result(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = model_server._message
 

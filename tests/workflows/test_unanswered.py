@@ -9,7 +9,9 @@ from contracts.tool import Effect
 from perdure.client.lanes import RequestRejectedError, forget_lane_turn
 from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.lane import asking, echo, ends, new_id, run_of, say, texts, until_idle
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.lane import echo, new_id, run_of, say, turn_ends, until_idle, wait_for_question
+from tests.workflows.script import texts, tool_results
 
 FILTERED = fails(400, message="the content filter refused this")
 
@@ -32,7 +34,7 @@ def filters(
     ],
 )
 async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
-    world: Any, monkeypatch: pytest.MonkeyPatch, refusal: ScriptedAnswer, kind: str
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, refusal: ScriptedAnswer, kind: str
 ) -> None:
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     chat = new_id()
@@ -42,7 +44,7 @@ async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
         await say(it, chat, "what is 1 + 1?")
         view = await until_idle(it, chat, 3)
         last = it.model.requests[-1]
-    assert [end for _, end in ends(view)][::2] == ["completed", "completed"]
+    assert [end for _, end in turn_ends(view)][::2] == ["completed", "completed"]
     assert texts(last) == [
         "my name is Ada",
         "you said: my name is Ada",
@@ -51,7 +53,7 @@ async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
     ]
 
 
-async def test_an_effect_before_the_refusal_is_told_and_its_result_withheld(world: Any) -> None:
+async def test_an_effect_before_the_refusal_is_kept_without_its_result(world: MakeWorld) -> None:
     chat = new_id()
     paid: list[int] = []
 
@@ -68,13 +70,12 @@ async def test_an_effect_before_the_refusal_is_told_and_its_result_withheld(worl
         view = await until_idle(it, chat, 2)
         last = it.model.requests[-1]
         await it.replay()
-    assert ends(view) == [("pay it", "failed"), ("is it paid?", "completed")]
-    results = [b["content"] for m in last["messages"] for b in m["content"] if b["type"] == "tool_result"]
-    assert (len(paid), results) == (1, ["(done; the result was left out)"])
+    assert turn_ends(view) == [("pay it", "failed"), ("is it paid?", "completed")]
+    assert (len(paid), tool_results(last)) == (1, ["(done; the result was left out)"])
     assert texts(last)[:2] == ["pay it", "I pay"]
 
 
-async def test_a_turn_that_was_terminated_before_its_answer_is_left_out_and_told(world: Any) -> None:
+async def test_a_turn_terminated_before_its_answer_is_left_out_with_a_note(world: MakeWorld) -> None:
     chat = new_id()
     async with world(filters(echo, fails(529, retry_after=60))) as it:
         await say(it, chat, "my name is Ada")
@@ -84,12 +85,12 @@ async def test_a_turn_that_was_terminated_before_its_answer_is_left_out_and_told
         await say(it, chat, "what is 1 + 1?")
         view = await until_idle(it, chat, 3)
         last = it.model.requests[-1]
-    assert [end for _, end in ends(view)] == ["completed", "cancelled", "completed"]
+    assert [end for _, end in turn_ends(view)] == ["completed", "cancelled", "completed"]
     assert "POISON" not in str(last)
     assert "[An earlier turn ended without an answer: Terminated." in texts(last)[2]
 
 
-async def test_a_person_takes_a_turn_out_of_the_conversation(world: Any) -> None:
+async def test_a_person_takes_a_turn_out_of_the_conversation(world: MakeWorld) -> None:
     """Also one that is in the middle of it, and while another turn runs; its calls are told, and told once."""
     chat = new_id()
 
@@ -107,7 +108,7 @@ async def test_a_person_takes_a_turn_out_of_the_conversation(world: Any) -> None
         paid = await say(it, chat, "pay it")
         await until_idle(it, chat, 2)
         asking_turn = await say(it, chat, "ask")
-        question = await asking(it, asking_turn)
+        question = await wait_for_question(it, asking_turn)
         gone = await forget_lane_turn(it.client, chat, paid.run_id)
         with pytest.raises(RequestRejectedError, match="is not among the latest turns"):
             await forget_lane_turn(it.client, chat, paid.run_id)

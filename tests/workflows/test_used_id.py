@@ -1,7 +1,6 @@
 """A run id that is used again, as other Temporal clients and cron workflows can: what is derived from it is unique."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -11,24 +10,23 @@ from contracts.agent import Agent
 from contracts.tool import Effect
 from perdure.testkit.model_server import ScriptedAnswer, calls
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.conftest import World
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.script import FINISH, count_replies
 
-PAY, FINISH = calls(("pay", {"eur": 5})), calls(("finish", {"outcome": "done"}))
+PAY = calls(("pay", {"eur": 5}))
 DELEGATE = calls(("delegate", {"subtasks": [{"id": "a", "agent": "writer", "instructions": "Do a."}]}))
 START = {"type": "agentic.start", "payload": {"goal": "pay the rent"}}
 
 
-def by_turn(*replies: ScriptedAnswer) -> Callable[[dict[str, Any]], ScriptedAnswer]:
-    def reply(body: dict[str, Any]) -> ScriptedAnswer:
-        if "I am writer." in str(body["system"]):
-            return FINISH
-        turn: int = sum(message["role"] == "assistant" for message in body["messages"])
-        return replies[turn]
-
-    return reply
+def pays(body: dict[str, Any]) -> ScriptedAnswer:
+    return FINISH if count_replies(body) else PAY
 
 
-async def ended(it: World, start: dict[str, Any], run_id: str) -> None:
+def delegates(body: dict[str, Any]) -> ScriptedAnswer:
+    return FINISH if count_replies(body) or "I am writer." in str(body["system"]) else DELEGATE
+
+
+async def run_again(it: World, start: dict[str, Any], run_id: str) -> None:
     await asyncio.wait_for((await it.start_raw(start, id=f"run:{run_id}")).result(), 30)
 
 
@@ -37,11 +35,13 @@ def keys_of(tool: ScriptedTool) -> list[str]:
 
 
 @pytest.mark.parametrize("effect", [Effect.keyed, Effect.once], ids=str)
-async def test_another_run_under_a_used_id_makes_its_calls_with_keys_of_its_own(world: Any, effect: Effect) -> None:
+async def test_another_run_under_a_used_id_makes_its_calls_with_keys_of_its_own(
+    world: MakeWorld, effect: Effect
+) -> None:
     tool, run_id = ScriptedTool("pay", effect=effect), uuid4().hex[:12]
-    async with world(by_turn(PAY, FINISH), tool) as it:
+    async with world(pays, tool) as it:
         for _ in range(3):
-            await ended(it, START, run_id)
+            await run_again(it, START, run_id)
     first, *later = keys_of(tool)
     assert first == f"agentic:run:{run_id}:step:1:request"
     assert len({first, *later}) == 3
@@ -49,9 +49,9 @@ async def test_another_run_under_a_used_id_makes_its_calls_with_keys_of_its_own(
 
 
 @pytest.mark.parametrize("effect", [Effect.keyed, Effect.once], ids=str)
-async def test_each_tick_of_a_cron_workflow_has_keys_of_its_own(world: Any, effect: Effect) -> None:
+async def test_each_tick_of_a_cron_workflow_has_keys_of_its_own(world: MakeWorld, effect: Effect) -> None:
     tool, run_id = ScriptedTool("pay", effect=effect), uuid4().hex[:12]
-    async with world(by_turn(PAY, FINISH), tool) as it:
+    async with world(pays, tool) as it:
         run = await it.start_raw(START, id=f"run:{run_id}", cron_schedule="@every 1s")
         await it.until(lambda: len(tool.calls) >= 3)
         await run.terminate()
@@ -59,24 +59,24 @@ async def test_each_tick_of_a_cron_workflow_has_keys_of_its_own(world: Any, effe
     assert len(set(keys_of(tool))) == len(tool.calls)
 
 
-async def test_a_swept_store_does_not_make_an_id_new(world: Any) -> None:
+async def test_a_swept_store_does_not_make_an_id_new(world: MakeWorld) -> None:
     tool, run_id = ScriptedTool("pay", effect=Effect.keyed), uuid4().hex[:12]
-    async with world(by_turn(PAY, FINISH), tool) as it:
+    async with world(pays, tool) as it:
         for _ in range(2):
-            await ended(it, START, run_id)
+            await run_again(it, START, run_id)
             it.project.stores.of(run_id).clear()
     assert len(set(keys_of(tool))) == 2
 
 
-async def test_another_run_under_a_used_id_delegates_anew(world: Any) -> None:
+async def test_another_run_under_a_used_id_delegates_to_new_runs(world: MakeWorld) -> None:
     """Its subtasks are runs of their own, whose results lie in its workspace."""
     lead = Agent(name="lead", tools=(), peers=("writer",))
     writer, run_id = Agent(name="writer", tools=(), prompt="I am writer."), uuid4().hex[:12]
     start = {**START, "payload": {"goal": "lead", "agent": "lead"}}
-    async with world(by_turn(DELEGATE, FINISH), agents=(lead, writer)) as it:
+    async with world(delegates, agents=(lead, writer)) as it:
         for _ in range(2):
-            await ended(it, start, run_id)
-        begun = sum("I am writer." in str(body["system"]) for body in it.model.requests)
+            await run_again(it, start, run_id)
+        subtask_runs = sum("I am writer." in str(body["system"]) for body in it.model.requests)
         folders = sorted(path.name for path in it.project.workspaces.iterdir())
-    assert begun == 2
+    assert subtask_runs == 2
     assert len(folders) == 3  # the run's and its two subtasks'

@@ -13,10 +13,11 @@ from perdure.testkit.tools import ScriptedTool
 from settings import Deployment
 from tests.conftest import TEMPORAL
 from tests.replay.altered import Unguarded
+from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.script import FINISH
 from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
-FINISH = calls(("finish", {"outcome": "done"}))
 STEPS = 14  # long enough to rotate on the server with the short histories
 SCRIPT = [ASK, *[calls(("look", {"n": n})) for n in range(STEPS)], FINISH]
 
@@ -24,7 +25,7 @@ SCRIPT = [ASK, *[calls(("look", {"n": n})) for n in range(STEPS)], FINISH]
 INCOMPATIBLE = (Unguarded, UnknownWorkflow)
 
 
-async def make_current(it: Any, deployment: Deployment) -> None:
+async def make_current(it: World, deployment: Deployment) -> None:
     """As `temporal worker deployment set-current-version` does, once the server has seen a worker of the build."""
     request = SetWorkerDeploymentCurrentVersionRequest(
         namespace=it.client.namespace, deployment_name=deployment.name, build_id=deployment.build_id
@@ -40,7 +41,7 @@ async def make_current(it: Any, deployment: Deployment) -> None:
     await it.until(is_set)
 
 
-async def executions(it: Any, run: Any) -> list[Any]:
+async def executions(it: World, run: Run) -> list[Any]:
     """Handles of every execution of the run, from the last one back."""
     handles, run_id = [], (await run.describe()).run_id
     while run_id:
@@ -50,7 +51,7 @@ async def executions(it: Any, run: Any) -> list[Any]:
     return handles
 
 
-async def builds(it: Any, run: Any) -> list[set[str]]:
+async def builds(it: World, run: Run) -> list[set[str]]:
     """Which builds did the run's workflow tasks, execution by execution; "" is a worker without versioning."""
     return [
         {
@@ -63,7 +64,7 @@ async def builds(it: Any, run: Any) -> list[set[str]]:
 
 
 async def test_a_run_stays_with_its_build_also_over_rotations_and_a_new_run_goes_to_the_new_one(
-    world: Any, short_history_client: Client
+    world: MakeWorld, short_history_client: Client
 ) -> None:
     async with world(SCRIPT, ScriptedTool("look"), server=short_history_client, works=False, max_steps=STEPS + 1) as it:
         old, new = Deployment(it.queue, "1"), Deployment(it.queue, "2")
@@ -83,11 +84,10 @@ async def test_a_run_stays_with_its_build_also_over_rotations_and_a_new_run_goes
                 assert await builds(it, new_run) == [{"2"}, {"2"}]
 
 
-async def test_without_versioning_history_names_the_code_that_decided_in_eight_digits(world: Any) -> None:
+async def test_without_versioning_history_names_the_code_that_decided_in_eight_digits(world: MakeWorld) -> None:
     """Six times a step: what the SDK makes by itself, of all that is loaded, is four times as long."""
     async with world([calls(("look", {})), FINISH], ScriptedTool("look")) as it:
-        run = await it.start()
-        await run.result()
+        run = await it.run_to_end()
         events = [event async for event in run.fetch_history_events()]
         named = [
             getattr(event, kind).worker_version.build_id
@@ -104,7 +104,7 @@ async def test_without_versioning_history_names_the_code_that_decided_in_eight_d
         assert len(named) > 6
 
 
-async def test_a_run_that_began_without_versioning_goes_on_once_a_build_is_current(world: Any) -> None:
+async def test_a_run_that_began_without_versioning_goes_on_once_a_build_is_current(world: MakeWorld) -> None:
     async with world([ASK, FINISH], works=False) as it:
         async with it.worker():
             run = await it.start()
@@ -118,7 +118,7 @@ async def test_a_run_that_began_without_versioning_goes_on_once_a_build_is_curre
             assert await it.failed_tasks(run) == 0
 
 
-async def test_a_run_whose_build_has_no_worker_left_is_moved_to_another_by_a_command(world: Any) -> None:
+async def test_a_run_whose_build_has_no_worker_left_is_moved_to_another_by_a_command(world: MakeWorld) -> None:
     """The command of docs/upgrading.md. The run stays with the build that it was moved to."""
     async with world([ASK, ASK, FINISH], works=False) as it:
         old, new = Deployment(it.queue, "1"), Deployment(it.queue, "2")
@@ -142,14 +142,14 @@ async def test_a_run_whose_build_has_no_worker_left_is_moved_to_another_by_a_com
         assert (await builds(it, run), await it.failed_tasks(run)) == ([{"1", "2"}], 0)
 
 
-async def are_left(it: Any, deployment: Deployment, *runs: Any) -> bool:
+async def are_left(it: World, deployment: Deployment, *runs: Any) -> bool:
     """Whether these, and no others, keep the build alive."""
     version = f"{deployment.name}:{deployment.build_id}"
     query = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Running'"
     return [each.id async for each in it.client.list_workflows(query)] == [run.id for run in runs]
 
 
-async def test_a_run_waits_for_a_build_that_is_made_current_later(world: Any) -> None:
+async def test_a_run_waits_for_a_build_that_is_made_current_later(world: MakeWorld) -> None:
     async with world([FINISH], works=False) as it:
         build = Deployment(it.queue, "1")
         run = await it.start()
@@ -160,7 +160,7 @@ async def test_a_run_waits_for_a_build_that_is_made_current_later(world: Any) ->
             assert (await run.result())["type"] == "agent.completed"
 
 
-async def is_known(it: Any, deployment: Deployment) -> bool:
+async def is_known(it: World, deployment: Deployment) -> bool:
     request = DescribeWorkerDeploymentRequest(namespace=it.client.namespace, deployment_name=deployment.name)
     try:
         await it.client.workflow_service.describe_worker_deployment(request)

@@ -7,12 +7,12 @@ from typing import Any
 
 from temporalio.client import Client
 
-from tests.chaos.arena import Arena, arena
 from tests.chaos.auditor import Audit
+from tests.chaos.environment import Environment, environment
 
 
 @dataclass
-class Stage:
+class ScenarioContext:
     """What a scenario is given. `seed` decides everything that is random in it, but not what the machine does."""
 
     folder: Path
@@ -20,9 +20,9 @@ class Stage:
     client: Client
     short_history: Client  # of a server that suggests continue-as-new early
 
-    def arena(self, client: Client | None = None, **options: Any) -> AbstractAsyncContextManager[Arena]:
+    def environment(self, client: Client | None = None, **options: Any) -> AbstractAsyncContextManager[Environment]:
         number = len(list(self.folder.iterdir())) if self.folder.exists() else 0
-        return arena(client or self.client, self.folder / str(number), self.seed, **options)
+        return environment(client or self.client, self.folder / str(number), self.seed, **options)
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Row:
     violations: list[str] = field(default_factory=list)
 
 
-def row(it: Arena, found: Audit, note: str = "") -> Row:
+def row(it: Environment, found: Audit, note: str = "") -> Row:
     return Row(
         scenario="",
         seed=it.seed,
@@ -63,7 +63,7 @@ def row(it: Arena, found: Audit, note: str = "") -> Row:
     )
 
 
-def must_be_settled(it: Arena, found: Audit) -> None:
+def expect_no_doubt(it: Environment, found: Audit) -> None:
     """No worker died: nothing may be in doubt."""
     for asked in it.asked:
         found.wrong(f"{asked.run}: step {asked.step} was in doubt although its worker lived")

@@ -70,45 +70,51 @@ class Asked:
 
 
 @dataclass
-class Crew:
-    """The workers of one queue. Each fault has a replacement at once, so that there are always as many."""
+class Workers:
+    """Processes that do the same. Each fault has a replacement at once, so that there are always as many."""
 
-    arena: "Arena"
-    queue: str
-    workers: list[BaseProcess] = field(default_factory=list)
+    environment: "Environment"
+    start: Callable[[Trap | None], BaseProcess]
+    processes: list[BaseProcess] = field(default_factory=list)
 
-    def join(self, size: int = 1, trap: Trap | None = None) -> None:
+    def add(self, size: int = 1, trap: Trap | None = None) -> None:
         for _ in range(size):
-            process = self.arena.project.worker(self.queue, trap)
-            self.workers.append(process)
-            self.arena.processes.append(process)
+            process = self.start(trap)
+            self.processes.append(process)
+            self.environment.processes.append(process)
 
-    async def fault(self, kind: str, random: Random) -> None:
-        worker = self.workers.pop(random.randrange(len(self.workers)))
+    async def fault(self, kind: str) -> None:
+        worker = self.processes.pop(self.environment.random.randrange(len(self.processes)))
         match kind:
             case "kill":
                 worker.kill()
                 await asyncio.to_thread(worker.join)
-                self.arena.killed(worker)
+                self.environment.killed(worker)
             case "freeze":
-                self.arena.spawn(self._frozen(worker, FROZEN))
+                self.environment.spawn(self._frozen(worker, FROZEN))
             case "drain":
                 worker.terminate()
             case _:
                 raise ValueError(kind)
-        self.arena.fault()
-        self.join()
+        self.environment.fault()
+        self.add()
+
+    async def kill_some(self, times: int, least: float, most: float) -> None:
+        """Kills one after the other, with a pause of so many seconds before each."""
+        for _ in range(times):
+            await asyncio.sleep(self.environment.random.uniform(least, most))
+            await self.fault("kill")
 
     async def _frozen(self, worker: BaseProcess, seconds: float) -> None:
         """A zombie: it is taken for dead, and comes back to life."""
         os.kill(pid_of(worker), signal.SIGSTOP)
         await asyncio.sleep(seconds)
         os.kill(pid_of(worker), signal.SIGCONT)
-        self.arena.fault(counts=False)
-        self.workers.append(worker)
+        self.environment.fault(counts=False)
+        self.processes.append(worker)
 
 
-class Arena:
+class Environment:
     def __init__(
         self, client: Client, folder: Path, seed: int, tools: ToolServer, model: ScriptedModel, full_disk: Path | None
     ) -> None:
@@ -143,10 +149,10 @@ class Arena:
     def workspaces(self) -> Path:
         return self.project.settings.workspaces
 
-    def crew(self, queue: str, size: int, trap: Trap | None = None) -> Crew:
-        crew = Crew(self, queue)
-        crew.join(size, trap)
-        return crew
+    def start_workers(self, queue: str, size: int, trap: Trap | None = None) -> Workers:
+        workers = Workers(self, lambda trap: self.project.worker(queue, trap))
+        workers.add(size, trap)
+        return workers
 
     def spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -175,7 +181,7 @@ class Arena:
     async def start(self, task: Task, queue: str) -> WorkflowHandle[Any, Any]:
         """Until the server has accepted it."""
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": task.goal}})
-        handle: WorkflowHandle[Any, Any] = await unfailing(
+        handle: WorkflowHandle[Any, Any] = await retry_until_accepted(
             lambda: start_or_get_run(self.client, queue, event, task.run)
         )
         self.tasks[task.run] = task
@@ -232,12 +238,12 @@ class Arena:
             return
         if (run, question.id) in self.acknowledged:
             self.forgotten.append(f"{run}: the answer to {question.id} was acknowledged, and the question is open")
-        receipt = await self.tools.truth(run, question.step or 0)
+        receipt = await self.tools.find_receipt(run, question.step or 0)
         if question.kind is not QuestionKind.resume_unsafe:
             said = HumanInput(question_id=question.id, text=f"{run}/{question.id}")
         elif receipt is not None:
-            told = json.dumps({"receipt": receipt})
-            said = HumanInput(question_id=question.id, decision=Decision.use_result, text=told)
+            outcome = json.dumps({"receipt": receipt})
+            said = HumanInput(question_id=question.id, decision=Decision.use_result, text=outcome)
         else:
             said = HumanInput(question_id=question.id, decision=Decision.run_again)
         if question.kind is QuestionKind.resume_unsafe:
@@ -258,7 +264,7 @@ class Arena:
             process.join()
 
 
-async def unfailing(what: Callable[[], Any]) -> Any:
+async def retry_until_accepted(what: Callable[[], Any]) -> Any:
     """Again until the server acknowledges it; whoever sends something while the server is away does the same."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -268,6 +274,14 @@ async def unfailing(what: Callable[[], Any]) -> Any:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)
+
+
+async def wait_for_value(query: Callable[[], Any], holds: Callable[[Any], bool], patience: float = PATIENCE) -> Any:
+    """What the server answers, once it holds."""
+    async with asyncio.timeout(patience):
+        while not holds(value := await retry_until_accepted(query)):  # noqa: ASYNC110 - the server reports no changes
+            await asyncio.sleep(0.1)
+        return value
 
 
 async def until(claim: Callable[[], bool], patience: float = PATIENCE) -> None:
@@ -294,7 +308,7 @@ def _write_project(folder: Path, tools: str) -> None:
 
 
 @asynccontextmanager
-async def arena(
+async def environment(
     client: Client,
     folder: Path,
     seed: int,
@@ -302,10 +316,10 @@ async def arena(
     tools: ToolServer | None = None,
     says: Callable[[Json], ScriptedAnswer] = script,
     full_disk: bool = False,
-) -> AsyncIterator[Arena]:
+) -> AsyncIterator[Environment]:
     with tools or ToolServer(seed) as outside, ScriptedModel(says) as model:
         _write_project(folder, outside.base_url)
-        it = Arena(client, folder, seed, outside, model, folder / "full" if full_disk else None)
+        it = Environment(client, folder, seed, outside, model, folder / "full" if full_disk else None)
         try:
             yield it
         finally:
