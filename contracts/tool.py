@@ -17,7 +17,7 @@ CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout beyond the tool's ow
 
 
 class Effect(StrEnum):
-    """The side effect of a tool. It alone determines the retry policy of calls (B1, B2)."""
+    """The side effect of a tool. It determines the retry policy of its calls (B1, B2) and their recovery."""
 
     read = "read"  # no change
     keyed = "keyed"  # a change, made idempotent by our idempotency key
@@ -91,7 +91,7 @@ class ToolCall(SparseModel):
     tool_use_id: str
     arguments: dict[str, Any] | None
     effect: Effect = Effect.read
-    attempt: int = 1  # grows when a person decides "run again"
+    attempt: int = 1  # the call's generation: grows when a person decides "run again"
     length: int = 0
     head: str = ""
     owner: str | None = None

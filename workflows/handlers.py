@@ -100,7 +100,7 @@ def read_argument(model: type[M], args: Sequence[Any]) -> M:
 
 
 def read_optional_argument(model: type[M], args: Sequence[Any]) -> M:
-    """Read as `read` does; without an argument, or with null, return the model's defaults."""
+    """Read as `read_argument` does; without an argument, or with null, return the model's defaults."""
     return read_argument(model, [{}]) if not args or list(args) == [None] else read_argument(model, args)
 
 

@@ -288,7 +288,7 @@ def bound_result(outcome: ToolOutcome) -> ToolOutcome:
     result = outcome.result
     try:
         data = result.encode(errors="surrogatepass") if isinstance(result, str) else to_json(result)
-    except ValueError:  # `sound` reports it
+    except ValueError:  # `reject_unreadable` reports it
         return outcome
     if len(data) <= MAX_RESULT_BYTES:
         return outcome

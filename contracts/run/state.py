@@ -96,7 +96,7 @@ class Inheritance(FrozenModel):
 
 class RunState(FrozenModel):
     run_id: str
-    execution: str = ""  # the first execution (`ids.start_of`): another run may have the same id
+    execution: str = ""  # the first execution (`ids.run_start_id`): another run may have the same id
     key_id: str = omit_default("")  # replaces `run_id` in keys and ids if an earlier run had the same id
     goal: str
     agent: str

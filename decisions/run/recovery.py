@@ -66,7 +66,8 @@ def parse_window(message: str) -> int | None:
     return int(match[1].replace(",", "")) if match else None
 
 
-# A call whose worker was lost is made again this often: one that kills its worker must not do so forever.
+# Looks for a call whose worker was lost, and activities of a model turn that loses its worker. Each has its own retries
+# by Temporal (docs/one-call.md has the totals): what kills its worker must not do so forever.
 MAX_LOST = 3
 
 
@@ -85,7 +86,7 @@ class CallRecovery(StrEnum):
     stop = "stop"
     wait = "wait"
     ask = "ask"
-    look_up = "look_up"  # the next attempt finds the outcome in the ledger, or makes the call
+    look_up = "look_up"  # another attempt: a `once` call is looked up in the ledger first
     fail = "fail"
 
 
@@ -95,6 +96,13 @@ _ALWAYS = {
     FailureKind.in_doubt: CallRecovery.ask,
     FailureKind.failed: CallRecovery.fail,
 }
+# How often a call is looked up after such ends, by whether it is a `once` call; then it is asked about, or fails.
+_LOOKUPS = {
+    (FailureKind.lost, True): MAX_LOST,
+    (FailureKind.lost, False): MAX_LOST,
+    (FailureKind.late, True): 1,
+    (FailureKind.late, False): 0,
+}
 
 
 def recover_call(end: FailureKind, effect: Effect, lost: int) -> CallRecovery:
@@ -102,6 +110,6 @@ def recover_call(end: FailureKind, effect: Effect, lost: int) -> CallRecovery:
     if end in _ALWAYS:
         return _ALWAYS[end]
     is_once = effect is Effect.once
-    if lost < MAX_LOST if end is FailureKind.lost else is_once and not lost:
+    if lost < _LOOKUPS[end, is_once]:
         return CallRecovery.look_up
     return CallRecovery.ask if is_once else CallRecovery.fail

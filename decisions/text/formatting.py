@@ -9,7 +9,7 @@ from contracts.delegation import DelegationRequest, DelegationState, Spent, Subt
 from contracts.failures import ToolFault
 from contracts.run.question import Question, QuestionKind
 from contracts.run.state import Call, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
-from contracts.tool import ToolOutcome, error_outcome
+from contracts.tool import Effect, ToolOutcome, error_outcome
 from decisions.builtin_tools import DELEGATE
 from decisions.delegation import summarize_delegation
 from decisions.run.question import TEXTUAL, TITLES
@@ -33,8 +33,9 @@ def format_signal_notice(signal: str, reason: str) -> str:
 
 def call_summary(call: Call, *, was_lost: bool = False) -> str:
     again = f" · attempt {call.generation}" if call.generation > 1 else ""
-    looked_up = " · looked up, its worker was lost" if was_lost else ""
-    return f"{truncate(call_line(call.tool, call.arguments), MAX_SUMMARY_CALL)} · step {call.step}{again}{looked_up}"
+    action = "looked up" if call.effect is Effect.once else "made again"
+    lost = f" · {action}, its worker was lost" if was_lost else ""
+    return f"{truncate(call_line(call.tool, call.arguments), MAX_SUMMARY_CALL)} · step {call.step}{again}{lost}"
 
 
 def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -189,7 +190,7 @@ def _question_lines(question: Question | None, *, takes_signed: bool) -> list[st
 
 
 def _pending_blocks(state: RunState) -> list[str]:
-    """Render the pending calls, by this worker and outside. A call that awaits an answer is not pending yet."""
+    """Render the pending calls, by this worker and outside. A call that awaits an answer is shown as the question."""
     if not state.pending:
         return []
     asked = state.question.step if state.question is not None else None

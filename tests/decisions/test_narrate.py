@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from contracts.run.question import Question, QuestionKind
 from contracts.run.state import Ending, RunStatus
-from contracts.tool import ToolOutcome
+from contracts.tool import Effect, ToolOutcome
 from decisions.run.journal import render_journal
 from decisions.run.outcome import ending_event, format_handoff, parse_handoff
 from decisions.text import formatting
@@ -40,9 +40,10 @@ def test_what_fits_is_not_cut() -> None:
 )
 def test_a_calls_summary_has_at_most_200_characters(tool: str, arguments: dict[str, Any]) -> None:
     call = new_call("look", 123_456, arguments=arguments, generation=12).model_copy(update={"tool": tool})
-    summary = formatting.call_summary(call, was_lost=True)
-    assert len(summary) <= 200
-    assert summary.endswith("step 123456 · attempt 12 · looked up, its worker was lost")
+    for effect, action in ((Effect.once, "looked up"), (Effect.read, "made again")):
+        summary = formatting.call_summary(call.model_copy(update={"effect": effect}), was_lost=True)
+        assert len(summary) <= 200
+        assert summary.endswith(f"step 123456 · attempt 12 · {action}, its worker was lost")
 
 
 @pytest.mark.parametrize(

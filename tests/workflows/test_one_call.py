@@ -18,7 +18,7 @@ from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
 
 ROOT = Path(cli.__file__).parent
-PAGE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8").partition("\n## ")[0]  # without failures
 ROWS = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| `(\w+)` \|", PAGE, re.MULTILINE)
 LAYERS = ("contracts/", "decisions/", "workflows/", "activities/")
 

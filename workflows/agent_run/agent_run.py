@@ -128,8 +128,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
             **end,
         )
         summary = "finish the run's files" if end else "archive the transcript"
-        # During a local activity the server could not cancel the run, and could refuse its end: a steered turn would
-        # continue, and what it leaves to its conversation must be final.
+        # A local activity blocks the workflow task: the server could not cancel the run meanwhile. And it refuses the
+        # end of a run that has got another signal, which then continues, although its turn has been closed.
         is_final = request.cancel is not None or request.turn is not None
         close = execute_activity if is_final else execute_locally_first
         closed = await close(run.cancellation, RunFiles.close_segment, request, summary)

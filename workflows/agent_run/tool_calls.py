@@ -1,4 +1,4 @@
-"""The tool calls of a turn. Each gets exactly one outcome, from the function in the tables at the end."""
+"""The tool calls of a turn. Each gets exactly one outcome, from a handler of the tables at the end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -70,7 +70,7 @@ async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
 async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
     """Make a call. One that may have happened is repeated only if a person says so (B9)."""
     while True:
-        outcome = await (run_queue_call if call.kind is ToolKind.queue else _call_tool)(run, call)
+        outcome = await _ATTEMPTS.get(call.kind, _call_tool)(run, call)
         if outcome is None:
             outcome = await _settle_doubt(run, call)
             if outcome is not None:
@@ -214,4 +214,5 @@ _BUILT_IN: dict[str, CallHandler] = {
     DELEGATE: run_delegation,
     **dict.fromkeys(FOLLOW_UP_TOOLS, run_followup_tool),
 }
-_BY_KIND: dict[ToolKind, CallHandler] = {ToolKind.signal: _run_signal_call}
+_BY_KIND: dict[ToolKind, CallHandler] = {ToolKind.signal: _run_signal_call}  # others: `_run_until_settled`
+_ATTEMPTS = {ToolKind.queue: run_queue_call}  # one attempt of a call; others: `_call_tool`
