@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from contracts.models import MAX_NESTING, MAX_READABLE, is_utf8, nesting_depth
+from contracts.models import MAX_NESTING, MAX_READABLE, escape_unprintable, is_utf8, nesting_depth
 
 MAX_DIGITS = 4300  # of a number: Python's own limit for integers
 
@@ -43,8 +43,11 @@ class _Flaw:
         self.reason = reason
 
 
-def parse_strict_json(text: str | bytes, max_nesting: int = MAX_READABLE) -> Any:
-    """Return the value of a JSON text. Raises JsonError, also if it is nested deeper than `max_nesting` levels."""
+def parse_strict_json(text: str | bytes, max_nesting: int | None = None) -> Any:
+    """Return the value of a JSON text. Raises JsonError, also if it is nested deeper than `max_nesting` levels.
+
+    Each payload of a workflow task is read so, without a maximum: the check would cost more than the parser.
+    """
     reader = _Reader()
     try:
         plain = text.decode() if isinstance(text, bytes) else text
@@ -55,7 +58,7 @@ def parse_strict_json(text: str | bytes, max_nesting: int = MAX_READABLE) -> Any
             parse_constant=reader.read_constant,
             object_pairs_hook=reader.read_object,
         )
-        is_deep = nesting_depth(value) > max_nesting
+        is_deep = max_nesting is not None and nesting_depth(value) > max_nesting
         has_half = "\\u" in plain and not is_utf8(json.dumps(value, ensure_ascii=False, default=str))
     except RecursionError:
         is_deep = True
@@ -64,7 +67,7 @@ def parse_strict_json(text: str | bytes, max_nesting: int = MAX_READABLE) -> Any
     except json.JSONDecodeError as error:
         raise JsonError(f"{error.msg} at character {error.pos}") from None
     if is_deep:
-        raise JsonError(f"nested more than {max_nesting} levels deep")
+        raise JsonError(f"nested more than {max_nesting or MAX_READABLE} levels deep")
     if reader.is_flawed or has_half:
         place, reason = next(_find_flaws(value), ("", _HALF))
         raise JsonError(reason, place)
@@ -137,7 +140,8 @@ def _flaw_reason(value: Any) -> str | None:
 
 
 def _join_path(place: str, name: Any) -> str:
-    shown = str(name) if len(str(name)) <= 60 and is_utf8(str(name)) else f"{str(name)[:59]!r}…"
+    text = str(name)
+    shown = escape_unprintable(text) if len(text) <= 60 and is_utf8(text) else f"{text[:59]!r}…"
     return f"{place}.{shown}" if place else shown
 
 

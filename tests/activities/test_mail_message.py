@@ -107,6 +107,7 @@ MALFORMED = [
     (as_json(to="\x1b[31m"), "to: expected characters"),
     (b'{"type": "task", "to": "\\ud800"}', "to: half of a"),
     (b'{"type": NaN}', "type: NaN is no number of JSON"),
+    (rb'{"a\nb": NaN}', "a b: NaN is no number of JSON"),
     (b'{"type": "task", "n": [1e400]}', "n.0: a number is too large"),
     (b'{"type": "task", "n": %b}' % (b"9" * 5000), "n: a number has more than"),
 ]
