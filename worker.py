@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ import httpx
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.service import RPCError
-from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
+from temporalio.worker import Interceptor, Worker, WorkerConfig, WorkerDeploymentConfig
 
 from activities.conversation import Conversations
 from activities.delegation import Delegations
@@ -40,7 +40,7 @@ from decisions.errors import ReportedError
 from perdure.client.connection import connect, register_search_attributes
 from perdure.process.encryption_marker import set_marker
 from perdure.process.environment import conceal_secrets, normalize_environment
-from perdure.process.mcp_tools import offered_tools
+from perdure.process.mcp_tools import ToolOffer, offered_tools
 from perdure.process.models import open_models
 from perdure.process.project import build_project, unpriced_budgets
 from perdure.process.reconcile_schedule import maintain_schedule
@@ -66,13 +66,24 @@ def build_worker(  # noqa: PLR0913 - a worker's parts
     observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
 ) -> Worker:
-    """Return a worker with all workflows and activities. `observers` see redacted data (default:
-    `MetricsInterceptor`).
-    """
+    """Return a worker with all workflows and activities, as `configure_worker` describes it."""
+    return Worker(**configure_worker(client, project, task_queue, model, deployment, observers, sizes))
+
+
+def configure_worker(  # noqa: PLR0913 - a worker's parts
+    client: Client,
+    project: Project,
+    task_queue: str,
+    model: Model,
+    deployment: Deployment | None = None,
+    observers: Sequence[Interceptor] | None = None,
+    sizes: WorkerSettings | None = None,
+) -> WorkerConfig:
+    """Return the parts and options of a worker. `observers` see redacted data (default: `MetricsInterceptor`)."""
     sizes = sizes or WorkerSettings()
     transcripts = TranscriptCache(client, project.stores)
-    return Worker(
-        client,
+    return WorkerConfig(
+        client=client,
         task_queue=task_queue,
         workflows=WORKFLOWS,
         activities=_all_activities(client, project, task_queue, model, transcripts),
@@ -141,35 +152,44 @@ async def run_worker(
     client: Client, settings: Settings, deployment: Deployment | None = None
 ) -> AsyncIterator[MetricsInterceptor]:
     """Run a worker inside the block. Raises ProjectError before it starts."""
-    for folder in (settings.home, settings.workspaces):
-        if folder.is_dir():
-            make_private(folder)
-    settings.check_headers()
+    observation = MetricsInterceptor()
     with conceal_secrets(os.environ):
-        async with httpx.AsyncClient(trust_env=False) as http, offered_tools(settings) as mcp:
-            project = build_project(settings, http, mcp)
-            for line in unpriced_budgets(project):
-                logging.getLogger(__name__).warning(line)
-            queue, observation = settings.task_queue, MetricsInterceptor()
-            async with (
-                open_models(settings) as model,
-                export_spans(client, settings) as observers,
-                build_worker(
-                    client, project, queue, model, deployment, [observation, *observers], settings.file.worker
-                ),
-                maintain_schedule(client, queue),
-            ):
+        async with AsyncExitStack() as closing:
+            mcp = await closing.enter_async_context(offered_tools(settings))
+            config = open_worker(client, settings, mcp, observation, closing, deployment)
+            async with Worker(**config), maintain_schedule(client, settings.task_queue):
                 set_busy_check(lambda: observation.attempts > 0)
                 gc.freeze()  # loaded modules stay: a full collection blocked all runs for 0.15 s
                 yield observation
 
 
-@asynccontextmanager
-async def export_spans(client: Client, settings: Settings) -> AsyncIterator[list[Interceptor]]:
-    """Export spans inside the block, if a collector is configured. Raises ProjectError."""
+def open_worker(  # noqa: PLR0913 - what a worker is made of
+    client: Client,
+    settings: Settings,
+    mcp: ToolOffer,
+    observation: MetricsInterceptor,
+    closing: AsyncExitStack,
+    deployment: Deployment | None = None,
+) -> WorkerConfig:
+    """Return the configuration of a project's worker. `closing` closes its clients. Raises ProjectError."""
+    for folder in (settings.home, settings.workspaces):
+        if folder.is_dir():
+            make_private(folder)
+    settings.check_headers()
+    http = httpx.AsyncClient(trust_env=False)
+    closing.push_async_callback(http.aclose)
+    project = build_project(settings, http, mcp)
+    for line in unpriced_budgets(project):
+        logging.getLogger(__name__).warning(line)
+    model = open_models(settings, closing)
+    observers = [observation, *export_spans(client, settings, closing)]
+    return configure_worker(client, project, settings.task_queue, model, deployment, observers, settings.file.worker)
+
+
+def export_spans(client: Client, settings: Settings, closing: AsyncExitStack) -> list[Interceptor]:
+    """Export spans until `closing` closes, if a collector is configured. Raises ProjectError."""
     if not settings.exports_spans:
-        yield []
-        return
+        return []
     try:
         from activities.telemetry.spans import SpanEventHandler, SpanInterceptor
     except ImportError:
@@ -179,11 +199,9 @@ async def export_spans(client: Client, settings: Settings) -> AsyncIterator[list
         spans = SpanInterceptor.from_environment(os.environ, client, settings.secrets)
     except ValueError as error:
         raise ProjectError(str(error)) from None
-    try:
-        with forward_events(SpanEventHandler(spans)):
-            yield [spans]
-    finally:
-        await spans.close()
+    closing.push_async_callback(spans.close)
+    closing.enter_context(forward_events(SpanEventHandler(spans)))
+    return [spans]
 
 
 async def serve_worker(settings: Settings) -> None:

@@ -132,3 +132,9 @@ def with_encryption(codec: PayloadCodec) -> DataConverter:
 def with_offloading(converter: DataConverter, store: StorageDriver) -> DataConverter:
     """Return a converter that stores large payloads in `store`; Temporal gets a reference."""
     return replace(converter, external_storage=ExternalStorage([store], payload_size_threshold=OFFLOAD_THRESHOLD))
+
+
+def converter_for(codec: PayloadCodec | None, payloads: StorageDriver | None) -> DataConverter:
+    """Return the converter that encrypts with `codec` and stores large payloads in `payloads`, if there are these."""
+    converter = with_encryption(codec) if codec else data_converter
+    return with_offloading(converter, payloads) if payloads else converter

@@ -5,7 +5,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -52,8 +52,8 @@ def project(settings: Settings) -> Project:
 
 async def ask(settings: Settings, name: str) -> ModelReply:
     definition = Definition(agent="a", model=name, max_tokens=99, system="You are tested.", tools=())
-    async with open_models(settings) as model:
-        return await model.reply(ModelCall(definition=definition, messages=GOAL))
+    async with AsyncExitStack() as closing:
+        return await open_models(settings, closing).reply(ModelCall(definition=definition, messages=GOAL))
 
 
 def test_a_default_may_be_one_model_or_a_list_and_an_agents_list_comes_before_it(tmp_path: Path) -> None:

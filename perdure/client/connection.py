@@ -14,14 +14,23 @@ from contracts.models import is_utf8
 from decisions.text.formatting import truncate
 from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import AesGcmCodec
-from perdure.converter import data_converter, with_encryption, with_offloading
+from perdure.converter import converter_for
 from settings.access import is_loopback
 
 
 def configured_address() -> str | None:
     """Return the Temporal address from TEMPORAL_* or a profile, if configured. Raises TemporalUnavailableError."""
+    return _read_config().get("target_host")
+
+
+def configured_namespace() -> str | None:
+    """Return the namespace from TEMPORAL_* or a profile, if configured. Raises TemporalUnavailableError."""
+    return _read_config().get("namespace")
+
+
+def _read_config() -> ClientConnectConfig:
     try:
-        return _load_config().get("target_host")
+        return _load_config()
     except (RuntimeError, OSError, ValueError) as error:
         raise TemporalUnavailableError(f"Temporal's configuration does not load: {truncate(str(error), 300)}") from None
 
@@ -33,18 +42,15 @@ async def connect(
 
     `codec` encrypts payloads, and `payloads` stores large ones. Raises TemporalUnavailableError.
     """
-    configured_address()
-    config = ClientConnectConfig(target_host=address) if address else _load_config()
+    configured = _read_config()
+    config = ClientConnectConfig(target_host=address) if address else configured
     target = config.setdefault("target_host", "localhost:7233")
     if not is_loopback(target.rsplit(":", 1)[0].strip("[]")) and not config.get("tls") and not config.get("api_key"):
         raise TemporalUnavailableError(
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY to connect to it"
         )
-    converter = with_encryption(codec) if codec else data_converter
     try:
-        return await Client.connect(
-            **config, data_converter=with_offloading(converter, payloads) if payloads else converter
-        )
+        return await Client.connect(**config, data_converter=converter_for(codec, payloads))
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         reason = "connection refused" if "ConnectionRefused" in str(error) else truncate(str(error), 200)
         raise TemporalUnavailableError(f"no Temporal server answers at {target}: {reason}") from None

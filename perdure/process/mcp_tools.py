@@ -5,7 +5,7 @@ The MCP SDK takes a second to load, so functions that need it import it.
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,12 +77,29 @@ async def offered_tools(settings: Settings) -> AsyncIterator[ToolOffer]:
     pins = read_accepted(settings)
     connections = _create_connections(settings, pins)
     try:
-        used = {server_of_tool(tool) for agent in settings.agents.values() for tool in agent.tools}
-        if unseen := [name for name in settings.servers if name in used and name not in pins]:
+        if unseen := _unseen_servers(settings, pins):
             pins = await _accept_new_servers(settings, connections, unseen)
         yield _build_offer(settings, connections, pins, is_strict=True)
     finally:
         await connections.close()
+
+
+def open_accepted_tools(settings: Settings, closing: AsyncExitStack) -> ToolOffer:
+    """Return the tools of a worker that accepts no new server; `closing` stops the servers. Raises ProjectError."""
+    if not settings.servers:
+        return offer_accepted_tools(settings)
+    pins = read_accepted(settings)
+    for name in _unseen_servers(settings, pins):
+        raise ProjectError(f"MCP server {name} is new here: accept its tools with perdure tools --accept {name}")
+    connections = _create_connections(settings, pins)
+    closing.push_async_callback(connections.close)
+    return _build_offer(settings, connections, pins, is_strict=True)
+
+
+def _unseen_servers(settings: Settings, pins: AcceptedTools) -> list[str]:
+    """Return the servers that agents use and the lock file does not have."""
+    used = {server_of_tool(tool) for agent in settings.agents.values() for tool in agent.tools}
+    return [name for name in settings.servers if name in used and name not in pins]
 
 
 def offer_accepted_tools(settings: Settings) -> ToolOffer:

@@ -1,8 +1,8 @@
 """Model clients: one for each provider of the project, each with its own rate limit."""
 
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,17 +23,15 @@ REQUIRED_PACKAGES = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK'
 ModelClient = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
 
 
-@asynccontextmanager
-async def open_models(settings: Settings) -> AsyncIterator[FallbackModel]:
-    """Yield the clients of all providers. Raises ProjectError before it opens one."""
+def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
+    """Return the clients of all providers, which `closing` closes. Raises ProjectError before it opens one."""
     described = settings.file.model.providers
-    async with AsyncExitStack() as stack:
-        providers: dict[str, Provider] = {}
-        for name, client in create_clients(settings).items():
-            await stack.enter_async_context(client)
-            provider = described.get(name, ProviderSettings())
-            providers[name] = Provider(MessagesModel(client), RateLimiter(name, provider.requests_per_minute))
-        yield FallbackModel(providers)
+    providers: dict[str, Provider] = {}
+    for name, client in create_clients(settings).items():
+        closing.push_async_exit(client)
+        provider = described.get(name, ProviderSettings())
+        providers[name] = Provider(MessagesModel(client), RateLimiter(name, provider.requests_per_minute))
+    return FallbackModel(providers)
 
 
 def create_clients(settings: Settings) -> dict[str, ModelClient]:

@@ -83,8 +83,9 @@ def workflow_interceptors(client: Client) -> list[Interceptor]:
     return [confidential_interceptor()] if client.data_converter.payload_codec else []
 
 
-def workflow_runner(converter: DataConverter) -> Sandbox:
+def workflow_runner(
+    converter: DataConverter, restrictions: SandboxRestrictions = SandboxRestrictions.default
+) -> Sandbox:
     """Return the sandbox. Perdure's modules pass through: they hold constants only, so runs can share them."""
     passthrough = ("contracts", "decisions", "activities", "workflows", "perdure", "pydantic_core", "cryptography")
-    restrictions = SandboxRestrictions.default
     return Sandbox(restrictions.with_passthrough_modules(*passthrough), stores=converter.external_storage is not None)

@@ -1,0 +1,162 @@
+"""`PerdurePlugin`: Perdure in the client, worker and replayer of another program.
+
+What can fail without a server fails while the client or the worker is created, in one line.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from temporalio.client import ClientConfig
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import DataConverter, DefaultPayloadConverter, WithSerializationContext
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import Interceptor, ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from activities.telemetry.metrics import MetricsInterceptor
+from perdure.client.connection import configured_namespace, register_search_attributes
+from perdure.converter import TolerantPayloadConverter, converter_for
+from perdure.process.encryption_marker import set_marker
+from perdure.process.mcp_tools import open_accepted_tools
+from perdure.process.reconcile_schedule import maintain_schedule
+from perdure.process.workflows import WORKFLOWS, workflow_runner
+from settings import ProjectError, Settings, load_settings
+from worker import open_worker
+from workflows.handlers import UnknownWorkflow
+
+# Without `UnknownWorkflow`: another worker of a shared task queue may know the types that this one does not.
+SHARED_WORKFLOWS = tuple(workflow for workflow in WORKFLOWS if workflow is not UnknownWorkflow)
+_LISTS = ("workflows", "activities", "interceptors")
+_KEPT = ("client", "task_queue", "workflow_runner", "build_id", "deployment_config")  # the program's own
+# The ledger relies on them: a call gets time to end, and the server knows of each heartbeat soon.
+_BOUNDED: dict[str, Callable[[timedelta, timedelta], timedelta]] = {
+    "graceful_shutdown_timeout": max,
+    "max_heartbeat_throttle_interval": min,
+    "default_heartbeat_throttle_interval": min,
+}
+_SDK_DEFAULTS = {name: option.default for name, option in inspect.signature(Worker).parameters.items()}
+
+
+class PerdurePlugin(SimplePlugin):
+    """Adds Perdure to a client and its workers, or to a replayer. Give it to the client: its workers then have it too.
+
+    `settings` are by default those of the current folder and the environment. Raises ProjectError.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__("perdure")
+        self._settings = settings or load_settings()
+        self._opened: WeakKeyDictionary[Interceptor, AsyncExitStack] = WeakKeyDictionary()
+
+    def configure_client(self, config: ClientConfig) -> ClientConfig:
+        config["data_converter"] = self._adopt_converter(config["data_converter"])
+        return config
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """Add the project's parts. An option at the SDK's default gets Perdure's value; others stay, within bounds."""
+        client, settings = config["client"], self._settings
+        self._check_place(client.namespace, config["task_queue"])
+        self._check_converter(client.data_converter)
+        if set(SHARED_WORKFLOWS) & set(config["workflows"]):
+            raise ProjectError("this worker has Perdure already: give PerdurePlugin to the client alone")
+        closing, observation = AsyncExitStack(), MetricsInterceptor()
+        ours = open_worker(client, settings, open_accepted_tools(settings, closing), observation, closing)
+        self._opened[observation] = closing
+        ours["workflows"] = SHARED_WORKFLOWS
+        merged = {**config, **_options_left_open(config, ours)}
+        merged |= {name: [*config[name], *ours[name]] for name in _LISTS}  # type: ignore[literal-required]
+        merged["workflow_runner"] = _open_sandbox(config["workflow_runner"], client.data_converter)
+        return cast("WorkerConfig", merged)
+
+    def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
+        converter = self._adopt_converter(config["data_converter"])
+        config["data_converter"] = converter
+        config["workflows"] = [*config["workflows"], *SHARED_WORKFLOWS]
+        config["workflow_runner"] = _open_sandbox(config["workflow_runner"], converter)
+        return config
+
+    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:  # noqa: A002 - the SDK's
+        """Prepare the server, run the worker, and close the project's clients."""
+        client, queue = worker.client, self._settings.task_queue
+        async with AsyncExitStack() as closing:
+            for interceptor in worker.config(active_config=True)["interceptors"]:
+                if opened := self._opened.pop(interceptor, None):
+                    await closing.enter_async_context(opened)
+            try:
+                await set_marker(client, queue, self._settings.codec)
+                await register_search_attributes(client)
+            except Exception:
+                # `async with worker` waits for its shutdown, which ends only if the worker has run.
+                stopping = asyncio.create_task(worker.shutdown())
+                await next(worker)
+                await stopping
+                raise
+            async with maintain_schedule(client, queue):
+                await next(worker)
+
+    def _adopt_converter(self, existing: DataConverter) -> DataConverter:
+        """Return Perdure's converter, with the client's own codec and storage if it has them. Raises ProjectError."""
+        ours = converter_for(self._settings.codec, self._settings.payloads)
+        kind, codec, storage = existing.payload_converter_class, existing.payload_codec, existing.external_storage
+        if kind not in (DefaultPayloadConverter, PydanticPayloadConverter, TolerantPayloadConverter):
+            raise ProjectError(f"this client's payload converter is {kind.__name__}, and Perdure needs its own")
+        if isinstance(codec, WithSerializationContext):
+            raise ProjectError("this client's codec depends on the context of a payload, which Perdure does not keep")
+        if codec and ours.payload_codec not in (None, codec):
+            raise ProjectError("this client has a codec of its own, and PERDURE_CODEC_KEYS is set: use one of them")
+        if storage and ours.external_storage not in (None, storage):
+            raise ProjectError(
+                "this client has external storage of its own, and PERDURE_PAYLOADS is set: use one of them"
+            )
+        if ours.payload_codec is None:
+            ours = replace(ours, payload_codec=codec, failure_converter_class=existing.failure_converter_class)
+        return replace(ours, external_storage=storage) if storage else ours
+
+    def _check_place(self, namespace: str, task_queue: str) -> None:
+        own, configured = self._settings.task_queue, configured_namespace()
+        if task_queue != own:
+            raise ProjectError(
+                f"this worker's task queue is {task_queue!r} and the project's is {own!r}: "
+                "set PERDURE_TASK_QUEUE to the worker's, or connect its client without PerdurePlugin"
+            )
+        if configured not in (None, namespace):
+            raise ProjectError(
+                f"this worker's namespace is {namespace!r} and TEMPORAL_NAMESPACE is {configured!r}, "
+                "where Perdure's commands look: set it to the worker's"
+            )
+
+    def _check_converter(self, converter: DataConverter) -> None:
+        settings = self._settings
+        is_ours = issubclass(converter.payload_converter_class, TolerantPayloadConverter)
+        lacks = (settings.codec and not converter.payload_codec) or (
+            settings.payloads and not converter.external_storage
+        )
+        if not is_ours or lacks:
+            raise ProjectError(
+                "this worker's client does not have Perdure's converter: give PerdurePlugin to it instead"
+            )
+
+
+def _options_left_open(config: WorkerConfig, ours: WorkerConfig) -> dict[str, Any]:
+    """Return Perdure's options where the worker has the SDK's defaults, and those of `_BOUNDED`."""
+    options = {
+        name: value
+        for name, value in ours.items()
+        if name not in (*_LISTS, *_KEPT) and config.get(name, _SDK_DEFAULTS[name]) == _SDK_DEFAULTS[name]
+    }
+    if config.get("tuner"):  # it decides about slots
+        options = {name: value for name, value in options.items() if not name.startswith("max_concurrent_")}
+    return {**options, **{name: choose(config[name], ours[name]) for name, choose in _BOUNDED.items()}}  # type: ignore[literal-required]
+
+
+def _open_sandbox(runner: WorkflowRunner, converter: DataConverter) -> WorkflowRunner:
+    """Return the runner, with Perdure's modules passed through if it is a sandbox."""
+    if not isinstance(runner, SandboxedWorkflowRunner):
+        return runner
+    return workflow_runner(converter, runner.restrictions)
