@@ -1,17 +1,28 @@
 """Requests to the Temporal server, and the ids of the workflow that an activity works for."""
 
 import asyncio
-from collections.abc import Awaitable
+import math
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from temporalio import activity
-from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from decisions.ids import run_id_of_workflow
 
 FUTURE_TIMEOUT = 0.05  # seconds; the future is done by then, or never will be
+MAX_CACHED_ANSWERS = 1000
+UNANSWERED_PAUSE = 30.0  # seconds until a query that got no answer is sent again
 
 T = TypeVar("T")
 
@@ -75,3 +86,46 @@ def _must_not_be_cancelled() -> None:
     """Raise CancelledError if the caller is being cancelled: the SDK raises the same error for that and a deadline."""
     if (caller := asyncio.current_task()) is not None and caller.cancelling():
         raise asyncio.CancelledError from None
+
+
+@dataclass(frozen=True)
+class _CachedAnswer:
+    """The answer of a query, or its error. `at` is the execution and the length of its history."""
+
+    at: tuple[str | None, int]
+    value: Any = None
+    error: RPCError | WorkflowQueryFailedError | None = None
+    until: float = math.inf  # by the monotonic clock
+
+
+class QueryCache:
+    """Reuses the answer of a query until the history of its workflow grows.
+
+    Temporal bills each query, but not the description that holds the length of the history.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str], _CachedAnswer] = {}
+
+    async def read(self, handle: WorkflowHandle[Any, Any], query: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the stored answer, or that of `ask`. Raises the errors of the description and of `ask`."""
+        described, key = await handle.describe(), (handle.id, query)
+        at = (described.run_id, described.history_length)
+        answer = self._answers.get(key)
+        if answer is None or answer.at != at or answer.until < time.monotonic():
+            answer = await _ask_once(at, ask)
+        self._answers.pop(key, None)
+        self._answers[key] = answer  # the latest are last
+        if len(self._answers) > MAX_CACHED_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+        if answer.error is not None:
+            raise answer.error
+        value: T = answer.value
+        return value
+
+
+async def _ask_once(at: tuple[str | None, int], ask: Callable[[], Awaitable[Any]]) -> _CachedAnswer:
+    try:
+        return _CachedAnswer(at, await ask())
+    except (RPCError, WorkflowQueryFailedError) as error:
+        return _CachedAnswer(at, error=error, until=time.monotonic() + UNANSWERED_PAUSE)

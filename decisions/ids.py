@@ -11,6 +11,7 @@ CallArguments = Mapping[str, Any]
 RESUMED_MARK = ".r"
 RUN_PREFIX = "run:"
 FOLLOW_UP_PREFIX = "wf:"
+CONVERSATION_PREFIX = "conversation:"
 SCHEDULE_PREFIX = "schedule:"
 _DELEGATION = "/delegation:"
 _AGAIN = re.compile(r"~[0-9a-f]{12}$")  # the end of a `key_id`
@@ -49,7 +50,7 @@ def key_id(run_id: str, start: str) -> str:
 
 def conversation_workflow_id(conversation_id: str) -> str:
     """Return the id of a lane, and of the store that the conversation's turns share."""
-    return f"conversation:{conversation_id}"
+    return CONVERSATION_PREFIX + conversation_id
 
 
 def conversation_id_of(workflow_id: str) -> str:

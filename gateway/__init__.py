@@ -3,6 +3,7 @@
 access_log  one log line for each request
 app         the FastAPI application with all routes, and the web page's files
 auth        authentication, and the rules that apply to every route
+lists       lists that the requests of two seconds share
 problems    errors as RFC 9457 problem details
 requests    a request before its route: slashes in ids, limits of its body, strict JSON
 server      the HTTP server, until it is stopped

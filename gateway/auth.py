@@ -11,8 +11,10 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import AfterValidator
 
+from activities.temporal import QueryCache
 from contracts.sender import Sender
 from gateway.access_log import note_login_failure
+from gateway.lists import SharedReads
 from gateway.problems import RETRY_SOON, ApiError
 from gateway.requests import StrictRequest, restore_slashes
 from gateway.signatures import Webhook
@@ -34,6 +36,8 @@ class Gateway:
     webhooks: dict[str, Webhook] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0  # open ones
+    lists: SharedReads = field(default_factory=SharedReads)
+    queries: QueryCache = field(default_factory=QueryCache)  # the states of runs that ask
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     readiness: tuple[float, Any] | None = None  # the last check: its time by the loop's clock, and its result
     drop: Callable[[Any], None] = lambda _: None

@@ -1,7 +1,7 @@
 // Open questions, and one run as a live stream. The token stays in this tab, and is sent in one header only.
 
 const KEPT = "perdure-token";
-const EVERY = 3000; // milliseconds between polls
+const EVERY = 8000; // milliseconds between polls; the gateway's lists are up to 2 s old
 const byId = (id) => document.getElementById(id);
 let shown = ""; // the questions on the page, as JSON
 let following = null; // aborts the stream of the run on the page
@@ -309,6 +309,8 @@ byId("forget").addEventListener("click", () => {
 });
 
 addEventListener("hashchange", openRun);
-setInterval(look, EVERY);
+const lookIfVisible = () => { if (!document.hidden) look(); };
+setInterval(lookIfVisible, EVERY);
+document.addEventListener("visibilitychange", lookIfVisible);
 look();
 openRun();

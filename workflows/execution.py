@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, FailureError
+from temporalio.workflow import ActivityHandle
 
 from activities.run.status import RunWatcher
 from contracts.conversation import Ended
@@ -77,18 +78,19 @@ async def execute_locally_first(
     return await execute_activity(cancellation, activity, request, summary)
 
 
-async def watch_end(workflow_id: str, summary: str) -> Ended:
-    """Wait for the end of a workflow that this one has no handle for, since it did not start it."""
-    return await workflow.execute_activity_method(RunWatcher.watch_run, workflow_id, summary=summary, **WATCHING)
+def start_watch(workflow_id: str, summary: str, *, is_ending: bool = False) -> ActivityHandle[Ended]:
+    """Begin to wait for the end of a workflow that this one has no handle for, since it did not start it."""
+    args: list[Any] = [workflow_id, *([True] if is_ending else [])]
+    return workflow.start_activity_method(RunWatcher.watch_run, args=args, summary=summary, **WATCHING)
 
 
 async def watch_or_cancel(workflow_id: str, summary: str) -> None:
     """Wait for the end of a workflow; a cancel of the wait cancels that workflow, and still waits for its end."""
     try:
-        await watch_end(workflow_id, summary)
+        await start_watch(workflow_id, summary)
     except ActivityError as error:
         if not isinstance(error.cause, CancelledError):
             raise
         with suppress(ApplicationError):  # it has ended
             await workflow.get_external_workflow_handle(workflow_id).cancel()
-        await watch_end(workflow_id, summary)
+        await start_watch(workflow_id, summary)

@@ -28,7 +28,7 @@ from contracts.followup import (
     TaskCommand,
     TaskResolved,
 )
-from contracts.run.signals import CancelRequest, HumanInput
+from contracts.run.signals import CancelRequest, EndedRun, HumanInput
 from decisions import ids
 from decisions.followup import state as followup
 from decisions.followup import view
@@ -75,7 +75,7 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
     @workflow.init
     def __init__(self, *args: Any) -> None:
         self._cancellation = Cancellation()
-        self._watched: set[str] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}  # by run
         self._sending: asyncio.Task[None] | None = None
         self._refused: str | None = None  # the reason why the lane refuses the request that resumes the work
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
@@ -220,13 +220,13 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
     def _watch_turns(self) -> None:
         """Watch each run that may still create tasks to its end."""
         for run_id in self._state.runs:
-            if run_id not in self._watched:
-                self._watched.add(run_id)
-                asyncio.create_task(self._watch_turn(run_id))  # noqa: RUF006 - the event loop of a workflow keeps it
+            if run_id not in self._watches:
+                self._watches[run_id] = asyncio.create_task(self._watch_turn(run_id))
 
     async def _watch_turn(self, run_id: str) -> None:
         workflow_id, summary = ids.run_workflow_id(run_id), f"until run {run_id[:60]} ends"
-        await self._execute(RunWatcher.watch_run, workflow_id, summary, WATCHING)
+        with suppress(ActivityError):  # the run has signalled its end, and nothing else ends the wait
+            await self._execute(RunWatcher.watch_run, workflow_id, summary, WATCHING)
         self._state = followup.remove_creator_run(self._state, run_id)
 
     async def _finish_follow_up(self) -> dict[str, Any]:
@@ -285,6 +285,14 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
         self._state, reason = followup.resolve_task(self._state, read_argument(TaskResolved, args), now_ms())
         if reason is not None:
             raise invalid_input(reason)
+
+    @workflow.signal(description="For runs: one that may create tasks ends")
+    @ignore_if_invalid
+    def run_ended(self, *args: Any) -> None:
+        run_id = read_argument(EndedRun, args).run_id
+        self._state = followup.remove_creator_run(self._state, run_id)
+        if (watch := self._watches.get(run_id)) is not None:
+            watch.cancel()
 
     @workflow.signal(description='Answer an open question: {"text", "question_id"?, "by"?}')
     @ignore_if_invalid

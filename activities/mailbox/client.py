@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.run.outcome import SubtaskOutcome, read_run_end, wait_for_outcome
 from activities.telemetry.attributes import AGENT_STATUS, AGENT_STEP
-from activities.temporal import update_with_start
+from activities.temporal import QueryCache, update_with_start
 from contracts.conversation import TurnEnd
 from contracts.delegation import SubtaskStatus
 from contracts.mail.delivery import Ack, MessageResult, Stage, TaskState
@@ -143,16 +143,25 @@ def _start_arguments(task_queue: str, agent: str) -> dict[str, Any]:
     }
 
 
-async def query_if_possible(
-    client: Client, workflow_id: str, query: str, kind: type[V], within: timedelta = QUERY_TIMEOUT
+async def query_if_possible(  # noqa: PLR0913 - what to ask, and how
+    client: Client,
+    workflow_id: str,
+    query: str,
+    kind: type[V],
+    within: timedelta = QUERY_TIMEOUT,
+    cache: QueryCache | None = None,
 ) -> V | None:
     """Query a workflow, if it answers."""
     handle = client.get_workflow_handle(workflow_id)
-    try:
+
+    async def ask() -> V:
         answer: V = await handle.query(query, result_type=kind, rpc_timeout=within)
+        return answer
+
+    try:
+        return await (ask() if cache is None else cache.read(handle, query, ask))
     except (RPCError, WorkflowQueryFailedError, ValidationError):
         return None
-    return answer
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from itertools import product
+from typing import TypeVar
 
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -14,6 +15,7 @@ from activities.mailbox.message import MAX_FRONT, MessageError, parse_message
 from activities.mailbox.writer import PAGE, MailWriter, stem_of
 from activities.storage.safe_dir import WrongFileTypeError
 from activities.storage.workspace import folder_name
+from activities.temporal import QueryCache
 from contracts.delegation import DelegationState
 from contracts.mail.delivery import InboxMessage, Stage, TaskState
 from contracts.mail.mailbox import AckView, MailboxView
@@ -27,6 +29,8 @@ MAX_DELEGATIONS = 20  # of a run
 OVER = (b"\nstatus: done\n", b"\nstatus: failed\n")
 UNTOLD = "(The message is not stored any more.)"
 
+V = TypeVar("V")
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +38,7 @@ class TaskPages:
     def __init__(self, client: Client, writer: MailWriter) -> None:
         self._client = client
         self._writer = writer
+        self._queries = QueryCache()
         self._last = ""  # the key of the last page's message
 
     async def begin_page(self, letter: InboxMessage, task: str) -> None:
@@ -43,7 +48,7 @@ class TaskPages:
         """Write the pages of some running tasks, in turn. Runs that do not answer are skipped."""
         for message in await self._at_work():
             run_id = message.run_id or ""
-            view = await query_if_possible(self._client, run_workflow_id(run_id), "state", RunView)
+            view = await self._query(run_workflow_id(run_id), "state", RunView)
             if view is not None:
                 await self.write_page(_letter_from(message), run_id, view)
 
@@ -54,9 +59,7 @@ class TaskPages:
         await self._store_page(letter, render_task_page(letter, task, view, delegations, result))
 
     async def _at_work(self) -> list[AckView]:
-        view = await query_if_possible(
-            self._client, mailbox_workflow_id(self._writer.folder.agent), "acks", MailboxView
-        )
+        view = await self._query(mailbox_workflow_id(self._writer.folder.agent), "acks", MailboxView)
         running = [one for one in (view.open if view else ()) if one.run_id and one.stage is Stage.running]
         running = sorted((one for one in running if one.state is TaskState.running), key=lambda one: one.key)
         chosen = [one for one in running if one.key > self._last][:MAX_AT_ONCE] or running[:MAX_AT_ONCE]
@@ -84,8 +87,11 @@ class TaskPages:
             children = [child.id async for child in listed if child.parent_id == parent]
         except RPCError:
             return []
-        states = [await query_if_possible(self._client, child, "state", DelegationState) for child in sorted(children)]
+        states = [await self._query(child, "state", DelegationState) for child in sorted(children)]
         return [state for state in states if state is not None]
+
+    async def _query(self, workflow_id: str, query: str, kind: type[V]) -> V | None:
+        return await query_if_possible(self._client, workflow_id, query, kind, cache=self._queries)
 
     async def _store_page(self, letter: InboxMessage, text: str) -> None:
         try:

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.mailbox.client import QUERY_TIMEOUT
 from activities.mailbox.writer import REQUEST, MailWriter
 from activities.storage.safe_dir import WrongFileTypeError
-from activities.temporal import await_update
+from activities.temporal import QueryCache, await_update
 from contracts.run.question import QuestionKind
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunStatus, RunView
@@ -37,6 +37,7 @@ class InputPicks:
         self._client = client
         self._writer = writer
         self._sign = sign or (lambda _, answer: answer)
+        self._queries = QueryCache()
         self._looks: dict[str, int] = {}
         self._spoiled: dict[str, str] = {}  # by task, the error in its request
 
@@ -76,11 +77,8 @@ class InputPicks:
 
     async def _decide_request(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
-        try:
-            view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=QUERY_TIMEOUT)
-        except (WorkflowQueryFailedError, RPCError) as error:
-            if isinstance(error, RPCError) and error.status not in _NO_ANSWER:
-                raise
+        view = await self._query_run(handle)
+        if view is None:
             return
         question = view.question
         if question is None or question.kind != QuestionKind.choice:
@@ -100,6 +98,20 @@ class InputPicks:
                 await self._close_request(task, request)
         elif reason and request.get("fault") != f"{name}: {reason}":
             await asyncio.to_thread(self._writer.rewrite_request, task, {**request, "fault": f"{name}: {reason}"})
+
+    async def _query_run(self, handle: WorkflowHandle[Any, Any]) -> RunView | None:
+        """Return the run's state, if it answers."""
+
+        async def ask() -> RunView:
+            view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=QUERY_TIMEOUT)
+            return view
+
+        try:
+            return await self._queries.read(handle, "state", ask)
+        except (WorkflowQueryFailedError, RPCError) as error:
+            if isinstance(error, RPCError) and error.status not in _NO_ANSWER:
+                raise
+            return None
 
     async def _answer_question(
         self, handle: WorkflowHandle[Any, Any], view: RunView, question: QuestionView, picked: str

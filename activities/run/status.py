@@ -13,14 +13,17 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.run.outcome import read_run_end
-from activities.temporal import IgnoreMissing
+from activities.temporal import IgnoreMissing, own_workflow_id
 from contracts.conversation import Ended
 from contracts.reconcile import WorkflowStatus
+from contracts.run.signals import EndWatcher
 from contracts.run.state import Closed, CloseRequest, Snapshot, SnapshotQuery
 from decisions import ids
 
 HISTORY_PAGE = 20  # events of one answer; a turn's last activity is among its last ten, unless signals came in
-FIRST_LOOK, LONGEST_PAUSE = 0.25, 5.0  # seconds; between checks no slot is used, and history does not grow
+FIRST_LOOK, LONGEST_LOOK = timedelta(seconds=0.25), timedelta(seconds=5)  # between looks no slot is used
+SIGNALLED_LOOK = timedelta(minutes=15)  # if the run signals its end; only one that is terminated does not
+SIGNALLED = (ids.FOLLOW_UP_PREFIX, ids.CONVERSATION_PREFIX)  # they take the signal `run_ended`
 
 _STATUSES = {
     WorkflowExecutionStatus.COMPLETED: WorkflowStatus.completed,
@@ -118,22 +121,40 @@ class RunWatcher:
         self._client = client
 
     @activity.defn
-    async def watch_run(self, workflow_id: str) -> Ended:
+    async def watch_run(self, workflow_id: str, is_ending: bool = False) -> Ended:
         """Return the workflow's end, across continue-as-new; a run's with its outcome.
 
-        Fails while the workflow is open: the retries are the wait.
+        Fails while the workflow is open: the retries are the wait. A run is asked to signal its end to a follow-up or a
+        lane, so these retries are few. `is_ending`: it has signalled, and closes next.
         """
         handle = self._client.get_workflow_handle(workflow_id)
         with IgnoreMissing():
             standing = workflow_status_of(await handle.describe())
             if standing is WorkflowStatus.open:
-                pause = min(FIRST_LOOK * activity.info().attempt, LONGEST_PAUSE)
+                is_signalled = not is_ending and await _ask_for_signal(handle)
+                soon = min(FIRST_LOOK * activity.info().attempt, LONGEST_LOOK)
                 raise ApplicationError(
                     f"{workflow_id} is still open",
                     type="StillOpen",
-                    next_retry_delay=timedelta(seconds=pause),
+                    next_retry_delay=SIGNALLED_LOOK if is_signalled else soon,
                     category=ApplicationErrorCategory.BENIGN,
                 )
             is_run = workflow_id.startswith(ids.RUN_PREFIX)
             return (await read_run_end(handle)).turn_end if is_run else Ended.model_validate(standing)
         return Ended.model_validate(WorkflowStatus.gone)
+
+
+async def _ask_for_signal(run: WorkflowHandle[Any, Any]) -> bool:
+    """Ask a run to signal its end to the calling follow-up or lane. Return whether it will.
+
+    It is asked until the first long pause, as an attempt may be lost with its worker.
+    """
+    info, watcher = activity.info(), own_workflow_id()
+    if not (run.id.startswith(ids.RUN_PREFIX) and watcher.startswith(SIGNALLED)):
+        return False
+    if info.current_attempt_scheduled_time - info.scheduled_time < SIGNALLED_LOOK:
+        with IgnoreMissing():
+            await run.signal("watch_end", EndWatcher(workflow_id=watcher).model_dump())
+            return True
+        return False  # it has just ended
+    return True

@@ -46,6 +46,20 @@ class HumanInput(StrictModel):
     """`KEY:BASE64`, over all fields, the run and its execution. Required if the run has `answer_keys`."""
 
 
+class EndWatcher(StrictModel):
+    """The body of the signal `watch_end`: a workflow that waits for the run's end."""
+
+    workflow_id: str = Field(min_length=1, max_length=1000)
+    """The workflow to signal `run_ended` as the run ends."""
+
+
+class EndedRun(StrictModel):
+    """The body of the signal `run_ended`, which a run sends to its watchers as it ends."""
+
+    run_id: str = Field(min_length=1, max_length=1000)
+    """The run; its workflow closes next."""
+
+
 class CancelRequest(StrictModel):
     """The body of the signal `cancel`. The body and its fields are optional."""
 

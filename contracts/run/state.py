@@ -149,6 +149,7 @@ class RunState(FrozenModel):
     secret: str = omit_default("")  # random, from `open_run`; the nonces of its requests derive from it
     results: tuple[OutsideResult, ...] = omit_default(())  # from outside, the latest
     steered: tuple[str, ...] = omit_default(())  # the latest request ids of messages to the run
+    watchers: tuple[str, ...] = omit_default(())  # workflows to signal as it ends, by `watch_end`
     last_call: int = omit_default(0)  # in a subtask: tokens of the last turn
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from decisions.run.recovery import record_recovery
 
 MAX_STEERED_IDS = 100  # request ids of steered messages, by which a repeated one is recognized
 MAX_IGNORED_NOTICES = 20  # ignored signals in the state
+MAX_WATCHERS = 100  # of a run's end; any others look at it by themselves
 
 
 def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
@@ -41,6 +42,7 @@ def keep_received(inherited: RunState, own: RunState) -> RunState:
     changes = {
         "steered": (*inherited.steered, *own.steered)[-MAX_STEERED_IDS:],
         "ignored": (*inherited.ignored, *own.ignored)[-MAX_IGNORED_NOTICES:],
+        "watchers": own.watchers,
         "ending": own.ending,
         "sender": own.sender,
     }
@@ -128,6 +130,16 @@ def add_summary_cost(state: RunState, summary: Summary) -> RunState:
 
 def record_steer(state: RunState, request_id: str) -> RunState:
     return state.model_copy(update={"steered": (*state.steered, request_id)[-MAX_STEERED_IDS:]})
+
+
+def add_watcher(state: RunState, workflow_id: str) -> RunState:
+    """Add a workflow to signal as the run ends."""
+    others = tuple(watcher for watcher in state.watchers if watcher != workflow_id)
+    return state.model_copy(update={"watchers": (*others, workflow_id)[-MAX_WATCHERS:]})
+
+
+def remove_first_watcher(state: RunState) -> RunState:
+    return state.model_copy(update={"watchers": state.watchers[1:]})
 
 
 def add_notice(state: RunState, notice: str) -> RunState:

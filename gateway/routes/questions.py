@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from temporalio.client import Client
 
 from contracts.followup import Task
 from contracts.models import FrozenModel
@@ -16,7 +15,7 @@ from decisions import ids
 from decisions.followup.kinds import question_of
 from decisions.followup.state import open_prompts
 from decisions.text.visible_text import render_visible
-from gateway.auth import CurrentGateway, ScopedRoute, needs_scope
+from gateway.auth import CurrentGateway, Gateway, ScopedRoute, needs_scope
 from gateway.problems import describe_problems
 from gateway.routes.runs import READ_QUERY_TIMEOUT
 from gateway.tokens import Scope
@@ -54,22 +53,27 @@ async def list_questions(
     gateway: CurrentGateway, limit: Annotated[int, Query(ge=1, le=MAX_QUESTIONS)] = 100
 ) -> QuestionList:
     """List all open questions; answer one at `/v1/runs/{run_id}/answer`."""
-    client, slots = gateway.session.client, asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
-    runs = [run async for run in iterate_runs(client, waiting=True, limit=limit)]
-    groups = await asyncio.gather(*(_read_questions(client, run, slots) for run in runs))
+    return await gateway.lists.read(("questions", limit), lambda: _collect_questions(gateway, limit))
+
+
+async def _collect_questions(gateway: Gateway, limit: int) -> QuestionList:
+    slots = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
+    runs = [run async for run in iterate_runs(gateway.session.client, waiting=True, limit=limit)]
+    groups = await asyncio.gather(*(_read_questions(gateway, run, slots) for run in runs))
     return QuestionList(questions=tuple(question for group in groups for question in group)[:limit])
 
 
-async def _read_questions(client: Client, run: RunInfo, slots: asyncio.Semaphore) -> tuple[ListedQuestion, ...]:
+async def _read_questions(gateway: Gateway, run: RunInfo, slots: asyncio.Semaphore) -> tuple[ListedQuestion, ...]:
+    client, cache = gateway.session.client, gateway.queries
     goal: str | None = None
     views: tuple[QuestionView | None, ...] = (None,)
     async with slots:
         with suppress(RunNotFoundError):
             if run.run_id.startswith(ids.FOLLOW_UP_PREFIX):
-                follow_up = await follow_up_state(client, run.run_id, READ_QUERY_TIMEOUT)
+                follow_up = await follow_up_state(client, run.run_id, READ_QUERY_TIMEOUT, cache)
                 if follow_up is not None:
                     goal, views = follow_up.definition.summary, tuple(map(_question_of_task, open_prompts(follow_up)))
-            elif (state_view := await query_run_state(client, run.run_id, READ_QUERY_TIMEOUT)) is not None:
+            elif (state_view := await query_run_state(client, run.run_id, READ_QUERY_TIMEOUT, cache)) is not None:
                 goal, views = state_view.goal, (state_view.question,) if state_view.question else ()
     return tuple(
         ListedQuestion(

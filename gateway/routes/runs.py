@@ -148,6 +148,7 @@ async def start_run(
         raise ApiError(422, str(error), field="payload.agent") from None
     own_id = ids.run_id_for_caller(holder.name, key) if key else None
     handle = await start_or_get_run(gateway.session.client, gateway.session.settings.task_queue, start_event, own_id)
+    gateway.lists.clear()
     run_id = ids.run_id_of_workflow(handle.id)
     if handle.first_execution_run_id is None:
         await _require_same_start(handle, start_event)
@@ -180,8 +181,11 @@ async def list_runs(
     cursor: Annotated[str | None, Query(max_length=4000)] = None,
 ) -> RunPage:
     """List runs, latest first; subtasks only with `waiting`."""
+    client, after = gateway.session.client, _decode_cursor(cursor)
     try:
-        listed = await list_page(gateway.session.client, waiting=waiting, limit=limit, after=_decode_cursor(cursor))
+        listed = await gateway.lists.read(
+            ("runs", waiting, limit, after), lambda: list_page(client, waiting=waiting, limit=limit, after=after)
+        )
     except RejectedError as error:
         raise ApiError(422, str(error), field="cursor") from None
     following = base64.urlsafe_b64encode(listed.next).decode() if listed.next else None
@@ -276,6 +280,7 @@ async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunI
             raise
         reason = "the run rejected the answer; a token that also has runs:read gets the reason"
         raise ApiError(409, reason, kind=ProblemKind.refused) from None
+    gateway.lists.clear()
     return RunReference(run_id=run_id)
 
 

@@ -9,6 +9,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import conversation
+from activities.temporal import QueryCache
 from contracts.conversation import ForgetRequest, Forgotten, LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
 from decisions.conversation.lane import answer_in_request
@@ -114,7 +115,7 @@ async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | N
     return forgotten
 
 
-async def query_lane(client: Client, conversation_id: str) -> LaneView | None:
+async def query_lane(client: Client, conversation_id: str, cache: QueryCache | None = None) -> LaneView | None:
     """Return the lane's state, if a worker answers. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
-    return await query_view(handle, "lane", LaneView, f"conversation {conversation_id}")
+    return await query_view(handle, "lane", LaneView, f"conversation {conversation_id}", cache=cache)

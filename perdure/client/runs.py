@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.followup import topic
 from activities.run.outcome import RunEnd, read_run_end
-from activities.temporal import await_update
+from activities.temporal import QueryCache, await_update
 from contracts.followup import FollowUpState
 from contracts.models import escape_unprintable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
@@ -180,29 +180,41 @@ def has_length_of_id(name: str) -> bool:
     return bool(name.strip()) and len(name.encode("utf-8", "surrogatepass")) <= MAX_RUN_ID_BYTES
 
 
-async def query_run_state(client: Client, run_id: str, patience: timedelta = STATE_QUERY_TIMEOUT) -> RunView | None:
+async def query_run_state(
+    client: Client, run_id: str, patience: timedelta = STATE_QUERY_TIMEOUT, cache: QueryCache | None = None
+) -> RunView | None:
     """Return the run's state. Raises RunNotFoundError.
 
     None if no worker answers, or if the run was rejected at its start and has no state.
     """
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
-    return await query_view(handle, "state", RunView, f"run {run_id}", patience)
+    return await query_view(handle, "state", RunView, f"run {run_id}", patience, cache)
 
 
 async def follow_up_state(
-    client: Client, follow_up_id: str, patience: timedelta = STATE_QUERY_TIMEOUT
+    client: Client, follow_up_id: str, patience: timedelta = STATE_QUERY_TIMEOUT, cache: QueryCache | None = None
 ) -> FollowUpState | None:
     """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.addressed_workflow_id(follow_up_id))
-    return await query_view(handle, "state", FollowUpState, f"run {follow_up_id}", patience)
+    return await query_view(handle, "state", FollowUpState, f"run {follow_up_id}", patience, cache)
 
 
-async def query_view(
-    handle: WorkflowHandle[Any, Any], query: str, kind: type[V], subject: str, patience: timedelta = STATE_QUERY_TIMEOUT
+async def query_view(  # noqa: PLR0913 - what to ask, and how
+    handle: WorkflowHandle[Any, Any],
+    query: str,
+    kind: type[V],
+    subject: str,
+    patience: timedelta = STATE_QUERY_TIMEOUT,
+    cache: QueryCache | None = None,
 ) -> V | None:
     """Return the answer of a query, if a worker answers. Raises RunNotFoundError."""
+
+    async def ask() -> V:
+        answer: V = await handle.query(query, result_type=kind, rpc_timeout=patience)
+        return answer
+
     try:
-        view: V = await handle.query(query, result_type=kind, rpc_timeout=patience)
+        view = await (ask() if cache is None else cache.read(handle, query, ask))
     except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
         return None
     except RPCError as error:

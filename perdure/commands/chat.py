@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from activities.temporal import QueryCache
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.run.journal import Journal
 from contracts.run.signals import CancelRequest
@@ -101,6 +102,7 @@ class ChatSession:
         self._agent = agent
         self._console = console
         self._page = ChatView(console)
+        self._queries = QueryCache()
         self._speaking = asyncio.Lock()  # held while sending, so that the message is not taken for another person's
         self._turns: asyncio.Queue[str] = asyncio.Queue()  # run ids to show
         self._known: set[str] = set()
@@ -180,8 +182,12 @@ class ChatSession:
             await asyncio.sleep(LANE_POLL_SECONDS)
             with suppress(RunNotFoundError, RejectedError):
                 async with self._speaking:
-                    if view := await query_lane(self._session.client, self._id):
+                    if view := await self._read_lane():
                         self._follow_new_turns(view)
+
+    async def _read_lane(self) -> LaneView | None:
+        """Return the lane's state, if a worker answers; it is queried only if it may have changed."""
+        return await query_lane(self._session.client, self._id, self._queries)
 
     def _follow_new_turns(self, view: LaneView) -> None:
         ended_turns = [turn for turn in view.recent if turn.end not in NO_TURN]
@@ -264,7 +270,7 @@ class ChatSession:
     async def _has_joined(self, run_id: str, own: str) -> bool:
         """Return whether a message joined the active run, instead of starting the run `own`; wait until it is known."""
         while run_id != own:
-            if (view := await query_lane(self._session.client, self._id)) is not None:
+            if (view := await self._read_lane()) is not None:
                 ends = {turn.run_id: turn.end for turn in view.recent}
                 if own in ends:
                     return ends[own] in (TurnEnd.steered, TurnEnd.answered)
@@ -327,7 +333,7 @@ class ChatSession:
             with suppress(RunNotFoundError):
                 await find_run(self._session.client, run_id)
                 return True
-            view = await query_lane(self._session.client, self._id)
+            view = await self._read_lane()
             if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
                 return False
             await asyncio.sleep(CHAT_POLL_SECONDS)

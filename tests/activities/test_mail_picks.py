@@ -24,18 +24,24 @@ class FakeRun:
     """Waits for a pick until it has one."""
 
     def __init__(self) -> None:
+        self.id = "run:run-1"
         self.answers: list[str] = []
         self.signals: list[str] = []
         self.asked: list[str] = []
+        self.queries = 0
 
     def get_workflow_handle(self, workflow_id: str) -> "FakeRun":
         self.asked.append(workflow_id)
         return self
 
     async def query(self, *_: Any, **__: Any) -> Any:
+        self.queries += 1
         question = QuestionView(id="q1", kind=QuestionKind.choice, text="Which file is data?", options=("a", "b"))
         status = RunStatus.running if self.answers else RunStatus.waiting_on_human
         return SimpleNamespace(status=status, turns=0, question=None if self.answers else question)
+
+    async def describe(self) -> Any:
+        return SimpleNamespace(run_id="first", history_length=len(self.answers))
 
     async def execute_update(self, _: str, said: dict[str, Any]) -> None:
         self.answers.append(said["text"])
@@ -76,6 +82,17 @@ async def test_a_pick_is_the_answer_and_ends_the_request(writer: MailWriter, req
     run = FakeRun()
     await looks(writer, run, 1)
     assert (run.answers, run.signals, request_file.exists()) == (["b"], ["input_picked"], False)
+
+
+async def test_a_request_that_waits_is_queried_once_however_often_it_is_looked_at(
+    told: MailWriter, request_file: Any
+) -> None:
+    run = FakeRun()
+    picks = await looks(told, run, 10 * LOOK_EVERY)
+    assert run.queries == 1  # its history has not grown since
+    request_file.write_text('{"pick": {"data": "a"}}')
+    await picks.check_requests()
+    assert run.answers == ["a"]
 
 
 @pytest.mark.parametrize(

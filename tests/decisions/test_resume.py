@@ -22,6 +22,7 @@ from decisions.run.resume import (
     resume_rejection,
     resume_state,
 )
+from decisions.run.state import add_watcher, keep_received
 from decisions.run.transcript import add_message, goal_part, note_part, result_part
 from tests.decisions.runs import NOW, new_call, new_state
 
@@ -136,6 +137,12 @@ def test_an_approval_outlives_its_run_only_for_the_very_call_in_flight() -> None
     assert [needs_approval(heir, call) for call in (heir.calls[0], new_call("guarded", 5))] == [False, True]
     fork = fork_state(origin, conversation([1])[:-1], 1, "b", "xb", NOW)
     assert (fork.calls, fork.approved_tools) == ((), ())
+
+
+def test_a_run_signals_its_end_to_its_own_watchers_and_not_to_those_of_its_origin() -> None:
+    origin = add_watcher(new_state(), "wf:origins")
+    own = add_watcher(add_watcher(add_watcher(new_state(), "wf:a"), "wf:b"), "wf:a")
+    assert keep_received(origin, own).watchers == ("wf:b", "wf:a")
 
 
 def test_the_later_steps_of_a_fork_are_its_own() -> None:

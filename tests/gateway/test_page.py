@@ -1,5 +1,7 @@
 """The page in a real browser: what waits is answered there, and a run is watched to its end."""
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +79,46 @@ async def test_an_approval_shows_the_exact_call_and_takes_a_denial(gateway: Gate
     picture(driver, "gateway-page")
     driver.find_element(By.ID, form).find_element(By.CSS_SELECTOR, "[data-option=deny]").click()
     shows(driver, "#end", "completed: done")
+
+
+SHOW = """
+Object.defineProperty(document, "hidden", { value: arguments[0], configurable: true });
+performance.clearResourceTimings();
+document.dispatchEvent(new Event("visibilitychange"));
+"""
+LOOKS = "return performance.getEntriesByType('resource').filter((it) => it.name.endsWith('/v1/questions')).length"
+
+
+@needs_browser
+async def test_a_hidden_page_does_not_look(gateway: Gateway, driver: Any) -> None:
+    """The question that came meanwhile is there once the page is visible."""
+    enter(driver, gateway)
+    until(driver, lambda: driver.execute_script(LOOKS))
+    driver.execute_script(SHOW, True)
+    run_id = await gateway.waiting("ask: which colour")
+    await asyncio.sleep(10)  # longer than from one look to the next
+    assert driver.execute_script(LOOKS) == 0
+    driver.execute_script(SHOW, False)
+    until(driver, lambda: driver.find_element(By.XPATH, f"//article[.//a[text()='{run_id}']]"))
+    await gateway.post(f"/v1/runs/{run_id}/answer", {"text": "red"})
+
+
+@needs_browser
+async def test_a_new_question_is_on_the_page_within_ten_seconds_and_an_answered_one_leaves_at_once(
+    gateway: Gateway, driver: Any
+) -> None:
+    enter(driver, gateway)
+    until(driver, lambda: driver.execute_script(LOOKS))
+    run_id = await gateway.waiting("ask: which colour")
+    asked, card = time.monotonic(), f"//article[.//a[text()='{run_id}']]"
+    until(driver, lambda: driver.find_element(By.XPATH, card))
+    assert time.monotonic() - asked < 10
+    driver.find_element(By.XPATH, f"{card}//input").send_keys("red" + Keys.ENTER)
+    shows(driver, "#notice", f"{run_id}: accepted")
+    until(driver, lambda: not driver.find_elements(By.XPATH, card))
+    looks = driver.execute_script(LOOKS)
+    until(driver, lambda: driver.execute_script(LOOKS) > looks)  # and does not come back
+    assert not driver.find_elements(By.XPATH, card)
 
 
 @needs_browser

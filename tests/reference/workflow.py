@@ -18,6 +18,7 @@ from temporalio.common import RetryPolicy
 
 import activities
 from activities.model.turn import PAUSES
+from activities.run.status import LONGEST_LOOK, SIGNALLED_LOOK
 from activities.telemetry import attributes
 from contracts.conversation import ConversationStart, LaneView
 from contracts.delegation import DelegationState
@@ -269,7 +270,11 @@ POLICIES: dict[str, Policy] = {
     },
     "keep_result": policies.KEEPING,
     "notify": policies.SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},
-    "watch_run": policies.WATCHING,
+    "watch_run": policies.WATCHING
+    | {
+        "retry_policy": f"until it is done, up to {duration(LONGEST_LOOK)} apart, "
+        f"or {duration(SIGNALLED_LOOK)} if the run signals its end"
+    },
     "answer_turn": policies.ANSWERING_TURNS,
     "open_turn": policies.LOOK_BACK,
     "look_at_turns": policies.LOOKING_AT_TURNS,

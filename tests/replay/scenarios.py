@@ -477,6 +477,36 @@ async def replies_and_answers(it: World, run: Run) -> None:
     await run.execute_update("answer", {"text": "yes"})
 
 
+async def a_follow_up_of_an_open_run(it: World) -> Run:
+    run = await it.start()
+    await it.until_state(run, question=True)
+    return await follows("prompt", run.id.removeprefix("run:"), text="Go?")(it)
+
+
+async def its_run_ends(it: World, run: Run) -> None:
+    await run.execute_update("answer", {"text": "yes"})
+    turn = it.client.get_workflow_handle(f"run:{(await it.state(run))['runs'][0]}")
+    await is_watched(it, turn)
+    await turn.execute_update("answer", {"text": "a"})
+
+
+async def ends_watched(it: World, run: Run) -> None:
+    """By a follow-up, and by a workflow that is gone."""
+    await it.until_state(run, question=True)
+    await run.signal("watch_end", {"no": "such field"})
+    await run.signal("watch_end", {"workflow_id": "nobody"})
+    await follows("prompt", run.id.removeprefix("run:"), text="Go?")(it)
+    await is_watched(it, run, 2)
+    await run.execute_update("answer", {"text": "a"})
+
+
+async def is_watched(it: World, run: Run, watchers: int = 1) -> None:
+    async def has_them() -> bool:
+        return len((await read_snapshot(run)).state.watchers) == watchers
+
+    await it.until(has_them)
+
+
 def gives_up(door: str) -> Play:
     async def play(it: World, run: Run) -> None:
         await is_blocked(it, run)
@@ -707,6 +737,9 @@ SCENARIOS = (
     # conversations
     lane("lane", play=lane_plays.everything_is_said_to_it),
     lane("lane-rotated", play=lane_plays.it_rotates, rotates=True),
+    lane(
+        "lane-rotated-signalled", play=lane_plays.it_rotates, rotates=True
+    ),  # of the end of the turn that it rotated with
     turn("turn", begins=lane_plays.a_turn, play=lane_plays.it_is_steered),
     turn("turn-reads-later", begins=lane_plays.a_turn_that_cannot_read, play=lane_plays.it_can_read_again),
     lane("lane-closes", ends="over", begins=lane_plays.a_closing_lane, play=lane_plays.a_choice_is_made),
@@ -730,6 +763,14 @@ SCENARIOS = (
         limits={"follow_ups": ()},
     ),
     follow_up("follow-up-resumed", "completed", begins=follows(REPLIES, "nobody"), play=replies_and_answers),
+    follow_up(
+        "follow-up-of-an-open-run",
+        "completed",
+        script=[ASK, says("done"), says("done")],
+        begins=a_follow_up_of_an_open_run,
+        play=its_run_ends,
+    ),
+    Scenario("watched", "completed", [ASK, says("done")], play=ends_watched),
     follow_up("follow-up-timed-out", "completed", begins=follows(REPLIES, timeoutMs=50)),
     follow_up("follow-up-notified", "completed", begins=follows("notify", channelId="c", text="x")),
     follow_up("follow-up-sends-beside", "completed", begins=follows("wait", delayMs=2000), play=sends_a_message_beside),

@@ -175,6 +175,11 @@ class FollowUpWorld:
         return (await run.describe()).status
 
 
+async def is_watched(run: Run) -> bool:
+    """Whether the run is to signal its end."""
+    return bool((await run.query("snapshot"))["state"].get("watchers"))
+
+
 MakeFollowUps = Callable[..., AbstractAsyncContextManager[FollowUpWorld]]
 
 

@@ -1,7 +1,9 @@
 """Follow-ups on the real server: each task is resolved once, by what it waits for, and the work goes on once."""
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,26 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.followup.outbox import LogOutbox
+from activities.run import status
 from activities.tools.interface import TransientToolError
 from contracts.duration import MAX_DURATION
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from decisions.builtin_tools import FOLLOW_UP_TOOLS
 from perdure.client.run_list import iterate_runs
-from perdure.testkit.model_server import calls
+from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, connect_encrypted
-from tests.workflows.following import FINISH, WAIT, WITH_LANE, FollowUpWorld, Lane, MakeFollowUps, make_follow_ups
+from tests.workflows.following import (
+    FINISH,
+    WAIT,
+    WITH_LANE,
+    FollowUpWorld,
+    Lane,
+    MakeFollowUps,
+    is_watched,
+    make_follow_ups,
+)
 from tests.workflows.runs import cancel_run, expect_cancelled, failure_of, rejection_of
 
 
@@ -209,7 +221,11 @@ async def test_all_is_judged_after_the_turn_that_creates_the_tasks(follow_ups: M
 
 
 @pytest.mark.parametrize("end", ["terminated", "never there"])
-async def test_a_turn_that_never_ended_properly_holds_nothing_up(follow_ups: MakeFollowUps, end: str) -> None:
+async def test_a_turn_that_never_ended_properly_holds_nothing_up(
+    follow_ups: MakeFollowUps, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminated one signals nothing, so it is found by the rare look."""
+    monkeypatch.setattr(status, "SIGNALLED_LOOK", timedelta(seconds=1))
     async with follow_ups([calls(("work", {}))], ScriptedTool("work", kind=ToolKind.signal)) as here:
         if end == "terminated":
             turn = await here.it.start()
@@ -221,6 +237,30 @@ async def test_a_turn_that_never_ended_properly_holds_nothing_up(follow_ups: Mak
         await here.publish(here.reply())
         await asyncio.wait_for(run.result(), 20)
         assert len(await here.requests()) == 1
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled", "cancelled natively"])
+async def test_a_turn_signals_however_it_ends(follow_ups: MakeFollowUps, end: str) -> None:
+    """The follow-up looks at it once in 15 minutes, and knows at once."""
+    answer = fails(401, times=9) if end == "failed" else FINISH
+    async with follow_ups([calls(("work", {})), answer], ScriptedTool("work", kind=ToolKind.signal)) as here:
+        turn = await here.it.start()
+        await here.it.until_pending(turn, 1)
+        run = await here.create_waiting(run_id=turn.id.removeprefix("run:"))
+        await here.publish(here.reply())
+        await here.until_task(run, "t1", "resolved")
+        await here.it.until(partial(is_watched, turn))
+        match end:
+            case "cancelled":
+                await turn.signal("cancel")
+            case "cancelled natively":
+                await turn.cancel()
+            case _:
+                await here.it.send_result(turn, 1, "work")
+        await asyncio.wait_for(run.result(), 10)
+        with suppress(WorkflowFailureError):
+            await turn.result()
+        assert str((await here.it.state(turn))["status"]) == end.partition(" ")[0]
 
 
 async def test_without_a_task_it_fails_typed_once_its_turn_has_ended(follow_ups: MakeFollowUps) -> None:

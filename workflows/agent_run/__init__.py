@@ -12,6 +12,6 @@ model_turn      a model call and its failures
 queue_tool      the tool kind `queue`: an activity of another worker
 start           the start of a run: its input, its origin, the snapshot of its agent
 tool_calls      the tool calls of a turn, and their recovery
-turn            the edges of a turn: a user's messages, its close, its failure
+turn            the edges of a turn: a user's messages, its close, its failure; the report of a run's end
 waiting         waits for a person's answer, and for results from outside
 """

@@ -15,7 +15,7 @@ from activities.run.files import RunFiles
 from contracts.conversation import SteerRequest
 from contracts.run.events import ToolResultEvent
 from contracts.run.journal import Journal
-from contracts.run.signals import CancelRequest, HumanInput
+from contracts.run.signals import CancelRequest, EndWatcher, HumanInput
 from contracts.run.state import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
 from contracts.run.transcript import TranscriptPage, TranscriptQuery
 from contracts.tool import LargeResult
@@ -23,7 +23,7 @@ from decisions.run import call_state, loop, outcome, tool_results
 from decisions.run.journal import fill_journal
 from decisions.run.outcome import end_event_name, ending_event, format_handoff
 from decisions.run.reply import page_calls
-from decisions.run.state import drop_question
+from decisions.run.state import add_watcher, drop_question
 from decisions.run.transcript import note_part
 from decisions.text import formatting
 from workflows import cancellation
@@ -33,7 +33,7 @@ from workflows.agent_run.context import RunContext
 from workflows.agent_run.model_turn import take_model_turn
 from workflows.agent_run.start import begin_run, join_stopped_turn, open_files
 from workflows.agent_run.tool_calls import make_calls
-from workflows.agent_run.turn import close_turn, take_in_messages
+from workflows.agent_run.turn import close_turn, report_end, take_in_messages
 from workflows.agent_run.waiting import StillWaitingError
 from workflows.execution import execute_activity, execute_locally_first
 from workflows.handlers import (
@@ -135,6 +135,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         closed = await close(run.cancellation, RunFiles.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)
+        if end:
+            await report_end(run)
 
     async def _finish_run(self, run: RunContext) -> dict[str, Any]:
         """Report the ending once, and return or raise it as Temporal should show it."""
@@ -216,6 +218,11 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     @ignore_if_invalid
     def steer(self, *args: Any) -> None:
         receive_message(self.context, read_argument(SteerRequest, args))
+
+    @workflow.signal(description='Signal a workflow `run_ended` as the run ends: {"workflow_id"}')
+    @ignore_if_invalid
+    def watch_end(self, *args: Any) -> None:
+        self.context.state = add_watcher(self.context.state, read_argument(EndWatcher, args).workflow_id)
 
     def ignore(self, signal: str, reason: str) -> None:
         self.context.ignore(signal, reason)

@@ -1,12 +1,14 @@
-"""The edges of a turn: a user's messages, the close of the turn, and its failure."""
+"""The edges of a turn: a user's messages, the close of the turn, its failure, and the report of a run's end."""
 
 import asyncio
+from contextlib import suppress
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from contracts.conversation import Steered
 from contracts.failures import RunFailure
+from contracts.run.signals import EndedRun
 from decisions import ids
 from decisions.run import loop, state
 from decisions.run.loop_detection import detection_key
@@ -56,6 +58,15 @@ async def take_in_messages(run: RunContext) -> None:
                 await lane.signal("steered", Steered(request_id=message.request_id).model_dump())
             except ApplicationError as error:
                 workflow.logger.warning("the lane is gone: %s", error.message)
+
+
+async def report_end(run: RunContext) -> None:
+    """Signal the workflows that wait for the run's end. One that is not reached looks at the run by itself."""
+    while run.state.watchers:
+        watcher = workflow.get_external_workflow_handle(run.state.watchers[0])
+        run.state = state.remove_first_watcher(run.state)  # before the signal: it may ask again
+        with suppress(ApplicationError):  # it has ended
+            await watcher.signal("run_ended", EndedRun(run_id=run.state.run_id).model_dump())
 
 
 def fail_run(run: RunContext, error: ActivityError, default: RunFailure) -> None:

@@ -24,6 +24,7 @@ class LaneContext:
         self.errands: deque[lane.LaneErrand] = deque()
         self.turn: asyncio.Task[Ended] | None = None
         self.turn_is_told_to_stop = False
+        self.ending: str | None = None  # the run that has signalled its end last
         self.starting: str | None = None  # the run whose start the server has not confirmed
         self.set_state(state)
 

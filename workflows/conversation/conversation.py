@@ -24,7 +24,7 @@ from contracts.conversation import (
     Submitted,
     Turn,
 )
-from contracts.run.signals import CancelRequest, HumanInput
+from contracts.run.signals import CancelRequest, EndedRun, HumanInput
 from decisions.conversation import lane, rules, view
 from decisions.text.formatting import truncate
 from workflows.conversation.context import LaneContext, begin_lane
@@ -191,6 +191,11 @@ class Conversation(ValidatedWorkflow[LaneContext]):
         self.context.set_state(
             lane.record_steered(self.context.state, read_argument(Steered, args).request_id, workflow.now())
         )
+
+    @workflow.signal(description="For runs: the turn ends")
+    @ignore_if_invalid
+    def run_ended(self, *args: Any) -> None:
+        self.context.ending = read_argument(EndedRun, args).run_id
 
     def note(self, notice: str) -> None:
         self.context.set_state(lane.record_lane_refusal(self.context.state, notice))

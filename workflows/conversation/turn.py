@@ -4,6 +4,7 @@ A turn may outlast many executions of its lane, so it is a child that is left al
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from temporalio import workflow
@@ -22,7 +23,7 @@ from decisions import ids, telemetry
 from decisions.conversation import lane
 from decisions.text.formatting import MAX_SUMMARY_CALL, escape_markdown, truncate
 from workflows.conversation.context import LaneContext
-from workflows.execution import watch_end
+from workflows.execution import start_watch
 from workflows.policies import ANSWERING_TURNS, LOOK_BACK
 
 ChildRun = ChildWorkflowHandle[Any, Any]
@@ -75,8 +76,20 @@ async def begin_turn(live: LaneContext, message: Queued) -> None:
 
 def _watch_turn(live: LaneContext, message: Queued) -> None:
     """Watch a run that this execution has no handle for."""
-    watch = watch_end(ids.run_workflow_id(message.run_id), f"wait for run {message.run_id}")
-    live.turn = asyncio.create_task(watch)
+    live.turn = asyncio.create_task(_watch_to_end(live, message.run_id))
+
+
+async def _watch_to_end(live: LaneContext, run_id: str) -> Ended:
+    """Wait for the run's end. It signals that it ends, and is looked at rarely before."""
+    workflow_id, summary = ids.run_workflow_id(run_id), f"wait for run {run_id}"
+    watch = start_watch(workflow_id, summary, is_ending=live.ending == run_id)
+    await workflow.wait_condition(lambda: watch.done() or live.ending == run_id)
+    if not watch.done():
+        watch.cancel()
+        with suppress(ActivityError):
+            return await watch
+        return await start_watch(workflow_id, summary, is_ending=True)
+    return await watch
 
 
 async def _wait_for_end(live: LaneContext, message: Queued, run: ChildRun) -> Ended:
