@@ -101,7 +101,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         build_id=None if deployment else build_id(),
-        # A run stays on its build, also across continue-as-new.
+        # A run stays on its build, also across continue-as-new. `workflows.rotation` moves what never ends.
         deployment_config=WorkerDeploymentConfig(
             version=WorkerDeploymentVersion(deployment.name, deployment.build_id),
             use_worker_versioning=True,

@@ -7,6 +7,8 @@ from pydantic import Field
 
 from contracts.models import FrozenModel
 
+WAKE_SIGNAL = "wake"  # has no effect but a workflow task, in which a workflow that sleeps sees the current build
+
 
 class FindingKind(StrEnum):
     """The kind of a finding."""
@@ -50,6 +52,7 @@ class ReconcileReport(FrozenModel):
 
     `stores` counts the checked stores. `unjudged` of them have no known run: they carry no mark from this server, or
     their name does not identify a run. `unasked` counts the runs that did not report their state, or were too many.
+    `outdated` counts the workflows to move off builds that are not current: a pass with repairs has woken them.
     """
 
     found: dict[FindingKind, int] = Field(default_factory=dict)
@@ -58,6 +61,7 @@ class ReconcileReport(FrozenModel):
     stores: int = 0
     unjudged: int = 0
     unasked: int = 0
+    outdated: int = 0
     after: str = ""
 
 

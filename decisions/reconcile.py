@@ -24,6 +24,9 @@ UNATTENDED_AFTER = timedelta(minutes=10)  # a worker that is being replaced is b
 GONE_FOR = timedelta(hours=1)  # from the first check that misses a run to the one that clears its store
 MAX_FINDINGS = 20  # findings of one problem
 
+# Workflows that never end. They move to the current build when they are woken; a run stays on its build until it ends.
+MOVING_TYPES = ("Conversation", "Mailbox", "FollowUp", "EventTopic")
+
 MEND_ADVICE = "roll the workers back or fix their code; the run then continues by itself"
 _CUT_SHORT = (WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out)
 _VIOLATIONS = (Escalation.step_never_issued, Escalation.wrong_tool)

@@ -13,6 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.mcp import PinState
 from contracts.reconcile import FindingKind, ReconcileReport
 from decisions.errors import ReportedError
+from decisions.ids import query_differs, query_equals
 from decisions.model_names import DEFAULT, provider_of
 from decisions.text.formatting import truncate
 from perdure.answer_keys import ANSWER_KEY_VARIABLE
@@ -228,7 +229,11 @@ async def _check_deployment(client: Client, deployment: Deployment) -> Check:
         return Check("deployment", ok=False, found=f"{deployment}: it has no worker yet; start one")
     current = answer.worker_deployment_info.routing_config.current_deployment_version.build_id
     if current == build_id:
-        return Check("deployment", ok=True, found=f"{deployment}: it is current, new runs use it")
+        other = f"{query_equals('TemporalWorkerDeployment', name)} AND ExecutionStatus = 'Running'"
+        other += f" AND {query_differs('TemporalWorkerDeploymentVersion', f'{name}:{build_id}')}"
+        held = (await client.count_workflows(other)).count
+        rest = f'; other builds hold {held}: temporal workflow list --query "{other}"' if held else ""
+        return Check("deployment", ok=True, found=f"{deployment}: it is current, new runs use it{rest}")
     if current:
         return Check("deployment", ok=True, found=f"{deployment}: new runs use build {current}; to change: {command}")
     return Check("deployment", ok=False, found=f"{deployment}: no build is current, so no new run starts: {command}")

@@ -30,6 +30,7 @@ SLOW = (
     "test_fuzz_inputs.py",
     "test_fuzz_messages.py",
     "test_preloaded.py",
+    "workflows/test_build_moves.py",
     "workflows/test_fairness.py",
     "workflows/test_lane_faults.py",
     "workflows/test_long_run.py",

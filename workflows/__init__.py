@@ -10,6 +10,7 @@ interceptors       facts that a worker gives its workflows: its transcript cache
 mailbox            `Mailbox`: admits messages that come as files, and gives tasks to its bridges
 policies           timeouts and retries, each with its reason
 reconcile          `Reconcile`: a look at all runs of the task queue, every five minutes
+rotation           continue-as-new of the workflows that never end, which move to the current build
 sandbox            the sandbox in which all of them run
 search_attributes  the search attributes
 topic              `EventTopic`: matches events with the tasks that wait for them

@@ -50,6 +50,7 @@ from workflows.handlers import (
     start_type,
 )
 from workflows.policies import FILES, SENDING, WATCHING, Policy
+from workflows.rotation import Rotation, continue_as_new
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -76,6 +77,7 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
     def __init__(self, *args: Any) -> None:
         self._cancellation = Cancellation()
         self._watches: dict[str, asyncio.Task[None]] = {}  # by run
+        self._rotation = Rotation()
         self._sending: asyncio.Task[None] | None = None
         self._refused: str | None = None  # the reason why the lane refuses the request that resumes the work
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
@@ -116,11 +118,11 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
             self._state = followup.cancel_follow_up(self._state, now_ms())
             rotates = False
         if rotates and self._cancellation.reason is None:
-            workflow.continue_as_new(self._state)
+            continue_as_new(self._state)
         return await self._cancellation.shield(self._finish_follow_up())
 
     async def _run_loop(self) -> bool:
-        """Make moves until it is over (False) or the history is long (True). Raises CancelledError at a cancel.
+        """Make moves until it is over (False) or continues as new (True). Raises CancelledError at a cancel.
 
         A message that is being sent is not stopped: its outcome would be unknown.
         """
@@ -136,7 +138,8 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
             self._watch_turns()
             self._raise_send_error()
             self._state = followup.advance_follow_up(self._state, now_ms())
-            if workflow.info().is_continue_as_new_suggested() and self._sending is None:
+            self._rotation.decide()
+            if self._rotation.is_due and self._sending is None:
                 return True
             match followup.next_follow_up_move(self._state, is_sending=self._sending is not None):
                 case followup.Subscribe() as move:
@@ -210,7 +213,11 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
         state = self._state
         about = view.follow_up_waiting_for(state) or "the end of the turn"
         changed = workflow.wait_condition(
-            lambda: self._state is not state or (self._sending is not None and self._sending.done()),
+            lambda: (
+                self._state is not state
+                or (self._sending is not None and self._sending.done())
+                or self._rotation.is_undecided
+            ),
             timeout=None if until is None else min(max(until - now_ms(), 0), MAX_TIMER_MS) / 1000 + 0.001,
             timeout_summary=about,
         )

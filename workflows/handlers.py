@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
 from contracts.models import Undecodable, escape_unprintable
+from contracts.reconcile import WAKE_SIGNAL
 from contracts.run.signals import CancelRequest
 from decisions.errors import format_validation_error
 from decisions.text.formatting import format_signal_notice, truncate
@@ -63,7 +64,8 @@ class ValidatedWorkflow(Generic[C]):
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self.ignore_signal(truncate(name, 80), self.UNKNOWN_SIGNAL)
+        if name != WAKE_SIGNAL:
+            self.ignore_signal(truncate(name, 80), self.UNKNOWN_SIGNAL)
 
 
 W = TypeVar("W", bound=ValidatedWorkflow[Any])

@@ -48,6 +48,7 @@ from workflows.handlers import (
     start_type,
 )
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
+from workflows.rotation import Rotation, continue_as_new
 from workflows.search_attributes import MAX_CHARACTERS
 
 MAX_REST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
@@ -70,6 +71,7 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
     def __init__(self, *args: Any) -> None:
         super().__init__(_begin_mailbox, args)
         self._cancellation = Cancellation()
+        self._rotation = Rotation()
         self._running: dict[str, asyncio.Task[Change]] = {}  # by folder, and `LOOK`
         self._rests: dict[str, datetime] = {}
         self._alarm: tuple[datetime, asyncio.Task[None]] | None = None
@@ -81,7 +83,7 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
         await self._cancellation.shield(self._run_loop())
         if self._cancellation.reason is not None:
             raise asyncio.CancelledError
-        workflow.continue_as_new(self._box)
+        continue_as_new(self._box)
 
     @property
     def _box(self) -> MailboxState:
@@ -96,16 +98,20 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
         workflow.set_current_details(view.format_mailbox_details(state))
 
     async def _run_loop(self) -> None:
-        """Make moves until the history is long or the mailbox is cancelled, and no activity is running."""
+        """Make moves until the mailbox continues as new or is cancelled, and no activity is running."""
         while not self._is_to_leave():
             self._set_alarm()
-            await workflow.wait_condition(lambda: bool(self._next_move()) or self._has_rung() or self._is_to_leave())
+            await workflow.wait_condition(self._is_due)
+            self._rotation.decide()
             if (due := self._next_move()) is not None:
                 due()
         await self._come_to_rest()
 
+    def _is_due(self) -> bool:
+        return bool(self._next_move()) or self._has_rung() or self._is_to_leave() or self._rotation.is_undecided
+
     def _is_to_leave(self) -> bool:
-        return self._cancellation.reason is not None or workflow.info().is_continue_as_new_suggested()
+        return self._cancellation.reason is not None or self._rotation.is_due
 
     def _next_move(self) -> Callable[[], None] | None:
         """Return the most urgent move that is due."""

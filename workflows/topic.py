@@ -16,6 +16,7 @@ from contracts.topic import Event, Subscription, TopicInput, TopicState
 from decisions.followup import topic
 from decisions.text import formatting
 from workflows.handlers import ValidatedWorkflow, ignore_if_invalid, invalid_input, now_ms, read_argument, start_type
+from workflows.rotation import Rotation, continue_as_new
 
 
 @workflow.defn
@@ -29,19 +30,21 @@ class EventTopic(ValidatedWorkflow[TopicState]):
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
+        self._rotation = Rotation()
         super().__init__(_begin_topic, args)
 
     @workflow.run
     async def run(self, *args: Any) -> TopicState:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         while True:
             state = self.context
+            self._rotation.decide()
             workflow.set_current_details(_format_details(state))
             if (due := next(topic.pending_deliveries(state, now_ms()), None)) is not None:
                 await self._deliver_event(*due)
             elif topic.is_topic_over(state, now_ms()):
                 return state.model_copy(update={"events": (), "marks": (), "known": ()})
-            elif workflow.info().is_continue_as_new_suggested():
-                workflow.continue_as_new(state)
+            elif self._rotation.is_due:
+                continue_as_new(state)
             else:
                 await self._wait_for_change(state)
 
@@ -49,7 +52,9 @@ class EventTopic(ValidatedWorkflow[TopicState]):
         seconds = min(topic.next_look(state, now_ms()) - now_ms(), topic.TIME_TO_LIVE) / 1000 + 0.001
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: self.context is not state, timeout=seconds, timeout_summary="the topic's time to live"
+                lambda: self.context is not state or self._rotation.is_undecided,
+                timeout=seconds,
+                timeout_summary="the topic's time to live",
             )
 
     async def _deliver_event(self, subscription: Subscription, event: Event) -> None:

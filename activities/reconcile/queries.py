@@ -4,9 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+from temporalio.api.common.v1 import WorkflowExecution as ExecutionProto
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeTaskQueueResponse,
+    SignalWorkflowExecutionRequest,
+)
 from temporalio.client import (
     Client,
     WorkflowExecution,
@@ -19,7 +24,7 @@ from temporalio.service import RPCError
 from activities.run.status import read_snapshot
 from activities.telemetry.attributes import REPORTED_PROBLEMS
 from activities.temporal import IgnoreMissing
-from contracts.reconcile import Finding, Place
+from contracts.reconcile import WAKE_SIGNAL, Finding, Place
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunState
 from decisions.ids import query_equals, run_workflow_id
@@ -69,14 +74,35 @@ class ReconcileQueries:
     async def has_worker(self, task_queue: str) -> bool:
         """Return True if a worker polls the queue; True for queues beyond `MAX_CHECKED_QUEUES`."""
         if task_queue not in self._queues and len(self._queues) < MAX_CHECKED_QUEUES:
-            request = DescribeTaskQueueRequest(
-                namespace=self._client.namespace,
-                task_queue=TaskQueue(name=task_queue),
-                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-            )
-            answer = await self._client.workflow_service.describe_task_queue(request)
-            self._queues[task_queue] = bool(answer.pollers)
+            self._queues[task_queue] = bool((await self._describe_queue(task_queue)).pollers)
         return self._queues.get(task_queue, True)
+
+    async def serving_builds(self) -> tuple[str, ...]:
+        """Return the current build of this task queue and one that is ramped up; () without worker versioning."""
+        versioning = (await self._describe_queue(self.here.task_queue)).versioning_info
+        if not versioning.current_deployment_version.build_id:
+            return ()
+        versions = (versioning.current_deployment_version, versioning.ramping_deployment_version)
+        return tuple(f"{version.deployment_name}:{version.build_id}" for version in versions if version.build_id)
+
+    async def _describe_queue(self, task_queue: str) -> DescribeTaskQueueResponse:
+        request = DescribeTaskQueueRequest(
+            namespace=self._client.namespace,
+            task_queue=TaskQueue(name=task_queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+        return await self._client.workflow_service.describe_task_queue(request)
+
+    async def wake(self, workflow: WorkflowExecution, build: str) -> None:
+        """Give a workflow a workflow task, once a day for each current build: the server drops repeated requests."""
+        request = SignalWorkflowExecutionRequest(
+            namespace=self._client.namespace,
+            workflow_execution=ExecutionProto(workflow_id=workflow.id, run_id=workflow.run_id),
+            signal_name=WAKE_SIGNAL,
+            request_id=f"{WAKE_SIGNAL}:{build}:{self.now:%Y-%m-%d}",
+        )
+        with suppress(RPCError):  # it has ended or moved
+            await self._client.workflow_service.signal_workflow_execution(request)
 
     async def cancel_run(self, workflow_id: str, reason: str) -> bool:
         """Signal the workflow to cancel. False if that fails: it has ended, or the next pass tries again."""

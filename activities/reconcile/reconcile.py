@@ -28,8 +28,10 @@ from contracts.reconcile import Place, ReconcileReport, ReconcileRequest, Repair
 from contracts.run.state import RunStatus
 from decisions import reconcile as judge
 from decisions import telemetry
-from decisions.ids import query_differs, run_id_of_workflow
+from decisions.ids import query_differs, query_equals, run_id_of_workflow
 from decisions.reconcile import Parent
+
+BUILD = "TemporalWorkerDeploymentVersion"
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Reconciler:
         await runs.find_unattended()
         upto = await stores.check_stores(after)
         await runs.find_overdue()
+        outdated = await runs.wake_outdated()
         return ReconcileReport(
             found=dict(Counter(finding.problem for finding in server.findings)),
             repaired=dict(Counter(f.repair for f in server.findings if f.repair is not None and f.repaired)),
@@ -77,6 +80,7 @@ class Reconciler:
             stores=stores.looked_at,
             unjudged=stores.unjudged,
             unasked=server.unasked,
+            outdated=outdated,
             after=upto,
         )
 
@@ -133,6 +137,23 @@ class RunChecks:
                 state = None if is_wedged(run) else await self._server.query_state(run.id)
                 if state is not None and (finding := judge.overdue_finding(state, self._server.now)):
                     self._server.findings.append(finding)
+
+    async def wake_outdated(self) -> int:
+        """Wake the workflows that can move off builds that are not current. Return their number."""
+        serving = await self._server.serving_builds()
+        if not serving:
+            return 0
+        own = query_equals("TaskQueue", self._server.here.task_queue)
+        kinds = " OR ".join(query_equals("WorkflowType", kind) for kind in judge.MOVING_TYPES)
+        elsewhere = " AND ".join(query_differs(BUILD, build) for build in serving)
+        outdated = 0
+        async for workflow in self._server.list_runs(
+            f"{own} AND ({kinds}) AND ExecutionStatus = 'Running' AND {BUILD} IS NOT NULL AND {elsewhere}"
+        ):
+            outdated += 1
+            if self._server.repairs:
+                await self._server.wake(workflow, serving[0])
+        return outdated
 
     async def _find_parent(self, workflow_id: str, execution: str) -> Parent:
         """Return the parent's current status; continued as new, or reset, it continues under its id."""

@@ -69,6 +69,7 @@ class LaneFacts:
     turn_is_told_to_stop: bool = False
     cancelled: str | None = None  # the reason, if the lane itself is cancelled
     history_is_long: bool = False
+    leaves_build: bool = False  # another build is current
 
 
 def errand_waits(_: LaneState, facts: LaneFacts) -> DeliverErrand | None:
@@ -99,6 +100,11 @@ def queue_is_to_drop(state: LaneState, facts: LaneFacts) -> DropAll | None:
     return DropAll(facts.cancelled or "") if is_left else None
 
 
+def lane_moves(state: LaneState, facts: LaneFacts) -> EndExecution | None:
+    """Another build is current, nothing runs, and the lane is not cancelled. The next turn begins on that build."""
+    return EndExecution() if facts.leaves_build and state.active is None and facts.cancelled is None else None
+
+
 def request_waits(state: LaneState, facts: LaneFacts) -> BeginTurn | None:
     """Nothing runs, something waits, and the lane is not cancelled."""
     return BeginTurn(state.queue[0]) if facts.cancelled is None and state.active is None and state.queue else None
@@ -124,6 +130,7 @@ LANE_RULES: tuple[Callable[[LaneState, LaneFacts], LaneMove | None], ...] = (
     turn_is_over,
     turn_is_to_stop,
     queue_is_to_drop,
+    lane_moves,
     request_waits,
     lane_is_done,
     nothing_is_due,

@@ -57,6 +57,11 @@ OWES = {"words": (WORD,)}
         (rules.queue_is_to_drop, QUEUED, LaneFacts(cancelled="enough", history_is_long=True)),
         (rules.lane_is_done, IDLE, LaneFacts(cancelled="enough", history_is_long=True)),
         (rules.request_waits, QUEUED, LaneFacts(history_is_long=True)),
+        (rules.lane_moves, QUEUED, LaneFacts(leaves_build=True)),
+        (rules.lane_moves, IDLE, LaneFacts(leaves_build=True)),
+        (rules.nothing_is_due, BUSY, LaneFacts(leaves_build=True)),  # it would have to poll for the end of its turn
+        (rules.queue_is_to_drop, QUEUED, LaneFacts(leaves_build=True, cancelled="enough")),
+        (rules.lane_is_done, IDLE, LaneFacts(leaves_build=True, cancelled="enough")),
         (rules.lane_is_done, BUSY, LaneFacts(history_is_long=True)),
         (rules.lane_is_done, IDLE.model_copy(update={"closes": True}), LaneFacts()),
         (rules.request_waits, QUEUED, LaneFacts()),
@@ -89,7 +94,8 @@ class LaneMachine(RuleBasedStateMachine):
         super().__init__()
         self.state = IDLE
         self.errands: list[lane.LaneErrand] = []
-        self.turn_is_over = self.turn_is_told_to_stop = self.history_is_long = self.has_left = False
+        self.turn_is_over = self.turn_is_told_to_stop = self.has_left = False
+        self.history_is_long = self.leaves_build = False
         self.cancelled: str | None = None
         self.number = 0
         self.queued: list[str] = []  # requests that only queued, in their order
@@ -98,8 +104,8 @@ class LaneMachine(RuleBasedStateMachine):
     @property
     def move(self) -> LaneMove:
         errand = self.errands[0] if self.errands else None
-        facts = LaneFacts(errand, self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long)
-        return rules.next_lane_move(self.state, facts)
+        ends = (self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long, self.leaves_build)
+        return rules.next_lane_move(self.state, LaneFacts(errand, *ends))
 
     @precondition(lambda self: self.cancelled is None)
     @rule(
@@ -125,6 +131,10 @@ class LaneMachine(RuleBasedStateMachine):
     @rule()
     def lengthen(self) -> None:
         self.history_is_long = True
+
+    @rule()
+    def deploy(self) -> None:
+        self.leaves_build = True
 
     @rule(sure=st.sampled_from([False, False, False, True]))
     def cancel(self, sure: bool) -> None:
@@ -168,7 +178,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert not self.errands
         assert not self.state.words
         if self.cancelled is None:
-            self.history_is_long = False  # it goes on in another execution
+            self.history_is_long = self.leaves_build = False  # it goes on in another execution
         else:
             assert (self.state.active, self.state.queue, self.state.steering) == (None, (), ())
             self.has_left = True

@@ -1,9 +1,16 @@
 """Old and new workers side by side: a run stays with the build that it began on, whatever the new one does."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest, SetWorkerDeploymentCurrentVersionRequest
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeWorkerDeploymentRequest,
+    SetWorkerDeploymentCurrentVersionRequest,
+)
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -18,6 +25,7 @@ from tests.workflows.script import FINISH
 from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
+PARTITIONS = 4  # of a task queue, unless the server is configured otherwise
 STEPS = 14  # long enough to rotate on the server with the short histories
 SCRIPT = [ASK, *[calls(("look", {"n": n})) for n in range(STEPS)], FINISH]
 
@@ -26,7 +34,10 @@ INCOMPATIBLE = (Unguarded, UnknownWorkflow)
 
 
 async def make_current(it: World, deployment: Deployment) -> None:
-    """As `temporal worker deployment set-current-version` does, once the server has seen a worker of the build."""
+    """As `temporal worker deployment set-current-version` does, once the server has seen a worker of the build.
+
+    The task queue hears of it up to half a second later, partition by partition.
+    """
     request = SetWorkerDeploymentCurrentVersionRequest(
         namespace=it.client.namespace, deployment_name=deployment.name, build_id=deployment.build_id
     )
@@ -38,7 +49,18 @@ async def make_current(it: World, deployment: Deployment) -> None:
             return False
         return True
 
+    async def is_known_to(partition: str) -> bool:
+        request = DescribeTaskQueueRequest(
+            namespace=it.client.namespace,
+            task_queue=TaskQueue(name=partition),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+        queue = await it.client.workflow_service.describe_task_queue(request)
+        return bool(queue.versioning_info.current_deployment_version.build_id == deployment.build_id)
+
     await it.until(is_set)
+    for partition in (it.queue, *(f"/_sys/{it.queue}/{n}" for n in range(1, PARTITIONS))):
+        await it.until(partial(is_known_to, partition))
 
 
 async def executions(it: World, run: Run) -> list[Any]:

@@ -15,12 +15,14 @@ from decisions import ids
 from decisions.conversation import lane, rules, view
 from workflows.cancellation import Cancellation
 from workflows.handlers import invalid_input, read_argument, read_optional_argument, start_type
+from workflows.rotation import Rotation
 
 
 class LaneContext:
     def __init__(self, state: LaneState, *, goes_on: bool) -> None:
         self.goes_on = goes_on  # from an earlier execution, which knew every turn
         self.cancellation = Cancellation()
+        self.rotation = Rotation()
         self.errands: deque[lane.LaneErrand] = deque()
         self.turn: asyncio.Task[Ended] | None = None
         self.turn_is_told_to_stop = False
@@ -40,16 +42,18 @@ class LaneContext:
             turn_is_told_to_stop=self.turn_is_told_to_stop,
             cancelled=self.cancellation.reason,
             history_is_long=workflow.info().is_continue_as_new_suggested(),
+            leaves_build=self.rotation.leaves_build,
         )
         return rules.next_lane_move(self.state, facts)
 
     @property
     def is_due(self) -> bool:
-        return not isinstance(self.next_move(), rules.AwaitEvent)
+        return self.rotation.is_undecided or not isinstance(self.next_move(), rules.AwaitEvent)
 
     def is_about_to_begin(self, run_id: str) -> bool:
         """Return whether this request becomes the turn now, and its run may not have started yet."""
-        return self.starting == run_id or (self.cancellation.reason is None and lane.is_next(self.state, run_id))
+        stays = self.cancellation.reason is None and not self.rotation.leaves_build
+        return self.starting == run_id or (stays and lane.is_next(self.state, run_id))
 
     @property
     def active_id(self) -> str | None:

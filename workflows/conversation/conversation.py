@@ -37,6 +37,7 @@ from workflows.handlers import (
     read_argument,
     read_optional_argument,
 )
+from workflows.rotation import continue_as_new
 from workflows.search_attributes import format_keyword
 
 
@@ -62,14 +63,15 @@ class Conversation(ValidatedWorkflow[LaneContext]):
         if live.cancellation.reason is not None:
             raise asyncio.CancelledError
         if not lane.is_lane_over(live.state):  # a request may have come just now
-            workflow.continue_as_new(live.state)
+            continue_as_new(live.state)
 
     async def _run_loop(self, live: LaneContext) -> None:
-        """Make moves until the history is long, the lane is over, or it has been cancelled and its turn has ended."""
+        """Make moves until the history is long, another build is current and no turn runs, or the lane is over."""
         await resume_turn(live)
         while True:
             # Awaited even if a move is due: the tasks of the last move issue their commands before the next.
             await workflow.wait_condition(lambda: live.is_due)
+            live.rotation.decide()
             move = live.next_move()
             if isinstance(move, rules.EndExecution) and workflow.all_handlers_finished():
                 return
@@ -98,15 +100,18 @@ class Conversation(ValidatedWorkflow[LaneContext]):
 
     @workflow.update(description='A request: {"request_id", "goal"}, with "when_busy"? queue, reject, steer, interrupt')
     async def submit(self, *args: Any) -> dict[str, Any]:
-        """Return the request's run and position. If it becomes the turn now, its run has started."""
+        """Return the request's run and position. If it becomes the turn now, its run has started.
+
+        A lane that moves to another build first answers 1, as its next execution starts the run.
+        """
         submitted = self._accept_request(args)
         live, run_id = self.context, submitted.run_id
         await workflow.wait_condition(lambda: not live.is_about_to_begin(run_id))
-        if lane.is_next(live.state, run_id):  # the lane was cancelled in the meantime, and drops its queue
-            raise _closing_error(live)
+        if (moves := lane.is_next(live.state, run_id)) and live.cancellation.reason is not None:
+            raise _closing_error(live)  # the lane was cancelled in the meantime, and drops its queue
         if not submitted.duplicate and (reason := lane.drop_reason(live.state, run_id)):
             raise _rejection_error(LaneFault.lane_closing, reason)
-        answer = submitted.model_copy(update={"position": lane.queue_position(live.state, run_id)})
+        answer = submitted.model_copy(update={"position": 1 if moves else lane.queue_position(live.state, run_id)})
         return answer.model_dump(mode="json")
 
     def _accept_request(self, args: Sequence[Any]) -> Submitted:
