@@ -15,7 +15,7 @@ ENV PATH=/opt/perdure/bin:$PATH \
     PERDURE_HOME=/data
 RUN useradd --uid 10001 --create-home perdure \
     && install --directory --owner=perdure /project \
-    && install --directory --owner=perdure --mode=0700 /data
+    && install --directory --owner=perdure --mode=0700 /data /data/runs /data/runs/.watched
 USER 10001
 # A project's perdure.toml, agents and tools are mounted here, or copied by an image of its own.
 WORKDIR /project

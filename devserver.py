@@ -46,6 +46,9 @@ DYNAMIC_CONFIG: Mapping[str, Any] = {
     "history.timerProcessorMaxTimeShift": "20ms",
     # Tenants share workers by fairness keys, which a stock server ignores.
     "matching.enableFairness": True,
+    # A cancel reaches a running call at once. Both are off by default; without them it waits for a heartbeat.
+    "frontend.WorkerCommandsEnabled": True,
+    "system.enableCancelActivityWorkerCommand": True,
     # A run whose workflow tasks fail is shown as wedged after two in a row, in about 10 s; the default, five, takes a
     # minute. One alone may be a worker that was killed.
     "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute": 2,
@@ -95,6 +98,7 @@ class _Options:
     port: int | None
     ui_port: int | None
     dynamic_config: Mapping[str, Any]
+    metrics_port: int | None
 
 
 @asynccontextmanager
@@ -104,14 +108,15 @@ async def embedded_server(
     port: int | None = None,
     ui_port: int | None = None,
     dynamic_config: Mapping[str, Any] | None = None,
+    metrics_port: int | None = None,
 ) -> AsyncIterator[DevServer]:
     """Use the server whose state is in `home`, and start it if it is not running.
 
     Without a port, the previous, the default or any free one is used, in this order. `dynamic_config` (JSON values)
-    applies only to the call that starts the server. Set the SDK's default `Runtime` before, if you need your own.
-    Raises ServerStartError, also if `port` or `ui_port` cannot be used.
+    and `metrics_port` apply only to the call that starts the server. Set the SDK's default `Runtime` before, if you
+    need your own. Raises ServerStartError, also if `port` or `ui_port` cannot be used.
     """
-    wish = _Options(prepare_home(home), port, ui_port, dynamic_config or {})
+    wish = _Options(prepare_home(home), port, ui_port, dynamic_config or {}, metrics_port)
     deadline = time.monotonic() + START_TIMEOUT
     async with _hold_lock(wish.home / "users.lock", fcntl.LOCK_SH, deadline):
         async with _hold_lock(wish.home / "start.lock", fcntl.LOCK_EX, deadline):
@@ -230,7 +235,8 @@ async def _start_supervisor(wish: _Options, lock: int) -> None:
         config = {**DYNAMIC_CONFIG, **wish.dynamic_config}.items()
         plan = {
             "command": [_find_binary(), "server", "start-dev", f"--port={ports[0]}", f"--ui-port={ports[1]}", *FLAGS]
-            + [f"--dynamic-config-value={key}={json.dumps(value)}" for key, value in config],
+            + [f"--dynamic-config-value={key}={json.dumps(value)}" for key, value in config]
+            + ([f"--metrics-port={wish.metrics_port}"] if wish.metrics_port else []),
             "address": f"{LOOPBACK}:{ports[0]}",
             "ui": f"http://{LOOPBACK}:{ports[1]}",
             "lock": lock,

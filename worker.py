@@ -19,6 +19,7 @@ from temporalio.worker import Interceptor, Worker, WorkerConfig, WorkerDeploymen
 
 from activities.conversation import Conversations
 from activities.delegation import Delegations
+from activities.effects.beats import BeatInterceptor, BeatPolicy
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
 from activities.model.port import Model
@@ -33,11 +34,12 @@ from activities.run.status import RunWatcher
 from activities.security.private import make_private
 from activities.security.redaction import RedactionInterceptor
 from activities.security.secrets import collect_secrets
+from activities.storage.watchers import WatchedRuns
 from activities.telemetry.metrics import MetricsInterceptor
 from activities.tools.call import ToolCalls
 from activities.tools.queue import QueueResults
 from decisions.errors import ReportedError
-from perdure.client.connection import connect, register_search_attributes
+from perdure.client.connection import connect, has_worker_commands, register_search_attributes
 from perdure.process.encryption_marker import set_marker
 from perdure.process.environment import conceal_secrets, normalize_environment
 from perdure.process.mcp_tools import ToolOffer, offered_tools
@@ -54,7 +56,9 @@ from workflows.interceptors import sharing_interceptor
 
 GRACE = timedelta(seconds=30)  # for active calls to complete after SIGTERM, which does not cancel them
 SHUTDOWN_TIMEOUT = timedelta(seconds=10)  # after GRACE: the SDK's core sometimes never shuts down
-HEARTBEAT_THROTTLE = timedelta(milliseconds=200)  # until partial text reaches a watcher
+HEARTBEAT_THROTTLE = timedelta(
+    milliseconds=100
+)  # between heartbeats; `activities.effects.beats` decides when one is due
 
 
 def build_worker(  # noqa: PLR0913 - a worker's parts
@@ -65,9 +69,15 @@ def build_worker(  # noqa: PLR0913 - a worker's parts
     deployment: Deployment | None = None,
     observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
+    *,
+    hears_cancels: bool = False,
 ) -> Worker:
     """Return a worker with all workflows and activities, as `configure_worker` describes it."""
-    return Worker(**configure_worker(client, project, task_queue, model, deployment, observers, sizes))
+    return Worker(
+        **configure_worker(
+            client, project, task_queue, model, deployment, observers, sizes, hears_cancels=hears_cancels
+        )
+    )
 
 
 def configure_worker(  # noqa: PLR0913 - a worker's parts
@@ -78,8 +88,13 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
     deployment: Deployment | None = None,
     observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
+    *,
+    hears_cancels: bool = False,
 ) -> WorkerConfig:
-    """Return the parts and options of a worker. `observers` see redacted data (default: `MetricsInterceptor`)."""
+    """Return the parts and options of a worker. `observers` see redacted data (default: `MetricsInterceptor`).
+
+    `hears_cancels`: see `BeatPolicy`.
+    """
     sizes = sizes or WorkerSettings()
     transcripts = TranscriptCache(client, project.stores)
     return WorkerConfig(
@@ -91,8 +106,9 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         interceptors=[
             *(observers or [MetricsInterceptor()]),
             RedactionInterceptor(project.secrets),
+            BeatInterceptor(BeatPolicy(WatchedRuns(project.workspaces), hears_cancels)),
             sharing_interceptor(transcripts),
-            *workflow_interceptors(client),
+            *workflow_interceptors(client, sizes),
         ],
         max_concurrent_activities=sizes.max_concurrent_activities,
         max_cached_workflows=sizes.max_cached_workflows,
@@ -156,7 +172,8 @@ async def run_worker(
     with conceal_secrets(os.environ):
         async with AsyncExitStack() as closing:
             mcp = await closing.enter_async_context(offered_tools(settings))
-            config = open_worker(client, settings, mcp, observation, closing, deployment)
+            hears_cancels = await has_worker_commands(client)
+            config = open_worker(client, settings, mcp, observation, closing, deployment, hears_cancels=hears_cancels)
             async with Worker(**config), maintain_schedule(client, settings.task_queue):
                 set_busy_check(lambda: observation.attempts > 0)
                 gc.freeze()  # loaded modules stay: a full collection blocked all runs for 0.15 s
@@ -170,6 +187,8 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
     observation: MetricsInterceptor,
     closing: AsyncExitStack,
     deployment: Deployment | None = None,
+    *,
+    hears_cancels: bool = False,
 ) -> WorkerConfig:
     """Return the configuration of a project's worker. `closing` closes its clients. Raises ProjectError."""
     for folder in (settings.home, settings.workspaces):
@@ -183,7 +202,16 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
         logging.getLogger(__name__).warning(line)
     model = open_models(settings, closing)
     observers = [observation, *export_spans(client, settings, closing)]
-    return configure_worker(client, project, settings.task_queue, model, deployment, observers, settings.file.worker)
+    return configure_worker(
+        client,
+        project,
+        settings.task_queue,
+        model,
+        deployment,
+        observers,
+        settings.file.worker,
+        hears_cancels=hears_cancels,
+    )
 
 
 def export_spans(client: Client, settings: Settings, closing: AsyncExitStack) -> list[Interceptor]:

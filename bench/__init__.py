@@ -7,6 +7,7 @@ worker    one side's worker, in a process of its own, so that its CPU is counted
 side      starts a worker and runs work on it
 reports   how a worker is asked what it did
 measure   one run, or one question about many
+actions   billable actions of Temporal, as the server counts them
 rows      the figures of the scorecard, each beside its target
 peers     the same work in other frameworks
 peer      a peer's environment, its worker and runs on it

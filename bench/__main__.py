@@ -11,6 +11,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
+from bench.actions import Actions, free_port
 from bench.peer import NAMES, environment, peering
 from bench.peer_rows import PeerBench, PeerRow
 from bench.rows import QUICK, Bench, Row, Sizes
@@ -32,11 +33,12 @@ async def measure(sizes: Sizes, peers: Sequence[str], workers: int) -> list[Row 
     print(_line(*HEAD))
     async with AsyncExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        server = await held.enter_async_context(embedded_server(home / "server"))
+        port = free_port()
+        server = await held.enter_async_context(embedded_server(home / "server", metrics_port=port))
         client = await Client.connect(server.address, data_converter=data_converter)
         raw = await held.enter_async_context(working("raw", client, home, workers))
         ours = await held.enter_async_context(working("ours", client, home, workers))
-        async for row in Bench(raw, ours, sizes).rows():
+        async for row in Bench(raw, ours, sizes, Actions(port)).rows():
             ratio = "" if row.ratio is None else f"×{row.ratio:.2f}"
             verdict = {True: "ok", False: "MISS", None: ""}[row.met]
             print(_line(row.figure, row.raw, row.ours, ratio, row.target, verdict), flush=True)
@@ -45,7 +47,7 @@ async def measure(sizes: Sizes, peers: Sequence[str], workers: int) -> list[Row 
             sides = [raw, ours]
             sides += [await held.enter_async_context(peering(name, server.address, home)) for name in peers]
             print("\n" + _line("figure", "raw-min", "ours", *peers, widths=PEER_WIDTHS))
-            async for told in PeerBench(sides, sizes).rows():
+            async for told in PeerBench(sides, sizes, Actions(port)).rows():
                 print(_line(told.figure, *told.cells.values(), widths=PEER_WIDTHS), flush=True)
                 rows.append(told)
     await asyncio.sleep(0.2)  # the SDK's own threads must end before the interpreter goes (sdk-python#300)

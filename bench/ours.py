@@ -1,6 +1,8 @@
 """T(n, s) as an agent run: the product's own worker with a model and a tool that answer at once."""
 
+import asyncio
 import json
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from worker import build_worker
 
 BULK = "bulk"
+PIECE = 0.1  # seconds between two pieces of a streamed text
 
 
 class InstantModel:
@@ -34,6 +37,7 @@ class InstantModel:
     async def reply(self, call: ModelCall) -> ModelReply:
         self._marks.model_called()
         work, turn = _work(call.messages[0]["content"][0]["text"]), len(call.messages) // 2
+        await _think(work, call)
         content: list[dict[str, Any]] = [{"type": "text", "text": "done"}]
         if turn < work.steps:
             content = [_tool_use(turn, BULK, {"turn": turn, "size": work.size})]
@@ -42,6 +46,15 @@ class InstantModel:
         stop_reason = "tool_use" if content[0]["type"] == "tool_use" else "end_turn"
         usage = Usage(input=20, output=40, cache_read=800 * turn)
         return ModelReply(content=content, stop_reason=stop_reason, model="instant", usage=usage)
+
+
+async def _think(work: Work, call: ModelCall) -> None:
+    text, end = "", time.monotonic() + work.thinks
+    while time.monotonic() < end:
+        await asyncio.sleep(PIECE)
+        text += "word "
+        if work.streams:
+            call.on_text(text)
 
 
 def _work(goal: str) -> Work:
@@ -79,7 +92,7 @@ def project(workspaces: Path, marks: Marks) -> Project:
 
 
 def build(client: Client, queue: str, marks: Marks, workspaces: Path) -> Worker:
-    return build_worker(client, project(workspaces, marks), queue, InstantModel(marks))
+    return build_worker(client, project(workspaces, marks), queue, InstantModel(marks), hears_cancels=True)
 
 
 def start_event(work: Work) -> StartEvent:

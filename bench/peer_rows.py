@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from statistics import median
 
+from bench.actions import Actions
 from bench.measure import Run, at_once
 from bench.peer import Dead, attempt
 from bench.rows import Sizes
@@ -45,6 +46,7 @@ class PeerBench:
 
     sides: list[Side]
     sizes: Sizes
+    actions: Actions
 
     async def rows(self) -> AsyncIterator[PeerRow]:
         await self._turn(Work(3))  # what a process does first also pays for its imports
@@ -54,6 +56,7 @@ class PeerBench:
                 found = [{name: _of(run, figure.of) for name, run in turn.items()} for turn in turns]
                 yield PeerRow(f"{figure.what}, {work}", _cells(found, figure.shown, as_is=figure.as_is))
         yield await self._at_once(Work(self.sizes.short))
+        yield await self._actions(Work(self.sizes.short))
         yield await self._large(Work(self.sizes.steps, 20 * KIB))
 
     async def _turn(self, work: Work) -> Turn:
@@ -65,6 +68,10 @@ class PeerBench:
             {side.name: await at_once(side, work, runs) for side in self.sides} for _ in range(self.sizes.repeats)
         ]
         return PeerRow(f"steps/s, {runs} × {work} at once", _cells(rates, "{:.0f}".format))
+
+    async def _actions(self, work: Work) -> PeerRow:
+        cells = {side.name: await self.actions.of(attempt(side, work)) / work.steps for side in self.sides}
+        return PeerRow(f"billable actions a step, {work}", {name: f"{count:.2f}" for name, count in cells.items()})
 
     async def _large(self, work: Work) -> PeerRow:
         """Last, as a run that dies leaves its worker with work that nobody wants."""

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from statistics import median
 
+from bench.actions import Actions
 from bench.measure import Run, at_once, is_complete, parked, replay, run, taken_over
 from bench.side import Side
 from bench.work import KIB, Work
@@ -48,6 +49,8 @@ SIGNAL = Target(1.25)
 MOST_EVENTS = 12.5  # a step
 MOST_MISS = 0.1  # seconds
 MOST_LOST = 1.5  # seconds until the runs of a killed worker go on
+MOST_ACTIONS = 2.2  # a step
+MOST_ACTIONS_SLOW = 2.6  # with a model that takes its time
 FLAT = 1.2  # of the last quarter over the first: what noise may add
 TOLD = 10  # bytes a step by which a type of event must differ to be told of
 
@@ -62,9 +65,10 @@ class Sizes:
     short: int = 20
     runs: int = 50
     questions: int = 20
+    thinks: float = 10.0  # seconds; at most 12 cost no heartbeat
 
 
-QUICK = Sizes(repeats=1, steps=12, long=40, short=5, runs=8, questions=3)
+QUICK = Sizes(repeats=1, steps=12, long=40, short=5, runs=8, questions=3, thinks=1.0)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Bench:
     raw: Side
     ours: Side
     sizes: Sizes
+    actions: Actions
 
     async def rows(self) -> AsyncIterator[Row]:
         """In the order of the scorecard."""
@@ -92,6 +97,8 @@ class Bench:
             yield row
         yield await self._taken_over()
         yield await self._finishes(Work(long, 20 * KIB))
+        for thinks, streams in ((0.0, False), (self.sizes.thinks, True), (self.sizes.thinks, False)):
+            yield await self._actions(Work(self.sizes.short, thinks=thinks, streams=streams))
         for row in _growth(await self._pairs(Work(long))):
             yield row
 
@@ -129,6 +136,14 @@ class Bench:
         complete = await is_complete(self.ours, done)
         said = f"{'all' if complete else 'NOT ALL'} there, {len(done.histories)} executions"
         return Row(f"{work} finishes, transcript complete", "", said, None, "all there", complete)
+
+    async def _actions(self, work: Work) -> Row:
+        """raw-min's model always answers at once: it sends no heartbeats in any case."""
+        raw, ours = [await self.actions.of(run(side, work)) / work.steps for side in (self.raw, self.ours)]
+        model = f"model {'streams' if work.streams else 'thinks'} {work.thinks:g} s" if work.thinks else "instant model"
+        most = MOST_ACTIONS_SLOW if work.thinks else MOST_ACTIONS
+        figure = f"billable actions a step, {work}, {model}"
+        return Row(figure, f"{raw:.2f}", f"{ours:.2f}", ours / raw, f"≤ {most}", ours <= most)
 
     @property
     def _repeats(self) -> range:

@@ -15,11 +15,16 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Work:
-    """`size` is in bytes. After the steps come `questions` to a person, one at a time; then the run ends."""
+    """`size` is in bytes. After the steps come `questions` to a person, one at a time; then the run ends.
+
+    `thinks` is how many seconds each call of the model takes; if it `streams`, it writes text meanwhile.
+    """
 
     steps: int
     size: int = 2 * KIB
     questions: int = 0
+    thinks: float = 0
+    streams: bool = False
 
     def __str__(self) -> str:
         return f"T({self.steps}, {self.size / KIB:g} KiB)"

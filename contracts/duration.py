@@ -10,6 +10,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
 
 MAX_DURATION = timedelta(days=366)
+HEARTBEAT_TIMEOUT = timedelta(seconds=15)  # the default of `[worker] heartbeat`
 EXPECTED_DURATION = "expected a duration above zero and up to 366 days"
 
 

@@ -19,8 +19,9 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Interceptor, ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from activities.effects.beats import BeatInterceptor
 from activities.telemetry.metrics import MetricsInterceptor
-from perdure.client.connection import configured_namespace, register_search_attributes
+from perdure.client.connection import configured_namespace, has_worker_commands, register_search_attributes
 from perdure.converter import TolerantPayloadConverter, converter_for
 from perdure.process.encryption_marker import set_marker
 from perdure.process.mcp_tools import open_accepted_tools
@@ -86,6 +87,9 @@ class PerdurePlugin(SimplePlugin):
         client, queue = worker.client, self._settings.task_queue
         async with AsyncExitStack() as closing:
             for interceptor in worker.config(active_config=True)["interceptors"]:
+                if isinstance(interceptor, BeatInterceptor):
+                    hears_cancels = await has_worker_commands(client)
+                    interceptor.policy = replace(interceptor.policy, hears_cancels=hears_cancels)
                 if opened := self._opened.pop(interceptor, None):
                     await closing.enter_async_context(opened)
             try:

@@ -156,7 +156,7 @@ async def _open_embedded(server: DevServer, settings: Settings, needs: Needs) ->
     if needs is Needs.answers:
         from perdure.process.workflows import run_query_worker
 
-        async with run_query_worker(client, settings.task_queue):
+        async with run_query_worker(client, settings.task_queue, settings.file.worker):
             yield opened
         return
     from worker import limit_shutdown, run_worker

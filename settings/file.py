@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from contracts.duration import Duration
+from contracts.duration import HEARTBEAT_TIMEOUT, Duration
 from contracts.models import MAX_NESTING, StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.strict_input import NESTED, JsonError, parse_strict_json, plain_reason
@@ -170,6 +170,8 @@ class WorkerSettings(StrictModel):
     """Concurrent model calls, tool calls and file operations. Others wait on the server or run on another worker."""
     max_cached_workflows: int = Field(default=1000, ge=0, le=100_000)
     """Runs, conversations and other workflows in memory. Others are replayed from history when they are needed."""
+    heartbeat: Duration = Field(default=HEARTBEAT_TIMEOUT, ge=timedelta(seconds=1), le=timedelta(minutes=10))
+    """A worker that is silent for this long counts as dead. A call heartbeats after 0.8 of it, which Temporal bills."""
 
 
 class CeilingSettings(LimitOverrides):

@@ -130,6 +130,14 @@ async def short_history_client() -> AsyncIterator[Client]:
 
 
 @pytest.fixture(scope="session")
+async def no_commands_client() -> AsyncIterator[Client]:
+    """A server that sends workers no commands, as most do: a cancel reaches a call with its next heartbeat."""
+    flags = {"frontend.WorkerCommandsEnabled": False, "system.enableCancelActivityWorkerCommand": False}
+    async with await server(**flags) as environment:
+        yield environment.client
+
+
+@pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """A server that speaks S3, conditional puts too."""
     from moto.server import ThreadedMotoServer

@@ -27,7 +27,14 @@ PAIRS: list[tuple[type, type]] = [
     (stubs.FollowUp, FollowUp),
 ]
 # Between Perdure's own workflows and activities, and not for others.
-INTERNAL = {("AgentRun", "snapshot"), ("AgentRun", "result"), ("Conversation", "steered")}
+INTERNAL = {
+    ("AgentRun", "snapshot"),
+    ("AgentRun", "result"),
+    ("AgentRun", "watch_end"),
+    ("Conversation", "steered"),
+    ("Conversation", "run_ended"),
+    ("FollowUp", "run_ended"),
+}
 INTERNAL_STARTS = {BeginEvent, Continuation, LaneState, FollowUpState}
 # Handlers answer in plain JSON, which these models describe; the plays of tests/workflows/test_plugin.py read them.
 PLAIN_ANSWERS = {("Conversation", "submit"): Submitted, ("Conversation", "forget"): Forgotten}

@@ -1,19 +1,27 @@
-"""Facts that a worker gives its workflows across the sandbox: its transcript cache, and whether payloads are encrypted.
+"""Facts that a worker gives its workflows: its transcript cache, its heartbeat timeout, whether payloads are encrypted.
 
 A workflow sees its payloads decrypted, but search attributes are never encrypted: an encrypted run puts no texts there.
 No run depends on the cache; a replay, and a worker without activities, share nothing.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.worker import Interceptor, WorkflowInboundInterceptor, WorkflowInterceptorClassInput
+from temporalio.worker import (
+    Interceptor,
+    StartActivityInput,
+    WorkflowInboundInterceptor,
+    WorkflowInterceptorClassInput,
+    WorkflowOutboundInterceptor,
+)
 
 from activities.model.transcript_cache import TranscriptCache
 from decisions.run.transcript import Transcript
+from workflows.policies import HEARTBEAT
 
-_CONFIDENTIAL, _SHARE = "perdure_is_confidential", "perdure_share_transcript"
+_CONFIDENTIAL, _SHARE, _HEARTBEAT = "perdure_is_confidential", "perdure_share_transcript", "perdure_heartbeat"
 
 
 class _ExternInterceptor(Interceptor):
@@ -38,6 +46,35 @@ def confidential_interceptor() -> Interceptor:
 def sharing_interceptor(transcripts: TranscriptCache) -> Interceptor:
     """Share the transcripts of a worker's runs with its activities, which then need not query them."""
     return _ExternInterceptor(_SHARE, transcripts.share_live)
+
+
+class HeartbeatInterceptor(_ExternInterceptor):
+    """Schedule activities with a worker's own heartbeat timeout.
+
+    A replay compares the order, ids and types of activities, not their timeouts: a recorded run accepts any value.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__(_HEARTBEAT, lambda: timeout)
+
+    def workflow_interceptor_class(
+        self,
+        input: WorkflowInterceptorClassInput,  # noqa: A002 - the name that the SDK gives it
+    ) -> type[WorkflowInboundInterceptor]:
+        super().workflow_interceptor_class(input)
+        return _HeartbeatInbound
+
+
+class _HeartbeatInbound(WorkflowInboundInterceptor):
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        super().init(_HeartbeatOutbound(outbound))
+
+
+class _HeartbeatOutbound(WorkflowOutboundInterceptor):
+    def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002 - the SDK's
+        if input.heartbeat_timeout is HEARTBEAT:  # a queue tool has its own, which may have the same value
+            input.heartbeat_timeout = workflow.extern_functions()[_HEARTBEAT]()
+        return super().start_activity(input)
 
 
 def is_confidential() -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-from contracts.duration import MAX_DURATION
+from contracts.duration import HEARTBEAT_TIMEOUT, MAX_DURATION
 from contracts.run.limits import Limits
 from contracts.run.turn import TURN_MARGIN
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, QueueRoute, ToolRoute
@@ -17,8 +17,9 @@ Policy = dict[str, Any]  # the options of an activity, as Temporal names them
 # The only type of cancellation that returns how a cancelled activity ended.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
-# A dead worker is found within this time; activities send a heartbeat every second.
-HEARTBEAT = timedelta(seconds=10)
+# A dead worker is found within this time. `[worker] heartbeat` replaces it (`workflows.interceptors`), and an activity
+# heartbeats according to the timeout that it was scheduled with (`activities.effects.beats`).
+HEARTBEAT = HEARTBEAT_TIMEOUT
 
 # The activity decides retry delays (`activities.model.turn.PAUSES`) and counts attempts. Rate-limited calls are not
 # attempts, but Temporal counts them, so the limit here is high. Temporal itself only retries a turn that was lost with

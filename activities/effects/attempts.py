@@ -13,12 +13,14 @@ from temporalio.api.enums.v1 import TimeoutType
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
+from activities.effects.beats import Pulse, beat_policy, start_pulse
 from activities.model.rate_limit import RateLimitedError
 from activities.storage.store import StoredFileChangedError
+from activities.storage.watchers import LOOK_EVERY
+from activities.temporal import own_run_id
 from contracts.failures import RunFailure
 
-ALIVE_EVERY = 1.0  # seconds; a cancel arrives with a heartbeat, so a read continues for this long after one
-PROGRESS_CHECK_EVERY = 0.25  # seconds between checks for new progress
+PROGRESS_CHECK_EVERY = 0.25  # seconds between checks for new progress of a watched run
 WORKER_SHUTDOWN = "WorkerShutdown"  # failure type of activities that a stopping worker gives up
 HOLDS_KEY = "holds"  # heartbeat key: how many earlier attempts were held back
 SPENT_KEY = "spent"  # heartbeat key: seconds that earlier failed attempts took
@@ -27,29 +29,28 @@ MAX_FILE_PAUSE = 300.0  # seconds between two checks of a stored file that was c
 
 @asynccontextmanager
 async def heartbeating(progress: Callable[[], Any]) -> AsyncIterator[None]:
-    """Heartbeat while the block runs. `progress` returns the details that a watcher sees; changes are sent at once.
+    """Heartbeat while the block runs. `progress` returns the details; if the run is watched, changes are sent at once.
 
     A local activity sends none: its workflow task already shows that the worker is alive.
     """
     if activity.info().is_local:
         yield
         return
-    task = asyncio.create_task(_send_heartbeats(progress))
+    task = asyncio.create_task(_send_heartbeats(progress, start_pulse()))
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _send_heartbeats(progress: Callable[[], Any]) -> None:
-    last, silent = None, 0.0
+async def _send_heartbeats(progress: Callable[[], Any], pulse: Pulse) -> None:
+    watched, last = beat_policy().watched, progress()
     while True:
-        await asyncio.sleep(PROGRESS_CHECK_EVERY)
-        silent += PROGRESS_CHECK_EVERY
-        details = progress()
-        if silent >= ALIVE_EVERY or details != last:
-            activity.heartbeat(details)
-            last, silent = details, 0.0
+        is_watched = watched is not None and await watched.has(own_run_id())
+        if not pulse.seconds_left or (is_watched and progress() != last):
+            last = progress()
+            pulse.beat(last)
+        await asyncio.sleep(min(PROGRESS_CHECK_EVERY if is_watched else LOOK_EVERY, pulse.seconds_left))
 
 
 async def was_lost(client: Client) -> bool:

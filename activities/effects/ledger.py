@@ -22,7 +22,6 @@ from contracts.tool import ToolOutcome
 
 RESULT_CHECK_EVERY = 0.25  # seconds
 ELSEWHERE = timedelta(seconds=3)  # wait for the result of a claimant on another machine
-LEASE = timedelta(seconds=8)  # less than a heartbeat timeout: a worker paused for longer may have been replaced
 LEDGER_FOLDER = "ledger"
 
 
@@ -67,12 +66,6 @@ class LedgerUnavailableError(Exception):
 @dataclass(frozen=True)
 class ClaimGranted:
     """Only this attempt may make the effect."""
-
-    at: datetime
-
-    @property
-    def has_lapsed(self) -> bool:
-        return datetime.now(UTC) - self.at > LEASE
 
 
 @dataclass(frozen=True)
@@ -120,10 +113,10 @@ class LedgerEntry:
         except FileExistsError:
             existing = self.read_outcome()
             # An object store's client retries unanswered requests, and may meet its own claim.
-            return ClaimGranted(now) if existing == InDoubt(claim) else existing
+            return ClaimGranted() if existing == InDoubt(claim) else existing
         except OSError as error:
             raise LedgerUnavailableError(f"the ledger takes no claim: {error.strerror or error}") from error
-        return ClaimGranted(now)
+        return ClaimGranted()
 
     def is_claimed(self) -> bool:
         """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailableError."""

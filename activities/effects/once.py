@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import WORKER_SHUTDOWN
+from activities.effects.beats import current_lease_end
 from activities.effects.ledger import ClaimGranted, InDoubt, LedgerEntry, LedgerUnavailableError
 from activities.tools.interface import TransientToolError
 from contracts.failures import ToolFault
@@ -99,12 +100,13 @@ class Effects:
 
         `finish` maps an outcome to the one that is recorded and returned.
         """
+        lease_end = current_lease_end()  # before the claim: a heartbeat after a pause may come too late
         claimed = await asyncio.to_thread(entry.claim, name, timeout + GRACE)
         if isinstance(claimed, InDoubt):
             claimed = await entry.wait_for_result(claimed, self._at_work, activity.is_cancelled)
         if not isinstance(claimed, ClaimGranted):
             return claimed
-        if claimed.has_lapsed:
+        if datetime.now(UTC) > lease_end:
             lapsed = error_outcome(ToolFault.interrupted, "not made: its worker stood still before it began")
             return await asyncio.to_thread(_record_outcome, entry, lapsed)
         self._at_work.add(entry.key)

@@ -3,5 +3,6 @@
 object_store  a run's store and large payloads on an object store
 safe_dir      a folder opened without following links
 store         the interface of a run's store, and the store on a disk
+watchers      the runs that are watched now
 workspace     a run's folder; no path leads out of it
 """

@@ -26,9 +26,8 @@ from perdure.client.watch import EventPosition, Watch
 
 V = TypeVar("V")
 
-MAX_STREAMS = 500  # each costs one Temporal request a second
+MAX_STREAMS = 500  # each costs five Temporal requests a second while the model answers, and one while a tool runs
 KEEP_ALIVE = 15.0  # seconds without an event until a comment is sent
-LOOK_EVERY = 1.0  # seconds between polls of the model's partial text
 CLIENT_READ_TIMEOUT = 30.0  # seconds for a client to read what was sent
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 RETRY_HINT = b"retry: 1000\n\n"
@@ -93,7 +92,7 @@ async def _format_events(
     finish: Callable[[str], str] = _render_json if rendered else str
     yield RETRY_HINT
     try:
-        watch = Watch(client, run_id, after=after, look_every=LOOK_EVERY)
+        watch = Watch(client, run_id, after=after, workspaces=gateway.session.settings.workspaces)
         async with (
             aclosing(watch.positioned_events()) as entries,
             aclosing(_with_keep_alive(entries, gateway.stopping)) as paced,

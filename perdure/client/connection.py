@@ -4,6 +4,7 @@ import os
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
@@ -89,3 +90,13 @@ async def register_search_attributes(client: Client) -> None:
         names = ", ".join(missing)
         message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
         raise TemporalUnavailableError(f"{message}; add them: {names}") from None
+
+
+async def has_worker_commands(client: Client) -> bool:
+    """Return whether the server sends a worker the cancels of its activities, which otherwise answer heartbeats."""
+    try:
+        request = DescribeNamespaceRequest(namespace=client.namespace)
+        namespace = await client.workflow_service.describe_namespace(request)
+    except (RPCError, RuntimeError):  # not permitted, or a lazy client that cannot connect
+        return False
+    return namespace.namespace_info.capabilities.worker_commands

@@ -6,16 +6,20 @@ read from the pending activity.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from activities.storage.watchers import keep_watched
 from contracts.run.state import RunStatus
+from decisions.ids import run_id_of_workflow
 from decisions.text.formatting import truncate
 from perdure.client.errors import RunNotFoundError
 from perdure.client.event_reader import EventReader, failure_message, first_value
@@ -24,7 +28,9 @@ from perdure.client.run_events import ActivityRetrying, PartialText, RateLimitWa
 from perdure.client.run_list import RunInfo, find_run, is_retained
 from perdure.client.runs import query_run_state
 
-PENDING_POLL_INTERVAL = 0.3  # seconds between polls of pending activities
+PENDING_POLL_INTERVAL = 0.2  # seconds between polls of a pending model turn
+RETRY_POLL_INTERVAL = 1.0  # seconds between polls of other pending activities, which only report retries
+MODEL_TURNS = frozenset({"plan", "reflect"})  # activity types
 MAX_READ_AHEAD = 16  # events read ahead of a slow reader
 
 
@@ -64,10 +70,11 @@ class Watch:
     run_id: str
     follow: bool = True  # False: only the events so far
     after: EventPosition | None = None  # the last event that the reader has
-    look_every: float = PENDING_POLL_INTERVAL
+    workspaces: Path | None = None  # if set, the run is marked as watched, and partial text comes while it is written
     _queue: asyncio.Queue[tuple[EventPosition | None, RunEvent]] = field(
         default_factory=lambda: asyncio.Queue(MAX_READ_AHEAD)
     )
+    _has_moved: asyncio.Event = field(default_factory=asyncio.Event)  # history has grown since the last poll
 
     async def events(self) -> AsyncIterator[RunEvent]:
         """Yield events from the run's first, or from `after`, to its end."""
@@ -78,6 +85,14 @@ class Watch:
     async def positioned_events(self) -> AsyncGenerator[tuple[EventPosition | None, RunEvent]]:
         """Yield events with their positions, if they are in history."""
         run = await find_run(self.client, self.run_id)
+        marked = (
+            keep_watched(self.workspaces, run_id_of_workflow(run.execution.id)) if self.workspaces else nullcontext()
+        )
+        async with marked, aclosing(self._read_run(run)) as entries:
+            async for entry in entries:
+                yield entry
+
+    async def _read_run(self, run: RunInfo) -> AsyncGenerator[tuple[EventPosition | None, RunEvent]]:
         tasks = [asyncio.create_task(self._read_history(run))]
         if self.follow:
             tasks.append(asyncio.create_task(self._poll_pending(run)))
@@ -96,11 +111,12 @@ class Watch:
             await asyncio.gather(*tasks, getting, return_exceptions=True)
 
     async def _read_history(self, run: RunInfo) -> None:
-        history, reader, after = HistoryReader(self.client, self.look_every), EventReader(), self.after
+        history, reader, after = HistoryReader(self.client), EventReader(), self.after
         # If the history up to `after` is past retention, all remaining events are new.
         is_behind = after is not None and await is_retained(self.client, run.execution.id, after.execution)
         async with aclosing(history.read_events(run, follow=self.follow)) as events:
             async for execution, event in events:
+                self._has_moved.set()
                 if after is not None and execution == after.execution and event.event_id >= after.event:
                     is_behind = False
                 for part, run_event in enumerate(reader.read(await history.event_to_json(event))):
@@ -119,10 +135,13 @@ class Watch:
         handle, history = self.client.get_workflow_handle(run.execution.id), HistoryReader(self.client)
         reported: set[tuple[str, int]] = set()
         shown = PartialText("")
+        activities: Sequence[PendingActivityInfo] = ()
         while True:
-            await asyncio.sleep(self.look_every)
-            with suppress(RPCError):
-                for pending in (await handle.describe()).raw_description.pending_activities:
+            await self._wait_to_poll(activities)
+            self._has_moved.clear()
+            try:
+                activities = (await handle.describe()).raw_description.pending_activities
+                for pending in activities:
                     key = (pending.activity_id, pending.attempt)
                     if pending.attempt > 1 and key not in reported:
                         reported.add(key)
@@ -135,6 +154,15 @@ class Watch:
                     if live.text and live != shown:
                         shown = live
                         await self._queue.put((None, live))
+            except RPCError:
+                self._has_moved.set()
+
+    async def _wait_to_poll(self, activities: Sequence[PendingActivityInfo]) -> None:
+        """Wait until a poll may find something new. A run without pending activities has none until history grows."""
+        if not any(pending.activity_type.name in MODEL_TURNS for pending in activities):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if activities else None)
+        await asyncio.sleep(PENDING_POLL_INTERVAL)
 
 
 def _partial_text(beat: Any) -> PartialText:

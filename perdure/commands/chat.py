@@ -30,13 +30,12 @@ from perdure.client.lanes import forget_lane_turn, query_lane, submit_with_retry
 from perdure.client.run_events import RunEvent, WaitEnded, WaitStarted
 from perdure.client.run_list import find_run
 from perdure.client.runs import request_cancel, submit_answer, wait_for_run_end
-from perdure.client.watch import Watch
 from perdure.process.shutdown import unwrap_stream
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.chat_view import ChatView
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error, require_utf8
 from perdure.terminal.completion import complete_agents
-from perdure.terminal.follow import DETACHED, exit_code_of, stop_event
+from perdure.terminal.follow import DETACHED, exit_code_of, stop_event, watch_on_screen
 from perdure.terminal.prompt import is_person, parse_answer
 from perdure.terminal.report import answer_commands
 from settings import load_settings
@@ -317,7 +316,7 @@ class ChatSession:
         self._now = run_id
         self._is_shown.set()
         try:
-            async for position, event in Watch(self._session.client, run_id).positioned_events():
+            async for position, event in watch_on_screen(self._session, run_id, self._console).positioned_events():
                 self._page.show_event(event, position.time if position else None)
                 self._note_question(run_id, event)
         finally:

@@ -17,12 +17,13 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
+from settings.file import WorkerSettings
 from workflows.agent_run.agent_run import AgentRun
 from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
 from workflows.followup import FollowUp
 from workflows.handlers import UnknownWorkflow
-from workflows.interceptors import confidential_interceptor
+from workflows.interceptors import HeartbeatInterceptor, confidential_interceptor
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
@@ -43,8 +44,9 @@ WORKFLOWS: tuple[type, ...] = (
 
 
 @asynccontextmanager
-async def run_query_worker(client: Client, task_queue: str) -> AsyncIterator[None]:
+async def run_query_worker(client: Client, task_queue: str, sizes: WorkerSettings | None = None) -> AsyncIterator[None]:
     """Run a worker inside the block that handles queries and updates, but calls no model or tool."""
+    sizes = sizes or WorkerSettings()
     async with Worker(
         client,
         task_queue=task_queue,
@@ -52,7 +54,7 @@ async def run_query_worker(client: Client, task_queue: str) -> AsyncIterator[Non
         workflow_runner=workflow_runner(client.data_converter),
         activities=[_elsewhere],
         no_remote_activities=True,
-        interceptors=workflow_interceptors(client),
+        interceptors=workflow_interceptors(client, sizes),
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         build_id=build_id(),
     ):
@@ -78,9 +80,10 @@ async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
     raise ApplicationError("this process only answers; a worker does it", category=ApplicationErrorCategory.BENIGN)
 
 
-def workflow_interceptors(client: Client) -> list[Interceptor]:
-    """Return the workflow interceptors: `confidential_interceptor` if payloads are encrypted."""
-    return [confidential_interceptor()] if client.data_converter.payload_codec else []
+def workflow_interceptors(client: Client, sizes: WorkerSettings) -> list[Interceptor]:
+    """Return the workflow interceptors, with `confidential_interceptor` if payloads are encrypted."""
+    confidential = [confidential_interceptor()] if client.data_converter.payload_codec else []
+    return [HeartbeatInterceptor(sizes.heartbeat), *confidential]
 
 
 def workflow_runner(

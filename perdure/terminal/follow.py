@@ -26,6 +26,7 @@ from perdure.client.watch import Watch
 from perdure.process.shutdown import exit_now
 from perdure.process.streams import watch_reader
 from perdure.session import Session
+from perdure.terminal.console import is_plain_output
 from perdure.terminal.report import answer_commands, format_path
 from perdure.terminal.run_view import RunScreen
 
@@ -59,7 +60,8 @@ async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
     """Print the end of a run as a line of JSON; with `every`, each event before it too."""
 
     async def print_all() -> None:
-        async for event in Watch(session.client, run_id).events():
+        workspaces = session.settings.workspaces if every else None
+        async for event in Watch(session.client, run_id, workspaces=workspaces).events():
             if every:
                 print(event_to_json(event), flush=True)
 
@@ -68,6 +70,11 @@ async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
     end = await wait_for_run_end(session.client, run_id)
     print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}), flush=True)
     return exit_code_of(end)
+
+
+def watch_on_screen(session: Session, run_id: str, console: Console) -> Watch:
+    """Return a watch for a terminal. Other outputs show no partial text, which would cost heartbeats."""
+    return Watch(session.client, run_id, workspaces=None if is_plain_output(console) else session.settings.workspaces)
 
 
 def exit_code_of(end: RunEnd) -> int:
@@ -97,7 +104,7 @@ async def _show_run(session: Session, run_id: str, screen: RunScreen) -> None:
     learning = asyncio.create_task(_query_state(session, run_id, screen))
     try:
         async with screen.live_display():
-            async for position, event in Watch(session.client, run_id).positioned_events():
+            async for position, event in watch_on_screen(session, run_id, screen.console).positioned_events():
                 if asking is not None and isinstance(event, WaitEnded | WaitStarted | RunEnded):
                     await _cancel_tasks(asking)  # it has an answer, here or elsewhere
                     asking = None

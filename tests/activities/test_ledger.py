@@ -126,14 +126,6 @@ def test_a_claim_that_the_disk_cuts_in_half_leaves_nothing_behind(
     assert isinstance(entry.claim("charge", TIMEOUT), ClaimGranted)
 
 
-def test_who_stood_still_after_its_claim_may_not_go_on(entry: LedgerEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    granted = entry.claim("charge", TIMEOUT)
-    assert isinstance(granted, ClaimGranted)
-    assert not granted.has_lapsed
-    monkeypatch.setattr(ledger, "LEASE", timedelta(0))
-    assert granted.has_lapsed
-
-
 def claim_as(entry: LedgerEntry, owner: ClaimOwner) -> InDoubt:
     entry.claim("charge", TIMEOUT)
     found = entry.read_outcome()

@@ -34,12 +34,14 @@ from tests.chaos.tool_server import ToolServer
 
 SETTLED_WITHIN = 60.0  # seconds from the last fault to the last end
 PATIENCE = 120.0  # for what takes seconds; the machine may have other things to do
-BEAT = 10.0  # seconds without a heartbeat after which a worker counts as dead
+BEAT = 6.0  # seconds without a heartbeat after which a worker counts as dead
 FROZEN = BEAT + 4
 
-PROJECT = """
+PROJECT = f"""
 [limits]
 max_steps = 100
+[worker]
+heartbeat = "{BEAT:g}s"
 """
 TOOL = """
 [tools.{name}]

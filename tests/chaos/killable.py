@@ -122,6 +122,6 @@ async def _rehearsing(project: Project, task_queue: str) -> None:
     model = MessagesModel(AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport))
     async with (
         httpx.AsyncClient(trust_env=False) as http,
-        build_worker(client, build_project(settings, http), task_queue, model),
+        build_worker(client, build_project(settings, http), task_queue, model, sizes=settings.file.worker),
     ):
         await asyncio.Event().wait()

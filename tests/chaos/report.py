@@ -10,14 +10,15 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client
 
 from tests.chaos.context import Row
+from tests.chaos.environment import BEAT
 
 HEAD = ("scenario", "runs", "faults", "effects", "twice", "lost", "in doubt", "longest", "took", "")
-FRONT = """# Reliability
+FRONT = f"""# Reliability
 
 This page has the results of `make chaos`, which writes it; do not edit it. [Chaos tests](chaos.md) explains the
 faults and the checks. **twice** counts effects that happened again, **lost** results that no conversation shows; both
 must be 0. **in doubt** counts `once` calls that a person was asked about, cut between claim and result. **longest** is
-the longest time that a run stood still, including the detection of a dead worker (10 s).
+the longest time that a run stood still, including the detection of a dead worker ({BEAT:g} s here).
 """
 
 

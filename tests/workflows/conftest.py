@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +28,10 @@ from activities.project import Project
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.tools.interface import Tool
 from contracts.agent import Agent
+from contracts.duration import HEARTBEAT_TIMEOUT
 from contracts.run.events import StartEvent
 from contracts.run.limits import LimitOverrides
+from perdure.client.connection import has_worker_commands
 from perdure.client.runs import fork_run, resume_run, start_or_get_run
 from perdure.codec import AesGcmCodec
 from perdure.converter import with_encryption
@@ -79,6 +82,7 @@ class World:
     model: ScriptedModel
     caches: bool = True
     within: Callable[[Model], Model] = lambda model: model  # what a worker puts around the model
+    heartbeat: timedelta = HEARTBEAT_TIMEOUT  # of silence, after which a worker counts as dead
     started: list[str] = field(default_factory=list)
 
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
@@ -134,10 +138,15 @@ class World:
     ) -> AsyncIterator[None]:
         """A worker with a cache of its own, and so many activities at once. Two at once need a client each."""
         model = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
-        sizes = WorkerSettings(max_cached_workflows=1000 if self.caches else 0, max_concurrent_activities=slots)
+        cached = 1000 if self.caches else 0
+        sizes = WorkerSettings(max_cached_workflows=cached, max_concurrent_activities=slots, heartbeat=self.heartbeat)
         with patch("worker.WORKFLOWS", workflows):
             reader = self.within(MessagesModel(model))
-            worker = build_worker(client or self.client, self.project, self.queue, reader, deployment, observers, sizes)
+            at = client or self.client
+            hears = await has_worker_commands(at)
+            worker = build_worker(
+                at, self.project, self.queue, reader, deployment, observers, sizes, hears_cancels=hears
+            )
         async with model, _leaving(worker):
             yield
 
@@ -298,6 +307,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         agents: Sequence[Agent] = (),
         ceiling: Mapping[str, Any] = MappingProxyType({}),
         follow_ups: tuple[str, ...] | None = None,
+        heartbeat: timedelta = HEARTBEAT_TIMEOUT,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -316,7 +326,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             prices=prices,
         )
         with ScriptedModel(script) as model:
-            it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)
+            it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches, heartbeat=heartbeat)
             try:
                 if not works:
                     yield it

@@ -34,8 +34,7 @@ async def stop(run: Run, door: str) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_a_read_is_stopped_at_once(world: MakeWorld, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+async def test_a_read_is_stopped_at_once(world: MakeWorld, door: str) -> None:
     work = HeldTool(effect=Effect.read)
     async with world([calls(("work", {})), FINISH], work.tool) as it:
         run = await it.start()
@@ -250,11 +249,9 @@ async def test_events_after_a_cancel_do_not_change_how_the_run_ends(world: MakeW
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_the_run_canceled(
-    world: MakeWorld, door: str, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, door: str, no_commands_client: Client
 ) -> None:
-    # No heartbeat delivers the cancel before the answer is there.
-    monkeypatch.setattr("activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0)
-    async with world([slow(says("all done"), 0.6)]) as it:
+    async with world([slow(says("all done"), 0.6)], server=no_commands_client) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)
         await stop(run, door)
@@ -263,10 +260,9 @@ async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_t
 
 
 async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_finishes_just_then(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, no_commands_client: Client
 ) -> None:
-    monkeypatch.setattr("activities.effects.attempts.PROGRESS_CHECK_EVERY", 30.0)
-    async with world([slow(says("all done"), 0.6)]) as it:
+    async with world([slow(says("all done"), 0.6)], server=no_commands_client) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)
         await it.send_result(run, 7, "vote")

@@ -171,9 +171,8 @@ async def test_each_request_extends_the_one_before_it(world: MakeWorld) -> None:
 
 @pytest.mark.parametrize("way", ["signal", "native"])
 async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
-    world: MakeWorld, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: MakeWorld, way: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
     answers = reads(16)
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:

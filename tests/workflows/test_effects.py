@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +359,7 @@ async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
 async def test_a_worker_paused_between_claim_and_effect_does_not_make_it_and_reports_so(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.effects.ledger.LEASE", timedelta(seconds=-1))
+    monkeypatch.setattr("activities.effects.once.current_lease_end", lambda: datetime.now(UTC) - timedelta(seconds=1))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.run_to_end()
@@ -395,7 +395,6 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """From the claim on the call is finished, whatever is asked of it."""
-    monkeypatch.setattr("activities.effects.attempts.ALIVE_EVERY", 0.1)
     writing, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     record = LedgerEntry.record
@@ -419,7 +418,7 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
         await writing.wait()
         await run.signal("cancel")
         await it.until_activity(run, lambda each: each.state == CANCEL_REQUESTED)
-        await asyncio.sleep(0.5)  # the cancel travels with a beat; nothing tells when it has arrived
+        await asyncio.sleep(0.5)  # nothing tells when the cancel has arrived
         go_on.set()
         with pytest.raises(WorkflowFailureError):
             await run.result()

@@ -156,7 +156,8 @@ async def test_a_short_rate_limit_wait_is_shown_live(world: MakeWorld) -> None:
         it.within = lambda model: FallbackModel({"anthropic": Provider(model, pace)})
         async with it.worker():
             run = await it.start()
-            seen = [each.text async for each in Watch(it.client, run.id).events() if isinstance(each, PartialText)]
+            watch = Watch(it.client, run.id, workspaces=it.project.workspaces)
+            seen = [each.text async for each in watch.events() if isinstance(each, PartialText)]
             assert seen[0] == "held back by the rate limit of anthropic, 3.0 s"
             assert (await run.result())["type"] == "agent.completed"
             assert (await it.state(run))["active_seconds"] < 3  # a wait is no work

@@ -21,6 +21,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.model.transcript_cache import TranscriptCache
 from activities.security.secrets import collect_secrets
+from activities.storage.watchers import keep_watched
 from activities.tools.files import WriteFile
 from activities.tools.http import HttpTool
 from activities.tools.interface import TransientToolError
@@ -158,8 +159,8 @@ async def test_no_secret_is_left_anywhere(
                 ScriptedTool("large", lambda _, __: [ALL] * 1000, effect=Effect.once),
                 WriteFile(),
             )
-            async with world(script, *tools, secrets=secrets) as it:
-                run = await it.start("look around")
+            async with world(script, *tools, secrets=secrets) as it, keep_watched(it.project.workspaces, "leaky"):
+                run = await it.start("look around", run_id="leaky")
                 beats = b""
 
                 async def beaten() -> bool:
