@@ -45,6 +45,8 @@ async def test_a_worker_uses_the_configured_sizes(
         ("max_concurrent_activities = 0", "worker.max_concurrent_activities: "),
         ("max_cached_workflows = -1", "worker.max_cached_workflows: "),
         ("max_activities = 5", "worker.max_activities: "),
+        ('heartbeat = "500ms"', "worker.heartbeat: "),
+        ("heartbeat = 601", "worker.heartbeat: "),
     ],
 )
 def test_wrong_worker_settings_are_rejected(tmp_path: Path, said: str, wrong: str) -> None:

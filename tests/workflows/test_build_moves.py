@@ -1,10 +1,8 @@
 """Workflows that never end move to the current build by themselves, and a run stays on its own: an old build drains."""
 
-import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from unittest.mock import patch
 
 from temporalio.worker import Replayer
@@ -15,15 +13,14 @@ from perdure.doctor import _check_deployment
 from perdure.process.workflows import WORKFLOWS, workflow_runner
 from perdure.testkit.model_server import calls, says
 from settings import Deployment
-from tests.conftest import TEMPORAL
-from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.following import FollowUpWorld
 from tests.workflows.lane import lane_of, new_id, run_of, say, until_idle, wait_for_run
 from tests.workflows.mail import FakeBridge, message, new_agent
-from tests.workflows.test_versioning import are_left, builds, executions, make_current
+from tests.workflows.script import FINISH
+from tests.workflows.test_versioning import are_left, builds, executions, make_current, move
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
-FINISH = calls(("finish", {"outcome": "done"}))
 
 
 def build(it: World, number: int) -> Deployment:
@@ -41,7 +38,7 @@ async def doctor(it: World, number: int) -> str:
     return (await _check_deployment(it.client, build(it, number))).found
 
 
-async def replay(it: World, *moved: Any) -> None:
+async def replay(it: World, *moved: Run) -> None:
     """Every execution replays, also those that ended with the move, and no task of theirs has failed."""
     replayer = Replayer(
         workflows=WORKFLOWS,
@@ -54,7 +51,7 @@ async def replay(it: World, *moved: Any) -> None:
             await replayer.replay_workflow(await execution.fetch_history())
 
 
-async def signals(handle: Any, name: str) -> int:
+async def signals(handle: Run, name: str) -> int:
     attributes = [event.workflow_execution_signaled_event_attributes async for event in handle.fetch_history_events()]
     return sum(each.signal_name == name for each in attributes)
 
@@ -140,10 +137,10 @@ class Sleepers:
 
     it: World
     chat: str
-    carrier: FakeBridge
+    bridge: FakeBridge
     followed: FollowUpWorld
-    follow_up: Any
-    topic: Any
+    follow_up: Run
+    topic: Run
 
     @classmethod
     async def begin(cls, it: World) -> "Sleepers":
@@ -157,16 +154,16 @@ class Sleepers:
         return sleepers
 
     @property
-    def handles(self) -> list[Any]:
-        return [lane_of(self.it, self.chat), self.carrier.box, self.follow_up, self.topic]
+    def handles(self) -> list[Run]:
+        return [lane_of(self.it, self.chat), self.bridge.box, self.follow_up, self.topic]
 
     async def use(self, time: int) -> None:
         """Each has something to do, and does it: on whichever build."""
         await say(self.it, self.chat, f"turn {time}")
         await until_idle(self.it, self.chat, time)
-        async with self.carrier.working():
-            await self.carrier.deliver(message(f"m{time}"))
-            await self.carrier.until_over(f"m{time}")
+        async with self.bridge.working():
+            await self.bridge.deliver_all(message(f"m{time}"))
+            await self.bridge.until_over(f"m{time}")
         await self.followed.add(self.follow_up, "wait", f"w{time}", delayMs=5)
         await self.followed.until_task(self.follow_up, f"w{time}", "resolved")
         await self.followed.publish(self.followed.reply(userId="C", userName="Cy"))
@@ -224,7 +221,7 @@ async def test_the_reconciler_wakes_what_sleeps_on_an_old_build(world: MakeWorld
             await replay(it, *sleepers.handles)
 
 
-async def test_a_workflow_of_older_code_replays_after_a_move_by_command_and_moves_later(
+async def test_what_older_code_kept_on_its_build_replays_after_a_command_moved_it(
     world: MakeWorld,
 ) -> None:
     """Older code did not look at the build: its histories have tasks that could have moved, and did not."""
@@ -248,12 +245,3 @@ async def test_a_workflow_of_older_code_replays_after_a_move_by_command_and_move
                 assert await look(it) == 4
                 await sleepers.until_on(3)
                 await replay(it, *sleepers.handles)
-
-
-async def move(it: World, handle: Any, deployment: Deployment, behavior: str = "one_time") -> None:
-    """The command of docs/upgrading.md."""
-    where = ("--address", it.client.service_client.config.target_host, "--workflow-id", handle.id)
-    to = [f"--versioning-override-{name}" for name in ("behavior", "deployment-name", "build-id")]
-    flags = [part for pair in zip(to, (behavior, deployment.name, deployment.build_id), strict=True) for part in pair]
-    moved = await asyncio.create_subprocess_exec(TEMPORAL, "workflow", "update-options", *where, *flags)
-    assert await moved.wait() == 0

@@ -151,17 +151,22 @@ async def test_a_run_whose_build_has_no_worker_left_is_moved_to_another_by_a_com
         async with it.worker(deployment=new):
             await make_current(it, new)
             await it.until(lambda: are_left(it, old, run))
-            where = ("--address", it.client.service_client.config.target_host, "--workflow-id", run.id)
-            to = [f"--versioning-override-{name}" for name in ("behavior", "deployment-name", "build-id")]
-            flags = [part for pair in zip(to, ("one_time", new.name, "2"), strict=True) for part in pair]
-            moved = await asyncio.create_subprocess_exec(TEMPORAL, "workflow", "update-options", *where, *flags)
-            assert await moved.wait() == 0
+            await move(it, run, new)
             await it.until(lambda: are_left(it, old))
             for step in (1, 2):
                 await it.until_state(run, question=True, step=step)
                 await run.signal("human_input", {"text": "yes"})
             assert (await run.result())["type"] == "agent.completed"
         assert (await builds(it, run), await it.failed_tasks(run)) == ([{"1", "2"}], 0)
+
+
+async def move(it: World, handle: Run, deployment: Deployment, behavior: str = "one_time") -> None:
+    """The command of docs/upgrading.md."""
+    where = ("--address", it.client.service_client.config.target_host, "--workflow-id", handle.id)
+    to = [f"--versioning-override-{name}" for name in ("behavior", "deployment-name", "build-id")]
+    flags = [part for pair in zip(to, (behavior, deployment.name, deployment.build_id), strict=True) for part in pair]
+    moved = await asyncio.create_subprocess_exec(TEMPORAL, "workflow", "update-options", *where, *flags)
+    assert await moved.wait() == 0
 
 
 async def are_left(it: World, deployment: Deployment, *runs: Any) -> bool:
