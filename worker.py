@@ -22,6 +22,7 @@ from activities.delegation import Delegations
 from activities.effects.beats import BeatInterceptor, BeatPolicy
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
+from activities.model.fused_turn import FusedTurns
 from activities.model.port import Model
 from activities.model.summarize import Summaries
 from activities.model.transcript_cache import TranscriptCache
@@ -132,6 +133,7 @@ def _all_activities(
     client: Client, project: Project, task_queue: str, model: Model, transcripts: TranscriptCache
 ) -> list[Callable[..., Any]]:
     turns = Turns(client, model, transcripts, project)
+    tools = ToolCalls(client, transcripts, project, GRACE)
     runs = RunFiles(client, transcripts, project)
     conversations = Conversations(client, transcripts, project)
     follow_ups = FollowUps(client, project)
@@ -140,8 +142,9 @@ def _all_activities(
     return [
         turns.plan,
         turns.reflect,
+        FusedTurns(tools, turns, transcripts, project).read_and_reflect,
         Summaries(model, transcripts, project).summarize,
-        ToolCalls(client, transcripts, project, GRACE).call_tool,
+        tools.call_tool,
         QueueResults(client, project).keep_result,
         runs.open_run,
         runs.close_segment,

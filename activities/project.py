@@ -44,6 +44,7 @@ class Project:
     on_delegation: str = ""  # for every agent with peers: when to delegate and how
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
+    fuse_reads: bool = False  # for agents that do not set it
     ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
 
     secrets: Secrets = NO_SECRETS

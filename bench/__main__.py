@@ -38,7 +38,8 @@ async def measure(sizes: Sizes, peers: Sequence[str], workers: int) -> list[Row 
         client = await Client.connect(server.address, data_converter=data_converter)
         raw = await held.enter_async_context(working("raw", client, home, workers))
         ours = await held.enter_async_context(working("ours", client, home, workers))
-        async for row in Bench(raw, ours, sizes, Actions(port)).rows():
+        fused = await held.enter_async_context(working("fused", client, home, workers))
+        async for row in Bench(raw, ours, fused, sizes, Actions(port)).rows():
             ratio = "" if row.ratio is None else f"×{row.ratio:.2f}"
             verdict = {True: "ok", False: "MISS", None: ""}[row.met]
             print(_line(row.figure, row.raw, row.ours, ratio, row.target, verdict), flush=True)

@@ -78,7 +78,7 @@ class BulkTool:
         return ToolOutcome(result=text(arguments["turn"], arguments["size"]))
 
 
-def project(workspaces: Path, marks: Marks) -> Project:
+def project(workspaces: Path, marks: Marks, *, fuses: bool = False) -> Project:
     return Project(
         agents={"default": Agent(name="default", tools=(BULK,))},
         tools={BULK: BulkTool(marks)},
@@ -87,12 +87,14 @@ def project(workspaces: Path, marks: Marks) -> Project:
         limits=LimitOverrides(),
         workspaces=workspaces,
         instructions="You are measured.",
+        fuse_reads=fuses,
         window=1_000_000_000,  # every call sees the whole conversation
     )
 
 
-def build(client: Client, queue: str, marks: Marks, workspaces: Path) -> Worker:
-    return build_worker(client, project(workspaces, marks), queue, InstantModel(marks), hears_cancels=True)
+def build(client: Client, queue: str, marks: Marks, workspaces: Path, *, fuses: bool = False) -> Worker:
+    parts = project(workspaces, marks, fuses=fuses)
+    return build_worker(client, parts, queue, InstantModel(marks), hears_cancels=True)
 
 
 def start_event(work: Work) -> StartEvent:

@@ -46,7 +46,12 @@ CPU = Target(1.3)
 REPLAY = Target(1.5)
 THROUGHPUT = Target(0.9, at_least=True)
 SIGNAL = Target(1.25)
+FUSED_BYTES = Target(1.0)
+FUSED_WALL = Target(0.65)
+FUSED_CPU = Target(0.75)
+FUSED_THROUGHPUT = Target(1.15, at_least=True)
 MOST_EVENTS = 12.5  # a step
+MOST_FUSED_EVENTS = 6.4
 MOST_MISS = 0.1  # seconds
 MOST_LOST = 1.5  # seconds until the runs of a killed worker go on
 MOST_ACTIONS = 2.2  # a step
@@ -73,8 +78,11 @@ QUICK = Sizes(repeats=1, steps=12, long=40, short=5, runs=8, questions=3, thinks
 
 @dataclass(frozen=True)
 class Bench:
+    """`fused` is ours with `fuse_reads`."""
+
     raw: Side
     ours: Side
+    fused: Side
     sizes: Sizes
     actions: Actions
 
@@ -89,6 +97,8 @@ class Bench:
         yield _linear([*await self._pairs(Work(steps // 2), 1), middle[0], *await self._pairs(Work(2 * steps), 1)])
         yield _a_step("wall", middle, lambda done: done.wall, WALL)
         yield _a_step("worker CPU", middle, lambda done: done.report.cpu, CPU)
+        for row in await self._fused(Work(steps)):
+            yield row
         large = await self._pairs(Work(steps // 2, 20 * KIB))
         yield _a_step("wall", large, lambda done: done.wall, WALL_LARGE)
         yield await self._replay(middle)
@@ -102,8 +112,23 @@ class Bench:
         for row in _growth(await self._pairs(Work(long))):
             yield row
 
-    async def _pairs(self, work: Work, repeats: int | None = None) -> Pairs:
-        return [(await run(self.raw, work), await run(self.ours, work)) for _ in range(repeats or self.sizes.repeats)]
+    async def _pairs(self, work: Work, repeats: int | None = None, ours: Side | None = None) -> Pairs:
+        side = ours or self.ours
+        return [(await run(self.raw, work), await run(side, work)) for _ in range(repeats or self.sizes.repeats)]
+
+    async def _fused(self, work: Work) -> list[Row]:
+        """Reads fused with the next model call."""
+        pairs = await self._pairs(work, ours=self.fused)
+        short, runs = Work(self.sizes.short), self.sizes.runs
+        both = [(await at_once(self.raw, short, runs), await at_once(self.fused, short, runs)) for _ in self._repeats]
+        sizes = [(float(raw.size), float(fused.size)) for raw, fused in pairs]
+        return [
+            _compared(f"fused: history bytes, {work}", sizes, _bytes, FUSED_BYTES),
+            _events_of(pairs, "fused: history events a step", MOST_FUSED_EVENTS),
+            _a_step("wall", pairs, lambda done: done.wall, FUSED_WALL, "fused: "),
+            _a_step("worker CPU", pairs, lambda done: done.report.cpu, FUSED_CPU, "fused: "),
+            _compared(f"fused: steps/s, {runs} runs of {short} at once", both, "{:.0f}".format, FUSED_THROUGHPUT),
+        ]
 
     async def _replay(self, pairs: Pairs) -> Row:
         both = [(await replay(raw), await replay(ours)) for raw, ours in pairs]
@@ -164,10 +189,10 @@ def _compared(figure: str, both: Figures, shown: Callable[[float], str], target:
     return Row(figure, raw, ours, ratio, str(target), target.met(ratio))
 
 
-def _a_step(what: str, pairs: Pairs, of: Callable[[Run], float], target: Target) -> Row:
+def _a_step(what: str, pairs: Pairs, of: Callable[[Run], float], target: Target, shape: str = "") -> Row:
     work = pairs[0][0].work
     both = [(of(raw) / work.steps, of(ours) / work.steps) for raw, ours in pairs]
-    return _compared(f"{what} a step, {work}", both, _ms, target)
+    return _compared(f"{shape}{what} a step, {work}", both, _ms, target)
 
 
 def _bytes_of(pairs: Pairs) -> list[Row]:
@@ -183,11 +208,9 @@ def _bytes_of(pairs: Pairs) -> list[Row]:
     ]
 
 
-def _events_of(pairs: Pairs) -> Row:
+def _events_of(pairs: Pairs, figure: str = "history events a step", most: float = MOST_EVENTS) -> Row:
     raw, ours = (median(done.events / done.work.steps for done in side) for side in zip(*pairs, strict=True))
-    return Row(
-        "history events a step", f"{raw:.2f}", f"{ours:.2f}", ours / raw, f"≤ {MOST_EVENTS}", ours <= MOST_EVENTS
-    )
+    return Row(figure, f"{raw:.2f}", f"{ours:.2f}", ours / raw, f"≤ {most}", ours <= most)
 
 
 def _linear(pairs: Pairs) -> Row:

@@ -20,7 +20,7 @@ from perdure.client.runs import start_or_get_run
 ROOT = Path(__file__).parent.parent
 MOST_REPORT = 64 * 1024 * 1024  # bytes of one line from a worker
 LAST = 10.0  # seconds for a worker to end: one that lost a run may wait for it for ever
-Name = Literal["raw", "ours"]
+Name = Literal["raw", "ours", "fused"]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Side:
 
     async def start(self, work: Work) -> WorkflowHandle[Any, Any]:
         run_id = uuid4().hex[:12]
-        if self.name == "ours":
+        if self.name in ("ours", "fused"):
             return await start_or_get_run(self.client, self.queue, start_event(work), run_id)
         return await self.client.start_workflow(RawMin.run, work, id=RAW + run_id, task_queue=self.queue)
 

@@ -18,7 +18,10 @@ async def serve(side: str, address: str, queue: str, workspaces: Path, reports: 
     """Works until its standard input ends."""
     client = await Client.connect(address, data_converter=data_converter)
     marks = Marks()
-    build = raw_min.build(client, queue, marks) if side == "raw" else ours.build(client, queue, marks, workspaces)
+    if side == "raw":
+        build = raw_min.build(client, queue, marks)
+    else:
+        build = ours.build(client, queue, marks, workspaces, fuses=side == "fused")
     async with build:
         gc.freeze()  # as the product's worker does
         await answer(marks, reports)

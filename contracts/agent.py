@@ -15,7 +15,8 @@ class Agent(FrozenModel):
 
     `peers` are the agents that it may delegate to. An agent with a `mailbox` lives outside Temporal and exchanges
     files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
-    the run's own, in which its follow-ups may resume work; None: it may not create follow-ups.
+    the run's own, in which its follow-ups may resume work; None: it may not create follow-ups. `fuse_reads` is the
+    project's setting if it is None.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Agent(FrozenModel):
     mailbox: bool = False
     follow_ups: tuple[str, ...] | None = None
     journal: bool = True
+    fuse_reads: bool | None = None
 
 
 class ToolSchema(FrozenModel):
@@ -75,6 +77,7 @@ class StartSnapshot(FrozenModel):
     answer_keys: dict[str, str] = omit_default({})  # as in `RunState`
     ceiling: dict[str, Any] = omit_default({})  # the project's limits that no run exceeds
     key_id: str = omit_default("")  # as in `RunState`
+    fuse_reads: bool = omit_default(default=False)  # as in `RunState`
 
 
 class StartSnapshotRequest(FrozenModel):

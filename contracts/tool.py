@@ -11,6 +11,8 @@ from contracts.duration import Duration
 from contracts.models import ForeignText, FrozenModel, JsonResult, SparseModel, omit_default
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
+RETRIES_USED_UP = " (three retries did not help)"
+INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
 MAX_ERROR = 8 * 1024  # characters of an error that a model is shown
 MAX_RESULT_BYTES = 8 * 1024 * 1024  # of a result; a larger one is truncated
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout beyond the tool's own, which expires first

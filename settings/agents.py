@@ -40,6 +40,8 @@ class _FrontMatter(StrictModel):
     """The allow-list. `server__*` allows all tools of an MCP server; built-in tools are always allowed."""
     journal: bool = True
     """The tools of the run journal."""
+    fuse_reads: bool | None = None
+    """As `fuse_reads` of [`[worker]`](#worker), for this agent."""
     follow_ups: _FollowUps | None = None
     """`{}` enables the tools of [follow-ups](../follow-ups.md)."""
     peers: tuple[str, ...] = ()

@@ -172,6 +172,9 @@ class WorkerSettings(StrictModel):
     """Runs, conversations and other workflows in memory. Others are replayed from history when they are needed."""
     heartbeat: Duration = Field(default=HEARTBEAT_TIMEOUT, ge=timedelta(seconds=1), le=timedelta(minutes=10))
     """A worker that is silent for this long counts as dead. A call heartbeats after 0.8 of it, which Temporal bills."""
+    fuse_reads: bool = False
+    """`true` makes a turn of short reads and the next model call in one activity: half the history events. Runs keep
+    the setting with which they began."""
 
 
 class CeilingSettings(LimitOverrides):

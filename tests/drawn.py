@@ -91,6 +91,12 @@ def a_reply(rng: Random, before: Said | None = None) -> Said:
     return Said(text, uses, rng.choice((None,) * 8 + ("max_tokens",)))
 
 
+def some_reads(rng: Random) -> Said:
+    """A reply that asks for reads alone."""
+    names = rng.choices(("look", "peek"), k=rng.choice((1, 1, 2, 3)))
+    return Said(uses=tuple((name, {"brings": rng.choice(BRINGS), "n": rng.randrange(9)}) for name in names))
+
+
 def _a_use(rng: Random) -> tuple[str, dict[str, Any] | str]:
     if rng.random() < 0.75:
         return rng.choice(NAMES), {"brings": rng.choice(BRINGS), "n": rng.randrange(3)}

@@ -21,6 +21,7 @@ from contracts.run.events import ToolResultEvent, ToolResultPayload
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
+from contracts.run.transcript import Part
 from contracts.run.turn import ModelTurn
 from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 from decisions import delegation, ids
@@ -32,7 +33,7 @@ from decisions.run.loop_detection import reset_detection
 from decisions.run.question import QUESTION_DECISIONS, answer_rejection
 from decisions.run.recovery import QUESTION, next_recovery, record_recovery
 from decisions.run.reply import needs_approval, question_in, take_turn
-from decisions.run.state import MAX_STEERED_IDS, add_delegated, add_summary_cost
+from decisions.run.state import MAX_STEERED_IDS, add_delegated, add_reply_cost
 from decisions.run.tool_results import (
     ESCALATES,
     ResultVerdict,
@@ -93,6 +94,7 @@ class Played:
     halt: str | None = None
     effects: list[str] = field(default_factory=list)
     said: list[SteerRequest] = field(default_factory=list)
+    ahead: list[Part] = field(default_factory=list)  # results that the model is shown before the run has them
 
     def __post_init__(self) -> None:
         self._strands: list[Flow[None]] = []
@@ -167,9 +169,8 @@ class Played:
                     self._listen()
                 case loop.Think():
                     self._begin(self._think())
-                case loop.Act(batch):
-                    self.state = call_state.issue_calls(self.state, batch, NOW)
-                    self._begin(*(self._settle(call) for call in batch))
+                case loop.Act() | loop.ActAndThink() as move:
+                    self._act(move)
                 case loop.CloseTurn():
                     self._close_turn()
                 case loop.FinalTurn():
@@ -180,6 +181,14 @@ class Played:
                 case loop.End(ending):
                     self.state = endings.end_run(call_state.settle_interrupted(self.state, self.effects), ending)
                     self._end()
+
+    def _act(self, move: loop.Act | loop.ActAndThink) -> None:
+        self.state = call_state.issue_calls(self.state, move.batch, NOW)
+        outcomes: dict[str, ToolOutcome] = {}
+        if isinstance(move, loop.Act):
+            self._begin(*(self._settle(call) for call in move.batch))
+        else:
+            self._begin(*(self._read(call, move.batch, outcomes) for call in move.batch))
 
     def _listen(self) -> None:
         said, self.said = self.said, []
@@ -225,6 +234,8 @@ class Played:
         assert not self.waits
         self.state = call_state.settle_interrupted(self.state, self.effects)
         self._close_turn()
+        for message in self.said:
+            self._ignore("steer", f"{message.request_id}: the run ended before a model call could take it in")
         ending = self.state.ending
         self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
         self.ends += 1
@@ -236,6 +247,37 @@ class Played:
         self.state = closed.state
         if closed.note:
             self.transcript.append(note_part(closed.note))
+
+    # Reads and the model call after them, as in workflows/agent_run/fused_turn.py and activities/model/fused_turn.py.
+
+    def _read(self, call: Call, batch: tuple[Call, ...], outcomes: dict[str, ToolOutcome]) -> Flow[None]:
+        """The read that ends last goes on with the model call; a cut one leaves what the others brought."""
+        self.made[call.step or 0, call.generation] += 1
+        try:
+            outcomes[call.tool_use_id] = yield Wait("call", call)
+            if len(outcomes) < len(batch):
+                return
+            reads = [each.model_copy(update={"outcome": outcomes[each.tool_use_id]}) for each in batch]
+            self.ahead = [call_part(each) for each in reads]
+            self.asked += 1
+            reply: ModelTurn | ContextFull | Ending = yield Wait("model")
+        finally:
+            self.ahead = []
+            if self.halt is not None or len(outcomes) == len(batch):
+                self._settle_reads(batch, outcomes)
+        if not isinstance(reply, ModelTurn):
+            return  # the model is called as usual
+        self._close_turn()
+        move = loop.next_move(self.state, history_is_long=False, is_spoken_to=bool(self.said))
+        if isinstance(move, loop.Think):
+            yield from self._take_reply(reply)
+        else:
+            self.state = add_reply_cost(self.state, reply)
+
+    def _settle_reads(self, batch: tuple[Call, ...], outcomes: dict[str, ToolOutcome]) -> None:
+        for call in batch:
+            if (outcome := outcomes.pop(call.tool_use_id, None)) is not None:
+                self.state = call_state.settle_call(self.state, call, outcome)
 
     # A model call, as in workflows/agent_run/model_turn.py and workflows/agent_run/compaction.py.
 
@@ -250,6 +292,9 @@ class Played:
         if isinstance(turn, ContextFull):
             yield from self._make_room(turn)
             return
+        yield from self._take_reply(turn)
+
+    def _take_reply(self, turn: ModelTurn) -> Flow[None]:
         forced, ending = self.state.forced, self.state.ending
         taken = take_turn(self.state, turn)
         self.state = taken.state
@@ -282,7 +327,7 @@ class Played:
         forced = ForcedTool(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
         if stage is not Recovery.ask:
             summary: Summary = yield Wait("summary")
-            self.state = add_summary_cost(self.state, summary)
+            self.state = add_reply_cost(self.state, summary)
         elif full.was_refused:
             yield from self._ask_in_its_place(forced)
         else:

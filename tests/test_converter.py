@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload
 
-from activities.tools.call import reject_unreadable
+from activities.tools.outcome import reject_unreadable
 from contracts.agent import StartSnapshot
 from contracts.models import SparseModel, Undecodable
+from contracts.run.compaction import ContextFull
+from contracts.run.fused_turn import FusedRead, FusedTurn, FusedTurnRequest
 from contracts.run.state import Call, Continuation
 from contracts.run.transcript import Segment
 from contracts.run.turn import ModelTurn, SkippedModel, TurnRequest, Usage
@@ -65,6 +67,8 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "duration_ms": 0,
         "interrupted": False,
     },
+    FusedTurnRequest: {},
+    FusedTurn: {"head": "", "reply": None, "reason": "", "interrupted": False},
 }
 
 
@@ -74,6 +78,9 @@ def test_a_default_that_is_in_no_history_never_changes() -> None:
     for kind, defaults in MEANING_NOTHING.items():
         fields = {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
         assert fields == defaults, kind.__name__
+    assert FusedRead.model_fields["timeout"].default == timedelta(seconds=30)
+    full = ContextFull(tokens=1, window=1, messages=1)  # within a fused turn
+    assert full == ContextFull(tokens=1, window=1, messages=1, was_refused=False)
     assert Usage() == Usage(input=0, output=0, cache_read=0, cache_write=0)  # within a turn
 
 

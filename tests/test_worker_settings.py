@@ -7,6 +7,7 @@ import pytest
 from temporalio.client import Client
 
 import worker
+from perdure.process.project import display_project
 from settings import Settings
 from tests.projects import load_project, rejection_line
 
@@ -51,3 +52,12 @@ async def test_a_worker_uses_the_configured_sizes(
 )
 def test_wrong_worker_settings_are_rejected(tmp_path: Path, said: str, wrong: str) -> None:
     assert f"perdure.toml, line 2: {wrong}" in rejection_line(tmp_path, f"[worker]\n{said}\n")
+
+
+async def test_reads_are_fused_as_the_project_says_or_its_agent(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "plain.md").write_text("---\nfuse_reads: false\n---\nBe plain.\n")
+    settings = load_project(tmp_path, "[worker]\nfuse_reads = true\n")
+    async with display_project(settings) as project:
+        fuses = {name: agent.fuse_reads for name, agent in project.agents.items()}
+    assert (project.fuse_reads, fuses["default"], fuses["plain"]) == (True, None, False)

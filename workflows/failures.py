@@ -5,7 +5,7 @@ from temporalio.exceptions import TimeoutError as TimedOut
 
 from activities.effects.attempts import WORKER_SHUTDOWN
 from contracts.failures import Stop, ToolFault
-from contracts.tool import Effect, ToolOutcome, error_outcome
+from contracts.tool import RETRIES_USED_UP, Effect, ToolOutcome, error_outcome
 from decisions.run.recovery import FailureKind
 
 _KIND_OF_STOP: dict[str, FailureKind] = {Stop.in_doubt: FailureKind.in_doubt, Stop.not_begun: FailureKind.not_begun}
@@ -31,7 +31,7 @@ def to_tool_outcome(error: ActivityError, effect: Effect) -> ToolOutcome:
     """Return the failure as an outcome for the model."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
-        tried = " (it may have happened)" if effect is Effect.once else " (three retries did not help)"
+        tried = " (it may have happened)" if effect is Effect.once else RETRIES_USED_UP
         tried = "" if cause.non_retryable else tried
         return error_outcome(
             cause.type or ToolFault.tool_error, f"{cause.message}{tried}", retryable=not cause.non_retryable

@@ -7,6 +7,7 @@ from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
 from contracts.duration import HEARTBEAT_TIMEOUT, MAX_DURATION
+from contracts.run.fused_turn import READS_TIME
 from contracts.run.limits import Limits
 from contracts.run.turn import TURN_MARGIN
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, QueueRoute, ToolRoute
@@ -119,6 +120,15 @@ def model_turn_policy(limits: Limits) -> Policy:
         "start_to_close_timeout": longest_turn(limits) + TURN_MARGIN,
         "heartbeat_timeout": HEARTBEAT,
         "retry_policy": MODEL_RETRIES,
+    }
+
+
+def fused_turn_policy(limits: Limits) -> Policy:
+    """One attempt: if it does not get to its end, the reads and the turn become activities of their own."""
+    return {
+        "start_to_close_timeout": READS_TIME + longest_turn(limits) + TURN_MARGIN,
+        "heartbeat_timeout": HEARTBEAT,
+        "retry_policy": RetryPolicy(maximum_attempts=1),
     }
 
 

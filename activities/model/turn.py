@@ -55,7 +55,7 @@ class Turns:
         another definition than at the run's start.
         """
         async with counting_attempts(self._client, MODEL_TRIES) as attempt:
-            turn = await self._run_turn(request, "plan", attempt)
+            turn = await self.run_turn(request, "plan", attempt)
         if isinstance(turn, ModelTurn) and (text := join_text_blocks(turn.content)):
             with ignore_disk_errors("plan.md"):
                 await asyncio.to_thread(_write_plan, self._project.workspace(own_run_id()), text)
@@ -65,9 +65,9 @@ class Turns:
     async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
         """Run a later turn: judge the results, adjust the plan, next actions or done. Returns and raises as `plan`."""
         async with counting_attempts(self._client, MODEL_TRIES) as attempt:
-            return await self._run_turn(request, "reflect", attempt)
+            return await self.run_turn(request, "reflect", attempt)
 
-    async def _run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
+    async def run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
         workspace = self._project.workspace(own_run_id())
         write_trace(workspace, *request.told)
         coming = {"text": "", "held": ""}

@@ -67,6 +67,7 @@ class RunFiles:
             answer_keys=dict(self._project.answer_keys),
             ceiling=ceiling,
             key_id=key_id,
+            fuse_reads=self._project.fuse_reads if agent.fuse_reads is None else agent.fuse_reads,
         )
 
     @activity.defn

@@ -1,10 +1,11 @@
 """Facts of each activity attempt for the log, and its metrics."""
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import timedelta
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from temporalio import activity
 from temporalio.common import MetricHistogramTimedelta, MetricMeter
@@ -15,6 +16,8 @@ from contracts.run.turn import ModelTurn, TurnRequest, Usage
 from contracts.tool import ToolCall, ToolOutcome
 from decisions import telemetry
 from decisions.telemetry import HELP, Count
+
+R = TypeVar("R")
 
 # Facts of the attempt in this task. Never reset: the SDK logs the attempt's failure after its end.
 _facts: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
@@ -36,6 +39,33 @@ def add_counts(meter: MetricMeter, counts: Iterable[Count]) -> None:
         meter.create_counter(item.name, HELP[item.name]).add(item.by, item.labels)
 
 
+class AttemptObserver(Protocol):
+    """An interceptor that observes attempts, also those that share an activity."""
+
+    def observe(self, activity_type: str, request: Any, work: Awaitable[R]) -> Awaitable[R]: ...
+
+
+_observers: ContextVar[tuple[AttemptObserver, ...]] = ContextVar("observers", default=())
+
+
+def add_observer(observer: AttemptObserver) -> None:
+    """Let the observer see the attempts that the current activity makes in place of other activities."""
+    _observers.set((*_observers.get(), observer))
+
+
+async def observed(activity_type: str, request: Any, work: Coroutine[Any, Any, R]) -> R:
+    """Await what would be an attempt of an activity of its own, with facts, metrics and a span of its own."""
+    observing: Awaitable[R] = work
+    for observer in reversed(_observers.get()):
+        observing = observer.observe(activity_type, request, observing)
+
+    async def wait() -> R:
+        _facts.set(_first_facts(request))
+        return await observing
+
+    return await asyncio.create_task(wait())
+
+
 class MetricsInterceptor(Interceptor):
     """The worker's interceptor for metrics. It wraps the redaction, so it sees redacted data only.
 
@@ -48,6 +78,14 @@ class MetricsInterceptor(Interceptor):
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
         return _Inbound(next, self)
 
+    async def observe(self, activity_type: str, request: Any, work: Awaitable[R]) -> R:  # noqa: ARG002 - of the protocol
+        started, result = perf_counter(), None
+        try:
+            result = await work
+        finally:
+            _record_metrics(timedelta(seconds=perf_counter() - started), result)
+        return result
+
 
 class _Inbound(ActivityInboundInterceptor):
     def __init__(self, inner: ActivityInboundInterceptor, observation: MetricsInterceptor) -> None:
@@ -56,14 +94,12 @@ class _Inbound(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         _facts.set(_first_facts(input.args[0] if input.args else None))
+        add_observer(self._observation)
         self._observation.attempts += 1
-        started, result = perf_counter(), None
         try:
-            result = await super().execute_activity(input)
+            return await self._observation.observe(activity.info().activity_type, None, super().execute_activity(input))
         finally:
             self._observation.attempts -= 1
-            _record_metrics(timedelta(seconds=perf_counter() - started), result)
-        return result
 
 
 def _first_facts(request: Any) -> dict[str, Any]:

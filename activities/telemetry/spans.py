@@ -6,12 +6,12 @@ figures and names, and no text of the conversation. Needs the extra `telemetry`.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -36,7 +36,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from activities.security.secrets import Secrets
 from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
-from activities.telemetry.metrics import attempt_facts
+from activities.telemetry.metrics import add_observer, attempt_facts
 from contracts.run.state import CloseRequest, RunStatus
 from decisions import telemetry
 from decisions.ids import root_span_id, trace_id
@@ -45,6 +45,8 @@ TIMEOUT_STATUSES = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  #
 RUN_WORKFLOW = "AgentRun"  # the workflow type whose trace has a root span
 SERVER_TIMEOUT = timedelta(seconds=5)  # for one answer of the server
 MAX_END_DELAY = timedelta(minutes=2)  # from a run's last activity to its end, on a busy machine too
+
+R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 
@@ -95,19 +97,19 @@ class SpanInterceptor(Interceptor):
         return _Inbound(next, self)
 
     @contextmanager
-    def attempt_span(self, request: Any) -> Iterator[Span]:
+    def attempt_span(self, activity_type: str, request: Any) -> Iterator[Span]:
         info = activity.info()
         workflow_id = info.workflow_id or ""
         with self._with_ids(info.namespace, workflow_id):
             span = self._tracer.start_span(
-                telemetry.span_name(info.activity_type, request),
+                telemetry.span_name(activity_type, request),
                 context=_root_context(info.namespace, workflow_id) if info.workflow_type == RUN_WORKFLOW else Context(),
-                kind=SpanKind.CLIENT if info.activity_type in telemetry.MODEL_TURNS else SpanKind.INTERNAL,
+                kind=SpanKind.CLIENT if activity_type in telemetry.MODEL_TURNS else SpanKind.INTERNAL,
                 attributes=self._redact_attributes(
                     {
                         **telemetry.run_attributes(workflow_id),
-                        **telemetry.request_attributes(info.activity_type, request),
-                        "perdure.activity": info.activity_type,
+                        **telemetry.request_attributes(activity_type, request),
+                        "perdure.activity": activity_type,
                         "perdure.attempt": info.attempt,
                         "temporalRunID": info.workflow_run_id or "",
                         "temporalActivityID": info.activity_id,
@@ -124,6 +126,13 @@ class SpanInterceptor(Interceptor):
         finally:
             span.set_attributes(self._redact_attributes(telemetry.fact_attributes(attempt_facts())))
             span.end()
+
+    async def observe(self, activity_type: str, request: Any, work: Awaitable[R]) -> R:
+        """Await an attempt in a span of its own."""
+        with self.attempt_span(activity_type, request) as span:
+            result = await work
+            self.record_result(span, result)
+        return result
 
     def record_result(self, span: Span, result: Any) -> None:
         attributes = telemetry.result_attributes(result)
@@ -253,9 +262,8 @@ class _Inbound(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         request = input.args[0] if input.args else None
-        with self._spans.attempt_span(request) as span:
-            result = await super().execute_activity(input)
-            self._spans.record_result(span, result)
+        add_observer(self._spans)
+        result = await self._spans.observe(activity.info().activity_type, request, super().execute_activity(input))
         if isinstance(request, CloseRequest) and request.journal is not None:
             self._spans.record_run_end()
         return result

@@ -8,6 +8,7 @@ html           HTML to Markdown
 http           The kind `http`: POST the tool request event; the response is the result
 interface      The interface of every tool
 json_schema    Validation of a call's arguments against the tool's schema
+outcome        An outcome as it is recorded: bounded, readable, with a large result as an artifact
 printing       A flag that is set while a tool runs in this process
 python         The kind `python`: a typed function with a docstring, from which the schema is derived
 queue          The kind `queue`: another worker's activity, scheduled by the workflow

@@ -8,7 +8,6 @@ from datetime import timedelta
 from time import monotonic, perf_counter
 from typing import Any
 
-from pydantic_core import from_json, to_json
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
@@ -21,21 +20,18 @@ from activities.model.transcript_cache import TranscriptCache, TranscriptMismatc
 from activities.project import Project
 from activities.security.redaction import redact_model
 from activities.storage.store import StoredFileChangedError
-from activities.storage.workspace import OutsideWorkspaceError, Workspace
+from activities.storage.workspace import Workspace
 from activities.telemetry.trace import report_event, write_trace
 from activities.tools.interface import CallContext, PreflightTool, TransientToolError
 from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
+from activities.tools.outcome import bound_result, cut_error, drop_cut_end, fit_result, is_large, reject_unreadable
 from activities.tools.result_budget import ResultBudget, is_small, take_share
 from contracts.failures import Stop, ToolFault
-from contracts.models import NESTING_MARGIN
-from contracts.strict_input import find_flaw
 from contracts.tool import (
     CALL_MARGIN,
-    MAX_ERROR,
-    MAX_RESULT_BYTES,
+    RETRIES_USED_UP,
     RETRY_DELAYS,
     Effect,
-    LargeResult,
     ToolCall,
     ToolKind,
     ToolOutcome,
@@ -45,10 +41,7 @@ from decisions.ids import call_digest, request_key, result_key, run_id_of_workfl
 from decisions.run.transcript import result_part
 from decisions.text.formatting import call_line, call_trace
 
-INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
 IN_LOOP_BYTES = 10 * 1024  # of a result that needs no thread; its escaped JSON is below INLINE_BYTES in any case
-EXCERPT_BYTES = 4 * 1024
-CUT_MARGIN = 64 * 1024  # characters
 MAX_SHARE_WAIT = 3.0  # seconds that a finished result waits for a share; less than `CALL_MARGIN`
 PREFLIGHT_SHARE = 2 / 3  # maximum part of a tool's timeout that the preflight may use
 
@@ -71,23 +64,40 @@ class ToolCalls:
         outcomes that the model sees. Raises ApplicationError with a type of `contracts.failures.Stop` if the effect
         may have happened before, or must not happen now.
         """
+        async with heartbeating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
+            attempt, was_interrupted = activity.info().attempt, await was_lost(self._client)
+            return await self.run_attempt(call, attempt, interrupted=was_interrupted)
+
+    async def run_attempt(
+        self, call: ToolCall, attempt: int, limit: timedelta | None = None, *, interrupted: bool = False
+    ) -> ToolOutcome:
+        """Run one attempt. `limit` is its timeout if the activity is not the call's own. Raises as `call_tool`."""
         workspace = self._project.workspace(_run_id())
         started = perf_counter()
-        async with heartbeating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
-            interrupted = await was_lost(self._client)
-            if interrupted:
-                _report_retry(call, workspace, activity.info().attempt, "its worker was lost", None)
-            async with self._budget.call():
-                outcome = await self._run_call(call, workspace)
+        if interrupted:
+            _report_retry(call, workspace, attempt, "its worker was lost", None)
+        async with self._budget.call():
+            outcome = await self._run_call(call, workspace, attempt, limit)
         took = round((perf_counter() - started) * 1000)
         outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
         if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
             self._record_outcome(call, outcome, workspace)
         return outcome
 
-    async def _run_call(self, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+    async def settle_failure(self, call: ToolCall, failure: ApplicationError) -> ToolOutcome:
+        """Return and record the outcome of a read that is not tried again."""
+        workspace, tried = self._project.workspace(_run_id()), "" if failure.non_retryable else RETRIES_USED_UP
+        kind, message = failure.type or ToolFault.tool_error, f"{failure.message}{tried}"
+        error = error_outcome(kind, message, retryable=not failure.non_retryable)
+        outcome = await self._finish_outcome(error, call, workspace)
+        self._record_outcome(call, outcome, workspace)
+        return outcome
+
+    async def _run_call(
+        self, call: ToolCall, workspace: Workspace, attempt: int, limit: timedelta | None
+    ) -> ToolOutcome:
         tool: object = self._project.tools.get(call.tool)
-        guard, timeout = tool if isinstance(tool, PreflightTool) else None, _tool_timeout()
+        guard, timeout = tool if isinstance(tool, PreflightTool) else None, limit or _tool_timeout()
         try:
             if guard is not None:
                 rejection, timeout = await self._run_preflight(guard, call, timeout)
@@ -97,14 +107,15 @@ class ToolCalls:
                 return await run_to_completion(self._run_once(call, workspace, timeout), self._drain)
             calling = self._make_call(call, await self._load_arguments(call), workspace)
             if call.effect is Effect.read:
-                outcome = await (calling if guard is None else with_timeout(timeout, calling))
+                is_unbounded = guard is None and limit is None  # Temporal bounds it
+                outcome = await (calling if is_unbounded else with_timeout(timeout, calling))
                 return await self._finish_outcome(outcome, call, workspace)
             return await run_to_completion(self._finish_within(timeout, calling, call, workspace), self._drain)
         except TransientToolError as failure:
             if call.effect is Effect.once:  # raised by the preflight: no effect has begun
                 unmade = error_outcome(failure.kind, f"{failure.message}; the call was not made", retryable=True)
                 return await self._finish_outcome(unmade, call, workspace)
-            requested, attempt = failure.retry_after, activity.info().attempt
+            requested = failure.retry_after
             if attempt <= len(RETRY_DELAYS):
                 delay = RETRY_DELAYS[attempt - 1] if requested is None else requested
                 _report_retry(call, workspace, attempt + 1, failure.message, delay)
@@ -269,74 +280,3 @@ def _report_retry(call: ToolCall, workspace: Workspace, attempt: int, reason: st
     fields = {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id, "attempt": attempt}
     key = f"retry:{call.tool_use_id}:{attempt}"
     report_event(workspace, "agent.tool.retry", key, run_id=_run_id(), **fields, delay_seconds=delay, why=reason[:500])
-
-
-def reject_unreadable(outcome: ToolOutcome) -> ToolOutcome:
-    """Return the outcome, or an error if the run could not read it back (lone surrogates, very deep nesting)."""
-    try:
-        from_json(b"%b%b%b" % (b"[" * NESTING_MARGIN, to_json(outcome), b"]" * NESTING_MARGIN))
-    except ValueError as error:
-        reason = find_flaw({"result": outcome.result}) or str(error)
-        return error_outcome(
-            ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}"
-        )
-    return outcome
-
-
-def bound_result(outcome: ToolOutcome) -> ToolOutcome:
-    """Cut a result to its first `MAX_RESULT_BYTES`, as text; return a smaller outcome unchanged."""
-    result = outcome.result
-    try:
-        data = result.encode(errors="surrogatepass") if isinstance(result, str) else to_json(result)
-    except ValueError:  # `reject_unreadable` reports it
-        return outcome
-    if len(data) <= MAX_RESULT_BYTES:
-        return outcome
-    return outcome.model_copy(update={"result": data[:MAX_RESULT_BYTES].decode(errors="ignore")})
-
-
-def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
-    """Remove the last characters, which may contain half of a secret after the cut."""
-    return outcome.model_copy(update={"result": outcome.result[:-CUT_MARGIN]})
-
-
-def cut_error(text: str) -> str:
-    """Return at most MAX_ERROR characters, with a note of how many are missing."""
-    if len(text) <= MAX_ERROR:
-        return text
-    shown = MAX_ERROR - 60  # the mark is shorter
-    return f"{text[:shown]}\n… (cut: {len(text) - shown:,} more characters)"
-
-
-def is_large(outcome: ToolOutcome) -> bool:
-    return len(to_json(outcome.result)) > INLINE_BYTES or (
-        outcome.error is not None and len(outcome.error.message) > MAX_ERROR
-    )
-
-
-def fit_result(
-    outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace, *, is_cut: bool = False
-) -> ToolOutcome:
-    """Store a large result as an artifact and keep an excerpt of it; cut a large error (A9).
-
-    If the artifact cannot be written, the outcome still has the excerpt, since the call has been made.
-    """
-    if outcome.error is not None:
-        error = outcome.error.model_copy(update={"message": cut_error(outcome.error.message)})
-        return outcome.model_copy(update={"error": error, "result": None})
-    is_text = isinstance(outcome.result, str)
-    data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)
-    content_type = "text/plain" if is_text else "application/json"
-    result: dict[str, Any] = {
-        "artifact_path": None,
-        "content_type": content_type,
-        "bytes": len(data),
-        "excerpt": data[:EXCERPT_BYTES].decode(errors="ignore"),
-    }
-    if is_cut:
-        result["lost"] = f"a result may have {MAX_RESULT_BYTES:,} bytes: only its first part is left"
-    try:
-        result["artifact_path"] = workspace.write_artifact(f"{call.tool}-{call.step:02}", content_type, data)
-    except (OSError, OutsideWorkspaceError) as error:
-        result["lost"] = f"only the excerpt is left, the disk refused the rest: {error}"
-    return outcome.model_copy(update={"result": result})

@@ -10,8 +10,8 @@ from temporalio.client import Client
 from activities.effects.attempts import heartbeating
 from activities.project import Project
 from activities.security.redaction import redact_model
-from activities.tools.call import fit_result
 from activities.tools.interface import CallContext
+from activities.tools.outcome import fit_result
 from contracts.agent import ToolSchema
 from contracts.tool import LargeResult, ToolOutcome, ToolRoute
 from decisions.ids import run_id_of_workflow

@@ -3,6 +3,7 @@
 compaction      the model's window and summaries of old messages
 events          the agentic.* events, field for field as in their source
 export          one run as one record, for an audit
+fused_turn      the reads of a turn and the next model call, in one activity
 journal         the eight sections of the run journal
 limits          steps, turns, reframes, time, budgets
 loop_detection  a run's latest calls, and loops found in them

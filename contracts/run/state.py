@@ -117,6 +117,7 @@ class RunState(FrozenModel):
     definition: str = ""
     workspace: str = ""
     tools: ToolTable = ()
+    fuse_reads: bool = omit_default(default=False)  # a turn of reads and the next model call are one activity
     peers: tuple[str, ...] = omit_default(())
     mailboxes: tuple[str, ...] = omit_default(())  # peers that live outside
     assignment: Assignment | None = omit_default(None)

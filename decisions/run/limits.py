@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import reduce
+from math import ceil
 from typing import Any
 
 from contracts.delegation import Share, Spent
@@ -128,6 +129,11 @@ def is_nearly_out_of_time(state: RunState) -> bool:
 def _is_past(state: RunState, limit: timedelta) -> bool:
     """Return whether the run's active time is past `limit`. Only activities count, not waiting (B6)."""
     return state.active_ms >= limit / timedelta(milliseconds=1)
+
+
+def time_left_ms(state: RunState) -> int:
+    """Return the active time until the soft or the hard limit is passed."""
+    return ceil(min(state.limits.soft_limit, state.limits.hard_limit) / timedelta(milliseconds=1)) - state.active_ms
 
 
 def timed_out_ending(state: RunState) -> Ending:

@@ -7,11 +7,12 @@ of the turn batch by batch, and thinks again, until there is an ending. `decisio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contracts.run.fused_turn import MAX_FUSED_READS
 from contracts.run.state import Call, Ending, RunState, RunStatus
 from decisions.builtin_tools import CONTROL_TOOLS, JOURNAL_TOOLS
-from decisions.run.limits import budget_ending, is_nearly_out_of_time, is_out_of_time, timed_out_ending
-from decisions.run.loop_detection import LoopCheck, check_for_loops
-from decisions.run.reply import next_batch
+from decisions.run.limits import budget_ending, is_nearly_out_of_time, is_out_of_time, time_left_ms, timed_out_ending
+from decisions.run.loop_detection import LoopCheck, check_for_loops, may_answer_loop
+from decisions.run.reply import is_plain_read, next_batch
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,13 @@ class Think:
 @dataclass(frozen=True)
 class Act:
     """Make these calls at the same time."""
+
+    batch: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class ActAndThink:
+    """Make these reads and call the model, in one activity."""
 
     batch: tuple[Call, ...]
 
@@ -51,7 +59,7 @@ class Listen:
     """Add the user's new message to the conversation before the next model call."""
 
 
-Move = Think | Act | CloseTurn | Rotate | FinalTurn | Listen | End
+Move = Think | Act | ActAndThink | CloseTurn | Rotate | FinalTurn | Listen | End
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,12 @@ def time_is_up(now: LoopFacts) -> End | None:
     """The hard limit is passed, there is no ending, and the next move takes time."""
     is_up = is_out_of_time(now.state) and not _takes_no_time(now.batch)
     return End(timed_out_ending(now.state)) if is_up else None
+
+
+def reads_lead_on(now: LoopFacts) -> ActAndThink | None:
+    """The agent fuses reads, the turn has no other calls, and nothing is due before the next model call."""
+    leads_on = _leads_on(now.state, now.batch) and not (now.history_is_long or now.is_spoken_to)
+    return ActAndThink(now.batch) if leads_on else None
 
 
 def calls_wait(now: LoopFacts) -> Act | None:
@@ -110,6 +124,7 @@ def nothing_else(now: LoopFacts) -> Think:  # noqa: ARG001 - as every rule
 # Checked in this order; the first rule that holds decides. docs/architecture.md has the same table.
 RULES: tuple[Callable[[LoopFacts], Move | None], ...] = (
     time_is_up,
+    reads_lead_on,
     calls_wait,
     calls_are_made,
     user_has_spoken,
@@ -124,6 +139,19 @@ def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = Fa
     """Return the run's next move. Call only when nothing is in flight."""
     now = LoopFacts(state, next_batch(state), history_is_long, is_spoken_to)
     return next(move for rule in RULES if (move := rule(now)) is not None)
+
+
+def _leads_on(state: RunState, batch: tuple[Call, ...]) -> bool:
+    """Return whether the batch is the whole turn, of reads that one activity can make with the next model call."""
+    return (
+        state.fuse_reads
+        and 0 < len(batch) == len(state.calls) <= MAX_FUSED_READS
+        and not (state.ending or state.forced or state.is_closing or state.interrupted)
+        and time_left_ms(state) > 0
+        and budget_ending(state) is None
+        and all(is_plain_read(state, call) for call in batch)
+        and not may_answer_loop(state, batch)
+    )
 
 
 def _may_go_on(state: RunState) -> bool:

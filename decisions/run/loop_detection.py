@@ -125,6 +125,27 @@ def check_for_loops(state: RunState, calls: Sequence[Call]) -> LoopCheck:
     return LoopCheck(state if state.calm < CALL_WINDOW else state.model_copy(update={"rung": 0}), seen)
 
 
+def may_answer_loop(state: RunState, calls: Sequence[Call]) -> bool:
+    """Return whether the run will respond to a loop after these reads if they fail, or repeat a known result."""
+    pollable = {route.name for route in state.tools if route.pollable}
+    made = [
+        RecentCall(
+            tool=call.tool,
+            arguments=call_digest(call.tool, call.arguments),
+            result=None,
+            is_new=False,
+            pollable=call.tool in pollable,
+        )
+        for call in calls
+    ]
+    later = state.model_copy(update={"calm": state.calm + len(calls)})
+    for result in dict.fromkeys((None, *(known.result for known in state.recent[-CALL_WINDOW:] if known.is_new))):
+        recent = (*state.recent, *(call.model_copy(update={"result": result}) for call in made))
+        if any(thrash.is_barren and _should_respond(later, thrash) for thrash in find_thrashes(recent, len(calls))):
+            return True
+    return False
+
+
 def detection_key(thrash: Thrash) -> str:
     """Return a key that stays the same from turn to turn while the loop lasts."""
     return f"{thrash.tier}:{thrash.tool}"

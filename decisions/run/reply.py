@@ -8,13 +8,14 @@ from typing import Any
 from pydantic_core import to_json
 
 from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.run.fused_turn import MAX_READ_TIMEOUT
 from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
 from contracts.run.turn import ModelTurn
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from contracts.tool import INLINE_ARGUMENTS, Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, FINISH
 from decisions.errors import IllegalMoveError
 from decisions.ids import call_digest
-from decisions.run.call_state import artifacts_in
+from decisions.run.call_state import OUTSIDE, artifacts_in
 from decisions.run.journal import JOURNAL_EXCERPT, frame_journal, parse_framing
 from decisions.run.limits import is_out_of_steps
 from decisions.run.outcome import complete_out_of_time, complete_run, escalate_run
@@ -270,6 +271,19 @@ def _open_work(state: RunState) -> Iterator[Call]:
 
 def _is_parallel(state: RunState, call: Call) -> bool:
     return call.effect is Effect.read and call.kind is not ToolKind.builtin and not needs_approval(state, call)
+
+
+def is_plain_read(state: RunState, call: Call) -> bool:
+    """Return whether the call may share an activity with others: it is short and changes nothing.
+
+    It needs no approval and no result from outside, and its arguments are in the request.
+    """
+    return (
+        _is_parallel(state, call)
+        and call.kind not in OUTSIDE
+        and next(route.timeout for route in state.tools if route.name == call.tool) <= MAX_READ_TIMEOUT
+        and len(to_json(call.arguments)) <= INLINE_ARGUMENTS
+    )
 
 
 def page_calls(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:

@@ -12,6 +12,7 @@ from contracts.failures import RunFailure
 from contracts.run.compaction import Recovery, Summary
 from contracts.run.question import Question
 from contracts.run.state import Ending, ForcedTool, RunState, RunStatus
+from contracts.run.turn import ModelTurn
 from decisions.run.limits import limits_in_force
 from decisions.run.recovery import record_recovery
 
@@ -25,7 +26,10 @@ def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
     state = state.model_copy(update={"ceiling": snapshot.ceiling})  # which bounds the limits below
     changes = {
         name: getattr(snapshot, name)
-        for name in ("agent", "model", "definition", "tools", "workspace", "peers", "mailboxes", "sessions")
+        for name in (
+            *("agent", "model", "definition", "tools", "workspace"),
+            *("peers", "mailboxes", "sessions", "fuse_reads"),
+        )
     }
     changes |= {
         "limits": limits_in_force(state, snapshot.limits),
@@ -118,12 +122,13 @@ def count_follow_up(state: RunState) -> RunState:
     return state.model_copy(update={"follow_ups": state.follow_ups + 1})
 
 
-def add_summary_cost(state: RunState, summary: Summary) -> RunState:
-    cost = None if state.cost_usd is None or summary.cost_usd is None else state.cost_usd + summary.cost_usd
+def add_reply_cost(state: RunState, reply: Summary | ModelTurn) -> RunState:
+    """Add what a summary used, or a reply that the run does not take."""
+    cost = None if state.cost_usd is None or reply.cost_usd is None else state.cost_usd + reply.cost_usd
     changes = {
-        "usage": state.usage + summary.usage,
+        "usage": state.usage + reply.usage,
         "cost_usd": cost,
-        "active_ms": state.active_ms + summary.duration_ms,
+        "active_ms": state.active_ms + reply.duration_ms,
     }
     return state.model_copy(update=changes)
 

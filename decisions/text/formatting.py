@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
@@ -36,6 +36,12 @@ def call_summary(call: Call, *, was_lost: bool = False) -> str:
     action = "looked up" if call.effect is Effect.once else "made again"
     lost = f" · {action}, its worker was lost" if was_lost else ""
     return f"{truncate(call_line(call.tool, call.arguments), MAX_SUMMARY_CALL)} · step {call.step}{again}{lost}"
+
+
+def fused_summary(batch: Sequence[Call], turn: int) -> str:
+    """Summarize reads and the turn after them: `read a.py and 2 more → turn 5`."""
+    more = f" and {len(batch) - 1} more" if len(batch) > 1 else ""
+    return f"{truncate(call_line(batch[0].tool, batch[0].arguments), MAX_SUMMARY_CALL)}{more} → turn {turn}"
 
 
 def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:

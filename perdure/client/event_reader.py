@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.delegation import DelegationRequest, DelegationState
 from contracts.run.compaction import ContextFull, Summary
+from contracts.run.fused_turn import FusedTurn
 from contracts.run.signals import HumanInput
 from contracts.run.state import RunStatus
 from contracts.run.turn import ModelTurn
@@ -20,6 +21,7 @@ from perdure.client import run_events
 from perdure.client.run_events import RunEvent
 
 Event = Mapping[str, Any]
+FUSED_TURN = "read_and_reflect"
 QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
 TIMED_OUT = "no end in time, or its worker died"
 _TURN_RESULT: TypeAdapter[ModelTurn | ContextFull] = TypeAdapter(ModelTurn | ContextFull)
@@ -27,12 +29,15 @@ _TURN_RESULT: TypeAdapter[ModelTurn | ContextFull] = TypeAdapter(ModelTurn | Con
 
 @dataclass
 class OpenActivity:
-    """An activity that is open at this point of the history. `call` is set for a tool call."""
+    """An activity that is open at this point of the history. `calls` are the tool calls that it makes.
+
+    `request` is the model call's, if there is one.
+    """
 
     kind: str
     at: datetime
     request: Mapping[str, Any]
-    call: ToolCall | None = None
+    calls: tuple[ToolCall, ...] = ()
     attempts: int = 0
     worker: str = ""
 
@@ -92,45 +97,44 @@ class EventReader:
     def _on_scheduled(self, event: Event) -> list[RunEvent]:
         value = first_value(event.get("input"))
         request, kind = value if isinstance(value, Mapping) else {}, event["activity_type"]["name"]
-        call = None
+        calls: tuple[ToolCall, ...] = ()
         if str(request.get("type", "")).startswith(REQUEST_TYPE_PREFIX):
             kind, payload = QUEUED_CALL, request["payload"]
             arguments = payload["tool_payload"]
-            call = ToolCall(step=payload["step"], tool=payload["tool"], tool_use_id="", arguments=arguments)
+            calls = (ToolCall(step=payload["step"], tool=payload["tool"], tool_use_id="", arguments=arguments),)
         elif kind == "call_tool":
-            call = ToolCall.model_validate(request)
-        self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, call)
-        if call is not None:
-            return [run_events.ToolCallStarted(call)]
-        if kind not in ("plan", "reflect"):
-            return []
-        told = request.get("told", ())
+            calls = (ToolCall.model_validate(request),)
+        elif kind == FUSED_TURN:
+            calls, request = tuple(ToolCall.model_validate(read) for read in request["reads"]), request["turn"]
+        self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, calls)
+        told = request.get("told", ()) if kind in ("plan", "reflect", FUSED_TURN) else ()
         notices = [run_events.NoticeAdded(line) for line in told if line["event"] in run_events.PUBLIC_NOTICES]
-        return [*notices, run_events.ModelCallStarted(kind, request["turn"])]
+        started = [run_events.ToolCallStarted(call) for call in calls]
+        thinking = [run_events.ModelCallStarted(kind, request["turn"])] if kind in ("plan", "reflect") else []
+        return [*notices, *started, *thinking]
 
     def _on_completed(self, event: Event) -> list[RunEvent]:
         activity, result = self.activities.pop(event["scheduled_event_id"]), first_value(event.get("result"))
-        if activity.call is not None:
+        if activity.kind == FUSED_TURN:
+            return _fused_events(activity, FusedTurn.model_validate(result))
+        if activity.calls:
             is_raw = activity.kind == QUEUED_CALL
             outcome = ToolOutcome(result=result) if is_raw else ToolOutcome.model_validate(result)
-            return [run_events.ToolCallFinished(activity.call, outcome)]
+            return [run_events.ToolCallFinished(activity.calls[0], outcome)]
         if activity.kind == "summarize":
             return [run_events.ContextCompacted(Summary.model_validate(result))]
         if activity.kind not in ("plan", "reflect"):
             return []
-        reply = _TURN_RESULT.validate_python(result)
-        if isinstance(reply, ContextFull):
-            return [run_events.ContextFilled(reply)]
-        return [run_events.ModelReplied(activity.kind, activity.request["turn"], reply)]
+        return [_reply_event(activity.kind, activity.request["turn"], _TURN_RESULT.validate_python(result))]
 
     def _on_failed(self, event: Event) -> list[RunEvent]:
         activity = self.activities.pop(event["scheduled_event_id"], None)
         if activity is None or event["type"] == "activity_task_canceled":
             return []
-        call = activity.call
         is_late = event["type"] == "activity_task_timed_out"
         error = TIMED_OUT if is_late else failure_message(event.get("failure") or {})
-        return [run_events.ActivityFailed(f"{call.tool} · step {call.step}" if call else activity.kind, error)]
+        names = [f"{call.tool} · step {call.step}" for call in activity.calls] or [activity.kind]
+        return [run_events.ActivityFailed(name, error) for name in names]
 
     def _on_search_attributes(self, event: Event) -> list[RunEvent]:
         fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
@@ -147,6 +151,22 @@ class EventReader:
             with suppress(ValidationError):
                 return [run_events.AnswerReceived(HumanInput.model_validate(body))]
         return []
+
+
+def _reply_event(phase: str, turn: int, reply: ModelTurn | ContextFull) -> RunEvent:
+    if isinstance(reply, ContextFull):
+        return run_events.ContextFilled(reply)
+    return run_events.ModelReplied(phase, turn, reply)
+
+
+def _fused_events(activity: OpenActivity, done: FusedTurn) -> list[RunEvent]:
+    """Return the ends of the reads, then the model call. One that failed is made again in an activity of its own."""
+    ended = zip(activity.calls, done.outcomes, strict=True)
+    events: list[RunEvent] = [run_events.ToolCallFinished(call, end) for call, end in ended if end is not None]
+    turn = activity.request["turn"]
+    if done.reply is not None:
+        return [*events, run_events.ModelCallStarted("reflect", turn), _reply_event("reflect", turn, done.reply)]
+    return [*events, run_events.ActivityRetrying("reflect", 2, done.reason)] if done.head else events
 
 
 def first_value(values: Any) -> Any:

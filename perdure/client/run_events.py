@@ -149,7 +149,7 @@ class RateLimitWait(PartialText):
 
 @dataclass(frozen=True)
 class ActivityRetrying:
-    """An activity failed and is tried again; not in history yet."""
+    """An activity failed and is tried again; in history only if it shared an activity with others."""
 
     type: ClassVar = "activity_retrying"
     activity: str

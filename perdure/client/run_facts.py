@@ -26,7 +26,15 @@ from decisions.sender import sent_by
 from decisions.telemetry import MODEL_TURNS
 from decisions.text.formatting import format_wait
 from perdure.client import run_events
-from perdure.client.event_reader import QUEUED_CALL, Event, EventReader, OpenActivity, failure_message, first_value
+from perdure.client.event_reader import (
+    FUSED_TURN,
+    QUEUED_CALL,
+    Event,
+    EventReader,
+    OpenActivity,
+    failure_message,
+    first_value,
+)
 from perdure.client.run_events import RunEvent
 
 
@@ -124,6 +132,7 @@ class _Collector:
     def _add_run_event(self, run_event: RunEvent, ended: OpenActivity | None, event: Event, at: datetime) -> None:
         match run_event:
             case run_events.ModelReplied(turn=turn, reply=reply) if ended is not None:
+                self._drop_unmade(turn)
                 self.facts.turns.append(_export_turn(ended, at, reply))
                 for block in reply.content:
                     if block.get("type") == "tool_use":
@@ -170,12 +179,12 @@ class _Collector:
     def _on_scheduled(self, activity: OpenActivity) -> None:
         request = activity.request
         self.facts.notices += request.get("told", ())
-        if activity.kind in MODEL_TURNS:
+        if activity.kind in (*MODEL_TURNS, FUSED_TURN):
             _add_unique(self.facts.definitions, request.get("definition", ""))
         elif activity.kind == "close_segment":
             self._apply_close(request, (request.get("turn") or {}).get("owner"))
-        elif activity.kind == QUEUED_CALL and activity.call is not None:
-            activity.call = self._identify_call(activity.call, generation_of(request["dedupe_key"]))
+        elif activity.kind == QUEUED_CALL:
+            activity.calls = (self._identify_call(activity.calls[0], generation_of(request["dedupe_key"])),)
 
     def _identify_call(self, call: ToolCall, generation: int) -> ToolCall:
         """Return a call on another task queue with its tool use, which its request does not name."""
@@ -217,8 +226,14 @@ class _Collector:
     def _on_failed(self, activity: OpenActivity, event: Event, at: datetime) -> None:
         if activity.kind in MODEL_TURNS:
             self.facts.turns.append(_export_turn(activity, at, None, _failure_text(event)))
-        elif activity.call is not None:
-            self._add_attempt(activity.call, activity, at, failure=_failure_text(event))
+        for call in activity.calls:
+            self._add_attempt(call, activity, at, failure=_failure_text(event))
+
+    def _drop_unmade(self, turn: int) -> None:
+        """Drop the calls of an earlier reply to the same turn: the run went on without it."""
+        unmade = [call.tool_use_id for call in self.facts.calls.values() if call.turn == turn and not call.made]
+        for tool_use_id in unmade:
+            del self.facts.calls[tool_use_id]
 
     def _add_call(self, tool_use_id: str, tool: str, arguments: Any, turn: int | None) -> ExportedCall:
         digest = call_digest(tool, arguments if isinstance(arguments, Mapping) else {})

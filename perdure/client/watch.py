@@ -22,15 +22,22 @@ from contracts.run.state import RunStatus
 from decisions.ids import run_id_of_workflow
 from decisions.text.formatting import truncate
 from perdure.client.errors import RunNotFoundError
-from perdure.client.event_reader import EventReader, failure_message, first_value
+from perdure.client.event_reader import FUSED_TURN, EventReader, failure_message, first_value
 from perdure.client.history import HistoryReader
-from perdure.client.run_events import ActivityRetrying, PartialText, RateLimitWait, RunEvent, WaitStarted
+from perdure.client.run_events import (
+    ActivityRetrying,
+    ModelCallStarted,
+    PartialText,
+    RateLimitWait,
+    RunEvent,
+    WaitStarted,
+)
 from perdure.client.run_list import RunInfo, find_run, is_retained
 from perdure.client.runs import query_run_state
 
 PENDING_POLL_INTERVAL = 0.2  # seconds between polls of a pending model turn
 RETRY_POLL_INTERVAL = 1.0  # seconds between polls of other pending activities, which only report retries
-MODEL_TURNS = frozenset({"plan", "reflect"})  # activity types
+MODEL_TURNS = frozenset({"plan", "reflect", FUSED_TURN})  # activity types
 MAX_READ_AHEAD = 16  # events read ahead of a slow reader
 
 
@@ -134,7 +141,7 @@ class Watch:
     async def _poll_pending(self, run: RunInfo) -> None:
         handle, history = self.client.get_workflow_handle(run.execution.id), HistoryReader(self.client)
         reported: set[tuple[str, int]] = set()
-        shown = PartialText("")
+        shown, thinking = PartialText(""), 0
         activities: Sequence[PendingActivityInfo] = ()
         while True:
             await self._wait_to_poll(activities)
@@ -150,7 +157,11 @@ class Watch:
                             pending.activity_type.name, pending.attempt, truncate(message or "its worker died", 200)
                         )
                         await self._queue.put((None, retry))
-                    live = _partial_text(first_value(await history.to_json(pending.heartbeat_details)))
+                    beat = first_value(await history.to_json(pending.heartbeat_details))
+                    if pending.activity_type.name == FUSED_TURN and (turn := _turn_in(beat)) > thinking:
+                        thinking = turn  # its reads have ended
+                        await self._queue.put((None, ModelCallStarted("reflect", turn)))
+                    live = _partial_text(beat)
                     if live.text and live != shown:
                         shown = live
                         await self._queue.put((None, live))
@@ -163,6 +174,10 @@ class Watch:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if activities else None)
         await asyncio.sleep(PENDING_POLL_INTERVAL)
+
+
+def _turn_in(beat: Any) -> int:
+    return int(beat.get("turn", 0)) if isinstance(beat, dict) else 0
 
 
 def _partial_text(beat: Any) -> PartialText:

@@ -64,6 +64,7 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         max_tokens=settings.file.model.max_tokens,
         limits=settings.file.limits,
         ceiling=settings.file.limits.ceiling,
+        fuse_reads=settings.file.worker.fuse_reads,
         workspaces=settings.workspaces,
         instructions="\n".join(_read_prompt(name) for name in ("loop", "plan", "reflect")),
         claude_priced=_claude_priced(settings),

@@ -61,7 +61,7 @@ class Progress:
         at = self.note_time(time)
         match event:
             case run_events.ModelCallStarted(phase, turn):
-                self.doing["model"] = (f"{phase} · turn {turn}", at)
+                self.doing = {"model": (f"{phase} · turn {turn}", at)}
             case run_events.ModelReplied(turn=turn, reply=reply):
                 self._end_model_call(turn, reply)
             case run_events.ContextFilled():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.tools.call import cut_error
+from activities.tools.outcome import cut_error
 from contracts.tool import MAX_ERROR
 
 

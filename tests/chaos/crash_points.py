@@ -7,10 +7,12 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from temporalio import activity
 
 import activities.mailbox.intake
 import workflows.agent_run.agent_run
@@ -19,6 +21,7 @@ from activities.mailbox.folder import MailFolder
 from activities.mailbox.intake import Intake
 from activities.mailbox.writer import MailWriter
 from activities.model.anthropic import MessagesModel
+from activities.model.fused_turn import FusedTurns
 from activities.model.port import ModelCall, ModelReply
 from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
@@ -40,6 +43,9 @@ class Point(StrEnum):
     archived = "archived"  # at a rotation, before the server hears of it
     rotation = "rotation"  # between close_segment and the continue-as-new
     last = "last activity"
+    fused_reads = "reads made"  # before the model is called in the same activity
+    fused_stream = "mid-stream after reads"
+    fused_end = "reads made and model called"  # before the server hears of it
     mail_claimed = "mail claimed"  # by its rename, before it is delivered
     mail_delivered = "mail delivered"  # before it is listed
     mail_consumed = "mail consumed"  # before it is handed to its lane
@@ -50,7 +56,8 @@ class Point(StrEnum):
 
 
 MAIL_POINTS = tuple(point for point in Point if point.name.startswith("mail_"))
-RUN_POINTS = tuple(point for point in Point if point not in MAIL_POINTS)
+FUSED_POINTS = tuple(point for point in Point if point.name.startswith("fused_"))
+RUN_POINTS = tuple(point for point in Point if point not in (*MAIL_POINTS, *FUSED_POINTS))
 
 
 @dataclass(frozen=True)
@@ -111,11 +118,12 @@ def _after_record(spring: Callable[[], None]) -> None:
     patch.object(LedgerEntry, "record", recording).start()
 
 
-def _mid_stream(spring: Callable[[], None]) -> None:
+def _mid_stream(spring: Callable[[], None], within: tuple[str, ...] = ("plan", "reflect")) -> None:
     reply = MessagesModel.reply
 
     async def replying(self: MessagesModel, call: ModelCall) -> ModelReply:
-        return await reply(self, replace(call, on_text=lambda _: spring()))
+        is_here = activity.info().activity_type in within
+        return await reply(self, replace(call, on_text=lambda _: spring()) if is_here else call)
 
     patch.object(MessagesModel, "reply", replying).start()
 
@@ -179,6 +187,9 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.archived: _after(RunFiles, RunFiles.close_segment.__name__, lambda request: not _is_last(request)),
     Point.rotation: _rotation,
     Point.last: _after(RunFiles, RunFiles.close_segment.__name__, _is_last),
+    Point.fused_reads: _beside(FusedTurns, FusedTurns._ask_model.__name__, before=True),
+    Point.fused_stream: partial(_mid_stream, within=(FusedTurns.read_and_reflect.__name__,)),
+    Point.fused_end: _after(FusedTurns, FusedTurns.read_and_reflect.__name__),
     Point.mail_claimed: _beside(MailFolder, MailFolder.settle_claims.__name__, before=True),
     Point.mail_delivered: _beside(Bridge, Bridge._log_deliveries.__name__, before=True),
     Point.mail_consumed: _beside(Intake, Intake._record_consumed.__name__, before=False),

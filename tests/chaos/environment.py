@@ -42,6 +42,7 @@ PROJECT = f"""
 max_steps = 100
 [worker]
 heartbeat = "{BEAT:g}s"
+fuse_reads = {{fuses}}
 """
 TOOL = """
 [tools.{name}]
@@ -298,14 +299,14 @@ def pid_of(process: BaseProcess) -> int:
     return process.pid
 
 
-def _write_project(folder: Path, tools: str) -> None:
+def _write_project(folder: Path, tools: str, *, fuses: bool) -> None:
     for name in ("logs", "agents"):
         (folder / name).mkdir(parents=True)
     described = [
         TOOL.format(name=name, kind=kind, effect=effect, url=tools, path=path, timeout=timeout)
         for name, (kind, effect, path, timeout) in TOOLS.items()
     ]
-    (folder / "perdure.toml").write_text(PROJECT + "".join(described))
+    (folder / "perdure.toml").write_text(PROJECT.format(fuses=str(fuses).lower()) + "".join(described))
     (folder / "agents" / "default.md").write_text(AGENT.format(tools=", ".join(TOOLS)))
 
 
@@ -318,9 +319,10 @@ async def environment(
     tools: ToolServer | None = None,
     says: Callable[[Json], ScriptedAnswer] = script,
     full_disk: bool = False,
+    fuses: bool = False,
 ) -> AsyncIterator[Environment]:
     with tools or ToolServer(seed) as outside, ScriptedModel(says) as model:
-        _write_project(folder, outside.base_url)
+        _write_project(folder, outside.base_url, fuses=fuses)
         it = Environment(client, folder, seed, outside, model, folder / "full" if full_disk else None)
         try:
             yield it

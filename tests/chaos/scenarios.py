@@ -56,6 +56,30 @@ SCENARIOS = (
     ),
     Scenario("R5", "zombies", worker_faults.zombies, {"runs": 4}, {"runs": 20}),
     Scenario("R6", "rolling restart", worker_faults.rolling_restart, {"restarts": 3}, {"restarts": 20}),
+    Scenario(
+        "R1f",
+        "kills at random moments, reads fused",
+        worker_faults.random_faults,
+        {"runs": 6, "kills": 5, "freezes": 1, "drains": 1, "size": 3, "fuses": True},
+        {"runs": 100, "kills": 100, "freezes": 5, "drains": 5, "fuses": True},
+    ),
+    Scenario(
+        "R2f",
+        "named crash points, reads fused",
+        worker_faults.crash_points,
+        {"runs": 2, "fuses": True},
+        {"runs": 13, "fuses": True},
+    ),
+    Scenario(
+        "R5f", "zombies, reads fused", worker_faults.zombies, {"runs": 4, "fuses": True}, {"runs": 20, "fuses": True}
+    ),
+    Scenario(
+        "R6f",
+        "rolling restart, reads fused",
+        worker_faults.rolling_restart,
+        {"restarts": 2, "fuses": True},
+        {"restarts": 20, "fuses": True},
+    ),
     Scenario("R7", "signals three times", messages.signals, {"runs": 8, "kills": 1}, {"runs": 125, "kills": 10}),
     Scenario("R8", "messages to closed runs", messages.closed_runs, {}, {}),
     Scenario("R9", "one lane, many requests", lanes.fifo, {"requests": 64, "kills": 2}, {"requests": 1000, "kills": 3}),

@@ -10,6 +10,7 @@ from perdure.testkit.model_server import ScriptedAnswer, calls, slow
 
 Use = tuple[str, dict[str, Any]]
 MIX = ("charge", "charge", "reserve", "reserve", "look")  # once, keyed, read
+READS = ("look", "look", "look", "charge", "reserve")  # whole turns of reads are frequent
 
 
 @dataclass(frozen=True)

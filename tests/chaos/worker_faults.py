@@ -11,11 +11,12 @@ from contracts.run.state import RunStatus
 from perdure.client.runs import request_cancel
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row
-from tests.chaos.crash_points import RUN_POINTS, Point, Trap
+from tests.chaos.crash_points import FUSED_POINTS, RUN_POINTS, Point, Trap
 from tests.chaos.environment import BEAT, Environment, pid_of, until
-from tests.chaos.task import Task, Use, mixed
+from tests.chaos.task import MIX, READS, Task, Use, mixed
 from tests.chaos.tool_server import ToolServer
 
+LOOKS: tuple[Use, ...] = (("look", {}),)
 AT_A_TIME = 16  # runs whose worker just died wait for its heartbeat, in which nobody computes
 
 
@@ -28,15 +29,16 @@ async def random_faults(
     drains: int = 0,
     size: int = 4,
     every: float = 1.2,
+    fuses: bool = False,
 ) -> Row:
     """R1: faults at random moments while runs begin, work and end."""
-    async with context.environment() as it, it.person():
+    async with context.environment(fuses=fuses) as it, it.person():
         workers = it.start_workers("r1", size)
         kinds = ["kill"] * kills + ["freeze"] * freezes + ["drain"] * drains
         it.random.shuffle(kinds)
         for number in range(max(runs, len(kinds))):
             if number < runs:
-                await it.start(mixed(f"r1-{number}", it.random, 8, pause=0.3), "r1")
+                await it.start(mixed(f"r1-{number}", it.random, 8, pause=0.3, tools=READS if fuses else MIX), "r1")
             await asyncio.sleep(it.random.uniform(0.5, 1.5) * every)
             if number < len(kinds):
                 await workers.fault(kinds[number])
@@ -44,10 +46,14 @@ async def random_faults(
         return row(it, await audit(it, late=late), f"{freezes} frozen, {drains} drained")
 
 
-async def crash_points(context: ScenarioContext, *, runs: int, points: tuple[Point, ...] = RUN_POINTS) -> Row:
-    """R2: a worker dies at each named point, in each of so many runs."""
+async def crash_points(context: ScenarioContext, *, runs: int, fuses: bool = False) -> Row:
+    """R2: a worker dies at each named point, in each of so many runs.
+
+    Reads are not fused where the history is soon long.
+    """
+    points, server = (FUSED_POINTS, context.client) if fuses else (RUN_POINTS, context.short_history)
     turn = asyncio.Semaphore(AT_A_TIME)
-    async with context.environment(context.short_history) as it, it.person():
+    async with context.environment(server, fuses=fuses) as it, it.person():
 
         async def killed_at(point: Point, number: int) -> None:
             queue = f"{point.name}-{number}"
@@ -56,7 +62,7 @@ async def crash_points(context: ScenarioContext, *, runs: int, points: tuple[Poi
                 if point in (Point.archived, Point.rotation):
                     task = mixed(queue, random, 24, tools=("look", "reserve"))  # long enough to rotate
                 else:
-                    task = Task(queue, ((("look", {}),), (("charge", {}),), (("reserve", {}), ("charge", {}))))
+                    task = Task(queue, (LOOKS, (("charge", {}),), (("reserve", {}), ("charge", {}))))
                 if point is Point.inherit:
                     await _origin(it, queue, task)
                 workers = it.start_workers(queue, 1, Trap(point))
@@ -91,17 +97,18 @@ async def _fork(it: Environment, queue: str) -> None:
     it.handles[queue] = await it.client.start_workflow("AgentRun", event, id=f"run:{queue}", task_queue=queue)
 
 
-async def zombies(context: ScenarioContext, *, runs: int) -> Row:
+async def zombies(context: ScenarioContext, *, runs: int, fuses: bool = False) -> Row:
     """R5: a worker stands still for longer than its heartbeat, another takes over, and then it comes back."""
-    places = (Point.after_claim, Point.after_effect, Point.after_record, None)
+    places = (*FUSED_POINTS, None) if fuses else (Point.after_claim, Point.after_effect, Point.after_record, None)
+    first: tuple[Use, ...] = LOOKS if fuses else (("charge", {}),)
     tools = ToolServer(context.seed, takes=0.5)  # long enough to be frozen in
-    async with context.environment(tools=tools) as it, it.person():
+    async with context.environment(tools=tools, fuses=fuses) as it, it.person():
 
         async def frozen(number: int) -> None:
             queue, place = f"r5-{number}", places[number % len(places)]
             random = Random(f"{context.seed} {queue}")
             others = mixed(queue, random, 3, tools=("charge", "charge", "reserve")).turns
-            task = Task(queue, ((("charge", {}),), *others), pause=0.2)
+            task = Task(queue, (first, *others), pause=0.2)
             workers = it.start_workers(queue, 1, Trap(place, signal.SIGSTOP) if place else None)
             pid = pid_of(workers.processes[0])
             await it.start(task, queue)
@@ -125,13 +132,13 @@ def _is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-async def rolling_restart(context: ScenarioContext, *, restarts: int, size: int = 3) -> Row:
+async def rolling_restart(context: ScenarioContext, *, restarts: int, size: int = 3, fuses: bool = False) -> Row:
     """R6: SIGTERM drains a worker, whatever it is doing."""
-    async with context.environment() as it, it.person():
+    async with context.environment(fuses=fuses) as it, it.person():
         workers = it.start_workers("r6", size)
         for number in range(restarts):
             for nr in range(3):
-                await it.start(mixed(f"r6-{number}-{nr}", it.random, 8, pause=0.2), "r6")
+                await it.start(mixed(f"r6-{number}-{nr}", it.random, 8, pause=0.2, tools=READS if fuses else MIX), "r6")
             await asyncio.sleep(it.random.uniform(0.5, 2))
             await workers.fault("drain")
         late = await it.all_ended()

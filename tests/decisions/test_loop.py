@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run.state import Ending, RunStatus
+from contracts.run.loop_detection import RecentCall
+from contracts.run.state import Ending, ForcedTool, RunStatus
 from contracts.tool import ToolOutcome, error_outcome
+from decisions.ids import call_digest
 from decisions.run import call_state, loop, outcome
 from decisions.run.reply import next_batch
 from tests.decisions.runs import NOW, OK, new_call, new_player, new_state, new_turn
@@ -105,7 +107,8 @@ WAITS, MADE = {"outcome": None}, {"outcome": OK}
     ("rule", "call", "fields", "is_spoken_to", "is_long"),
     [
         (loop.time_is_up, WAITS, {**LATE, "hard_limit": timedelta(milliseconds=5)}, True, True),
-        (loop.calls_wait, WAITS, OVER, True, True),
+        (loop.reads_lead_on, WAITS, {"fuse_reads": True}, False, False),
+        (loop.calls_wait, WAITS, {"fuse_reads": True, **OVER}, True, True),
         (loop.calls_are_made, MADE, OVER, True, True),
         (loop.user_has_spoken, None, OVER, True, True),
         (loop.work_is_over, None, OVER, False, True),
@@ -122,6 +125,41 @@ def test_of_the_rules_that_hold_the_first_one_says_what_is_done(
     now = loop.LoopFacts(state, next_batch(state), is_long, is_spoken_to)
     assert next(each for each in loop.RULES if each(now)) is rule
     assert loop.next_move(state, history_is_long=is_long, is_spoken_to=is_spoken_to) == rule(now)
+
+
+LARGE = {"arguments": {"text": "x" * 9_000}}
+SAME = RecentCall(tool="look", arguments=call_digest("look", {}), result="r", is_new=False)
+
+
+@pytest.mark.parametrize(
+    ("calls", "fields", "facts"),
+    [
+        ([{}], {"fuse_reads": False}, {}),
+        ([{}], {}, {"is_spoken_to": True}),
+        ([{}], {}, {"history_is_long": True}),
+        ([{}], LATE, {}),
+        ([{}], {"turns": 3, "max_turns": 3}, {}),
+        ([{}], {"interrupted": True}, {}),
+        ([{}], {"forced": ForcedTool(tool="look")}, {}),
+        ([{}], {"ending": Ending(status=RunStatus.escalated, text="no")}, {}),
+        ([{}], {"recent": (SAME, SAME)}, {}),
+        ([LARGE], {}, {}),
+        ([{}] * 17, {}, {}),
+        *(([{}, {"tool": tool}], {}, {}) for tool in ("save", "charge", "vote", "guarded", "ask_human", "finish")),
+        ([{}, {"outcome": OK}], {}, {}),
+    ],
+)
+def test_reads_are_made_apart_if_anything_else_is_due_before_the_next_model_call(
+    calls: Any, fields: Any, facts: Any
+) -> None:
+    made = tuple(new_call(**{"step": step, **call}) for step, call in enumerate(calls, start=1))
+    state = new_state(calls=made, **{"fuse_reads": True, **fields})
+    assert isinstance(loop.next_move(state, **{"history_is_long": False, **facts}), loop.Act | loop.End)
+
+
+def test_up_to_sixteen_short_reads_lead_on_to_the_model_call() -> None:
+    calls = tuple(new_call(step=step, tool="peek" if step % 2 else "look") for step in range(1, 17))
+    assert loop.next_move(new_state(calls=calls, fuse_reads=True), history_is_long=False) == loop.ActAndThink(calls)
 
 
 def test_the_table_of_the_rules_in_the_documentation_is_the_one_that_is_played_by() -> None:

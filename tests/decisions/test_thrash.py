@@ -11,7 +11,7 @@ from contracts.delegation import Spent
 from contracts.run.loop_detection import Rung, Tier
 from contracts.run.state import Call, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
-from decisions.run.loop_detection import LoopCheck, check_for_loops, reset_detection
+from decisions.run.loop_detection import LoopCheck, check_for_loops, may_answer_loop, reset_detection
 from tests.decisions.runs import new_state
 
 SEARCH, SHELL, LOOK = "search", "shell", "look"
@@ -154,6 +154,22 @@ def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_e
     assert forced(directive_tool="peek", step=20) == (A, "ask_human"), "it would take a step, and none is left"
     used = Spent(steps=18)
     assert forced(directive_tool="peek", step=2, delegated=used) == (A, "ask_human"), "its subtasks took the steps"
+
+
+TURN = st.lists(
+    st.tuples(st.sampled_from([SEARCH, LOOK]), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=3
+)
+
+
+@given(st.lists(TURN, max_size=15))
+def test_a_response_to_a_loop_is_known_to_be_possible_before_the_reads_are_made(made: Any) -> None:
+    """So no model call that was made together with reads turns out to be the wrong one."""
+    state = new_state()
+    for turn in made:
+        calls = tuple(call(tool, arguments, result or "") for tool, arguments, result in turn)
+        possible, checked = may_answer_loop(state, calls), check_for_loops(state, calls)
+        assert possible or checked.note is None
+        state = checked.state
 
 
 @given(st.lists(st.tuples(st.sampled_from([SEARCH, LOOK]), st.integers(0, 2), st.integers(0, 2)), max_size=30))

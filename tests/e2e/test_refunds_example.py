@@ -19,6 +19,7 @@ from perdure.client.errors import RunNotFoundError
 from perdure.client.runs import query_run_state
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "refunds"
@@ -67,7 +68,7 @@ def worker_of(project: Any, **env: str) -> Iterator[None]:
             process.kill()
 
 
-async def test_a_programs_workflow_uses_an_agents_result_and_our_commands_see_the_run(refunds: Any, until: Any) -> None:
+async def test_a_programs_workflow_uses_an_agents_result_and_our_commands_see_the_run(refunds: Any) -> None:
     project, client, address = refunds
 
     async def asks() -> bool:

@@ -24,6 +24,7 @@ from contracts.conversation import ConversationStart, LaneView
 from contracts.delegation import DelegationState
 from contracts.followup import FollowUpState
 from contracts.mail.mailbox import DeadLetter, MailboxStart, MailboxView
+from contracts.run.fused_turn import READS_TIME
 from contracts.run.journal import Journal
 from contracts.run.state import RunStatus, RunView
 from contracts.run.transcript import TranscriptPage
@@ -267,6 +268,11 @@ POLICIES: dict[str, Policy] = {
         "start_to_close_timeout": f"the tool's `timeout` and {duration(CALL_MARGIN)}",
         "heartbeat_timeout": policies.HEARTBEAT,
         "retry_policy": policies.TOOL_RETRIES,
+    },
+    "read_and_reflect": {
+        "start_to_close_timeout": f"`turn_limit` and {duration(READS_TIME + TURN_MARGIN)}",
+        "heartbeat_timeout": policies.HEARTBEAT,
+        "retry_policy": "never: `call_tool` and `reflect` do what is left",
     },
     "keep_result": policies.KEEPING,
     "notify": policies.SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},

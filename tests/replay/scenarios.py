@@ -594,6 +594,13 @@ SCENARIOS = (
     Scenario("finished", "completed", [LOOK, FINISH], (look,)),
     Scenario("finished-in-plain-text", "completed", [says("It is 4.")]),
     Scenario("many-steps", "completed", [LOOK, calls(("save", {"n": 1})), LOOK, REFRAME, FINISH], (look, save)),
+    Scenario(
+        "reads-fused",
+        "completed",
+        [LOOK, calls(("look", {"n": 1}), ("look", {"n": 2})), FINISH],
+        (look,),
+        limits={"fuses": True},
+    ),
     Scenario("reads-in-parallel", "completed", [calls(*[("look", {"n": n}) for n in range(4)]), FINISH], (look,)),
     Scenario(
         "reads-and-effects-in-one-turn",

@@ -18,6 +18,7 @@ from activities.conversation import Conversations
 from activities.delegation import Delegations
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
+from activities.model.fused_turn import FusedTurns
 from activities.model.turn import Turns
 from activities.reconcile.reconcile import Reconciler
 from activities.run.files import RunFiles
@@ -51,6 +52,7 @@ WORKFLOW_DEFINITIONS = [
 ]
 OWNERS = (
     Turns,
+    FusedTurns,
     ToolCalls,
     RunFiles,
     Inheritances,

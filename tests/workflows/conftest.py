@@ -47,6 +47,8 @@ PATIENCE = 20.0  # seconds for what takes milliseconds
 # Without a sticky cache every workflow task replays its run from the first event, so a decision that depends on
 # anything else cannot hide: PERDURE_TEST_NO_CACHE=1 runs this whole folder so.
 CACHES = os.environ.get("PERDURE_TEST_NO_CACHE") != "1"
+# PERDURE_TEST_FUSED=1 runs this folder with reads fused. Tests that count activities, rotations or attempts fail then.
+FUSES = os.environ.get("PERDURE_TEST_FUSED") == "1"
 
 Run = WorkflowHandle[Any, Any]
 
@@ -308,6 +310,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         ceiling: Mapping[str, Any] = MappingProxyType({}),
         follow_ups: tuple[str, ...] | None = None,
         heartbeat: timedelta = HEARTBEAT_TIMEOUT,
+        fuses: bool = FUSES,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -319,6 +322,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             max_tokens=1024,
             limits=LimitOverrides.model_validate(limits),
             ceiling=LimitOverrides.model_validate(ceiling),
+            fuse_reads=fuses,
             workspaces=workspaces,
             instructions="You are tested.",
             secrets=secrets,

@@ -214,7 +214,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
 ) -> None:
     monkeypatch.setattr("workflows.policies.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
     asked: list[int] = []
-    ask = Turns._run_turn
+    ask = Turns.run_turn
 
     async def lose_two(turns: Any, request: Any, phase: str, attempt: Any) -> Any:
         asked.append(request.turn)
@@ -222,7 +222,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
             raise LOST
         return await ask(turns, request, phase, attempt)
 
-    monkeypatch.setattr(Turns, Turns._run_turn.__name__, lose_two)
+    monkeypatch.setattr(Turns, Turns.run_turn.__name__, lose_two)
     async with world([FINISH]) as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"

@@ -30,7 +30,7 @@ from decisions.run.outcome import ending_event
 from decisions.run.transcript import add_message
 from perdure.testkit.model_server import Reply, ScriptedAnswer, fails
 from perdure.testkit.tools import ScriptedTool
-from tests.drawn import OWN, Said, a_reply, a_signal, brought, turn_of
+from tests.drawn import OWN, Said, a_reply, a_signal, brought, some_reads, turn_of
 from tests.played import Played, Wait, failed_model
 from tests.workflows.conftest import MakeWorld, World
 
@@ -93,6 +93,7 @@ class Play:
 
     def __init__(self, seed: int, it: World, held: HeldSteps) -> None:
         self.rng = Random(seed)
+        self.reads_often, self.fails_often = it.project.fuse_reads, 0.1 if it.project.fuse_reads else 0.02
         self.it, self.held = it, held
         self.log: list[str] = []
         self.said: Said | None = None
@@ -159,12 +160,13 @@ class Play:
             self.log.append(f"step {wait.call.step} brings {str(outcome)[:100]}")
             self.held.calls[wait.call.step or 0].set_result(outcome)
             self.pure.give(wait, outcome)
-        elif self.rng.random() < 0.02:
+        elif self.rng.random() < self.fails_often:
             self.log.append("the model fails")
             self.held.answer(fails(400, message="no"))
             self.pure.give(wait, failed_model("the provider refused the request (400): no"))
         else:
-            self.said = said = a_reply(self.rng, self.said)
+            reads = self.reads_often and self.rng.random() < 0.6
+            self.said = said = some_reads(self.rng) if reads else a_reply(self.rng, self.said)
             self.log.append(str(said))
             self.pure.give(wait, turn_of(said, self.pure.asked))
             for call in self.pure.state.calls:
@@ -198,7 +200,7 @@ class Play:
             raise AssertionError(f"pure and real differ: {about}\nafter\n" + "\n".join(self.log)) from None
         if is_asked:
             messages: list[dict[str, Any]] = []
-            for part in self.pure.transcript.parts:
+            for part in (*self.pure.transcript.parts, *self.pure.ahead):
                 add_message(messages, part)
             assert shown(self.held.asked[-1]) == shown(messages), self.log
 
@@ -262,12 +264,14 @@ def shown(messages: Any) -> list[Any]:
     return blocks
 
 
+@pytest.mark.parametrize("fuses", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_real_loop_and_the_pure_one_come_to_the_same(
-    world: MakeWorld, short_history_client: Client, seed: int
+    world: MakeWorld, client: Client, short_history_client: Client, seed: int, fuses: bool
 ) -> None:
+    """Where the history is soon long, no reads are fused, so these plays need a server where it is not."""
     held = HeldSteps()
-    async with world(held.script, *held.tools, server=short_history_client) as it:
+    async with world(held.script, *held.tools, server=client if fuses else short_history_client, fuses=fuses) as it:
         play = Play(seed, it, held)
         try:
             await play.whole()

@@ -16,8 +16,8 @@ import pytest
 
 from activities.security.redaction import redact_model
 from activities.security.secrets import Secrets
-from activities.tools.call import bound_result, drop_cut_end
 from activities.tools.http import HttpTool
+from activities.tools.outcome import bound_result, drop_cut_end
 from contracts.agent import ToolSchema
 from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 from perdure.testkit import model_server

@@ -5,7 +5,7 @@ content in the run's context. The loop waits for it there.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from temporalio import workflow
@@ -16,7 +16,7 @@ from contracts.conversation import SteerRequest
 from contracts.run.events import ToolResultEvent
 from contracts.run.journal import Journal
 from contracts.run.signals import CancelRequest, EndWatcher, HumanInput
-from contracts.run.state import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
+from contracts.run.state import CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
 from contracts.run.transcript import TranscriptPage, TranscriptQuery
 from contracts.tool import LargeResult
 from decisions.run import call_state, loop, outcome, tool_results
@@ -30,6 +30,7 @@ from workflows import cancellation
 from workflows.agent_run import events
 from workflows.agent_run.arrivals import answer_error, close_inbox, judge_update, receive_message, receive_result
 from workflows.agent_run.context import RunContext
+from workflows.agent_run.fused_turn import read_and_think
 from workflows.agent_run.model_turn import take_model_turn
 from workflows.agent_run.start import begin_run, join_stopped_turn, open_files
 from workflows.agent_run.tool_calls import make_calls
@@ -89,7 +90,9 @@ class AgentRun(ValidatedWorkflow[RunContext]):
                 case loop.Think():
                     await take_model_turn(run)
                 case loop.Act(batch):
-                    await self._act_or_rotate(run, batch)
+                    await self._act_or_rotate(run, make_calls(run, batch))
+                case loop.ActAndThink(batch):
+                    await self._act_or_rotate(run, read_and_think(run, batch))
                 case loop.CloseTurn():
                     close_turn(run)
                 case loop.FinalTurn():
@@ -103,9 +106,9 @@ class AgentRun(ValidatedWorkflow[RunContext]):
                     run.state = outcome.end_run(stopped, ending)
                     return
 
-    async def _act_or_rotate(self, run: RunContext, batch: tuple[Call, ...]) -> None:
+    async def _act_or_rotate(self, run: RunContext, acting: Awaitable[None]) -> None:
         try:
-            await make_calls(run, batch)
+            await acting
         except StillWaitingError:
             await self._archive_and_rotate(run)
 

@@ -13,7 +13,7 @@ from decisions.run.compaction import KEPT, KEPT_DEEP, summary_figures, summary_p
 from decisions.run.limits import longest_turn
 from decisions.run.recovery import QUESTION, next_recovery
 from decisions.run.resume import journal_of
-from decisions.run.state import add_summary_cost, force_tool, learn_window, use_recovery
+from decisions.run.state import add_reply_cost, force_tool, learn_window, use_recovery
 from decisions.run.transcript import note_part
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
@@ -52,7 +52,7 @@ async def _summarize_transcript(run: RunContext, *, is_deep: bool) -> None:
     except ActivityError as error:
         fail_run(run, error, RunFailure.model_unavailable)
         return
-    run.state = add_summary_cost(run.state, summary)
+    run.state = add_reply_cost(run.state, summary)
     if summary.tail:
         run.transcript.append(summary_part(summary))
         run.transcript.append(journal_of(run.state.journal, run.state.goal, run.state.last_finding))

@@ -26,8 +26,19 @@ from workflows.policies import model_turn_policy
 async def take_model_turn(run: RunContext) -> None:
     """Call the model once, and apply its reply to the run."""
     run.publish_details()
-    turn = await _call_model(run)
-    if turn is None:
+    reply = await _request_reply(run)
+    if reply is not None:
+        await apply_reply(run, reply)
+
+
+async def apply_reply(run: RunContext, turn: ModelTurn | ContextFull) -> None:
+    """Apply a reply to the run, or free its context.
+
+    Compaction costs tokens and time, so the loop checks the limits before the next call.
+    """
+    if isinstance(turn, ContextFull):
+        run.cancellation.raise_if_cancelled()
+        await free_context(run, turn)
         return
     forced, ending = run.state.forced, run.state.ending
     taken = take_turn(run.state, turn)
@@ -46,26 +57,14 @@ async def take_model_turn(run: RunContext) -> None:
         await ask_instead_of_model(run, forced)
 
 
-async def _call_model(run: RunContext) -> ModelTurn | None:
-    """Return the reply, unless the run has changed instead: it failed, or its definition or context has changed.
-
-    Compaction costs tokens and time, so the loop checks the limits before the next call.
-    """
-    reply = await _request_reply(run)
-    if not isinstance(reply, ContextFull):
-        return reply
-    run.cancellation.raise_if_cancelled()
-    await free_context(run, reply)
-    return None
-
-
 async def _request_reply(run: RunContext) -> ModelTurn | ContextFull | None:
+    """Return the reply, unless the run has changed instead: it failed, or its definition has changed."""
     activity = Turns.plan if run.state.turns == 0 else Turns.reflect
     for _ in range(MAX_LOST):
         run.cancellation.raise_if_cancelled()  # before the request takes the trace lines
         summary, policy = f"turn {run.state.turns + 1}", model_turn_policy(run.state.limits)
         try:
-            return await run.execute(activity, _turn_request(run), summary, policy)
+            return await run.execute(activity, turn_request(run), summary, policy)
         except ActivityError as error:
             last = error
         if classify_failure(last) is not FailureKind.lost:
@@ -78,7 +77,7 @@ async def _request_reply(run: RunContext) -> ModelTurn | ContextFull | None:
     return None
 
 
-def _turn_request(run: RunContext) -> TurnRequest:
+def turn_request(run: RunContext) -> TurnRequest:
     state = run.state
     forced = state.forced
     return TurnRequest(

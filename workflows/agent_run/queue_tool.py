@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, ServerError, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.tools.call import INLINE_BYTES, reject_unreadable
+from activities.tools.outcome import INLINE_BYTES, reject_unreadable
 from activities.tools.queue import QueueResults
 from contracts.failures import ToolFault
 from contracts.models import Undecodable

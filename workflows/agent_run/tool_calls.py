@@ -12,7 +12,7 @@ from contracts.failures import ToolFault
 from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
 from contracts.run.state import Call
-from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, error_outcome
+from contracts.tool import INLINE_ARGUMENTS, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, error_outcome
 from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
 from decisions.run import call_state
 from decisions.run.call_state import IN_DOUBT
@@ -23,15 +23,13 @@ from decisions.run.state import mark_interrupted
 from decisions.text import formatting
 from decisions.tool_requests import nonce_of
 from workflows.agent_run import events
-from workflows.agent_run.approval import accept_redefined, approve_call
 from workflows.agent_run.builtin_calls import run_delegation, run_followup_tool
 from workflows.agent_run.context import RunContext
 from workflows.agent_run.queue_tool import run_queue_call
-from workflows.agent_run.waiting import ask_person, run_ask_human, wait_for_result
+from workflows.agent_run.waiting import accept_redefined, approve_call, ask_person, run_ask_human, wait_for_result
 from workflows.failures import classify_failure, to_tool_outcome
 from workflows.policies import tool_call_policy
 
-INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
 # A `once` call that ends so has not begun, as its activity has one attempt.
 NOT_BEGUN = (FailureKind.cancelled, FailureKind.not_begun)
 FIRST_CLAIM_WAIT, MAX_CLAIM_WAIT = 1.0, 60.0  # seconds between attempts while the ledger accepts no claim
@@ -120,7 +118,7 @@ async def _attempt_call(run: RunContext, call: Call, lost: int) -> ToolOutcome |
     summary = formatting.call_summary(call, was_lost=lost > 0)
     policy = tool_call_policy(run.route_of(call), call.effect)
     try:
-        outcome = await run.execute(ToolCalls.call_tool, _call_request(run, call), summary, policy)
+        outcome = await run.execute(ToolCalls.call_tool, call_request(run, call), summary, policy)
     except ActivityError as error:
         return error
     run.clear_in_flight(call)
@@ -134,7 +132,7 @@ def _may_have_begun(run: RunContext, call: Call) -> bool:
     return call.tool_use_id in run.state.doubtful or call.generation > 1
 
 
-def _call_request(run: RunContext, call: Call) -> ToolCall:
+def call_request(run: RunContext, call: Call) -> ToolCall:
     large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
     origin = origin_of(run.state, call.step or 0)
     return ToolCall(
