@@ -40,7 +40,7 @@ from activities.telemetry.metrics import MetricsInterceptor
 from activities.tools.call import ToolCalls
 from activities.tools.queue import QueueResults
 from decisions.errors import ReportedError
-from perdure.client.connection import connect, has_worker_commands, register_search_attributes
+from perdure.client.connection import connect, has_worker_commands, refresh_api_key, register_search_attributes
 from perdure.process.encryption_marker import set_marker
 from perdure.process.environment import conceal_secrets, normalize_environment
 from perdure.process.mcp_tools import ToolOffer, offered_tools
@@ -49,17 +49,14 @@ from perdure.process.project import build_project, unpriced_budgets
 from perdure.process.reconcile_schedule import maintain_schedule
 from perdure.process.shutdown import exit_now
 from perdure.process.streams import detach_tools, guard_streams, open_null_streams, set_busy_check
-from perdure.process.workflows import STICKY_TIMEOUT, WORKFLOWS, build_id, workflow_interceptors, workflow_runner
+from perdure.process.workflows import WORKFLOWS, build_id, poller_behavior, workflow_interceptors, workflow_runner
 from settings import Deployment, ProjectError, Settings, load_settings
 from settings.file import WorkerSettings
 from telemetry import forward_events, log_to_stderr, quiet_core
 from workflows.interceptors import sharing_interceptor
 
-GRACE = timedelta(seconds=30)  # for active calls to complete after SIGTERM, which does not cancel them
-SHUTDOWN_TIMEOUT = timedelta(seconds=10)  # after GRACE: the SDK's core sometimes never shuts down
-HEARTBEAT_THROTTLE = timedelta(
-    milliseconds=100
-)  # between heartbeats; `activities.effects.beats` decides when one is due
+SHUTDOWN_TIMEOUT = timedelta(seconds=10)  # after the grace period: the SDK's core sometimes never shuts down
+HEARTBEAT_THROTTLE = timedelta(milliseconds=100)  # `activities.effects.beats` decides when a heartbeat is due
 
 
 def build_worker(  # noqa: PLR0913 - a worker's parts
@@ -102,7 +99,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         client=client,
         task_queue=task_queue,
         workflows=WORKFLOWS,
-        activities=_all_activities(client, project, task_queue, model, transcripts),
+        activities=_all_activities(client, project, task_queue, model, transcripts, sizes.grace),
         workflow_runner=workflow_runner(client.data_converter),
         interceptors=[
             *(observers or [MetricsInterceptor()]),
@@ -113,8 +110,10 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         ],
         max_concurrent_activities=sizes.max_concurrent_activities,
         max_cached_workflows=sizes.max_cached_workflows,
-        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
-        graceful_shutdown_timeout=GRACE,
+        workflow_task_poller_behavior=poller_behavior(sizes),
+        activity_task_poller_behavior=poller_behavior(sizes),
+        sticky_queue_schedule_to_start_timeout=sizes.sticky_timeout,
+        graceful_shutdown_timeout=sizes.grace,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         build_id=None if deployment else build_id(),
@@ -129,11 +128,11 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
     )
 
 
-def _all_activities(
-    client: Client, project: Project, task_queue: str, model: Model, transcripts: TranscriptCache
+def _all_activities(  # noqa: PLR0913 - what they share
+    client: Client, project: Project, task_queue: str, model: Model, transcripts: TranscriptCache, grace: timedelta
 ) -> list[Callable[..., Any]]:
     turns = Turns(client, model, transcripts, project)
-    tools = ToolCalls(client, transcripts, project, GRACE)
+    tools = ToolCalls(client, transcripts, project, grace)
     runs = RunFiles(client, transcripts, project)
     conversations = Conversations(client, transcripts, project)
     follow_ups = FollowUps(client, project)
@@ -198,7 +197,8 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
         if folder.is_dir():
             make_private(folder)
     settings.check_headers()
-    http = httpx.AsyncClient(trust_env=False)
+    connections = httpx.Limits(max_connections=settings.file.worker.max_concurrent_activities)
+    http = httpx.AsyncClient(trust_env=False, limits=connections)
     closing.push_async_callback(http.aclose)
     project = build_project(settings, http, mcp)
     for line in unpriced_budgets(project):
@@ -240,11 +240,17 @@ async def serve_worker(settings: Settings) -> None:
     detach_tools()
     client = await connect(codec=settings.codec, payloads=settings.payloads)
     await set_marker(client, settings.task_queue, settings.codec)
-    await register_search_attributes(client)
+    sizes = settings.file.worker
+    if sizes.search_attributes and (warning := await register_search_attributes(client)):
+        logging.getLogger(__name__).warning(warning)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with limit_shutdown() as begin_shutdown, run_worker(client, settings, settings.deployment):
+    async with (
+        refresh_api_key(client),
+        limit_shutdown(sizes.grace) as begin_shutdown,
+        run_worker(client, settings, settings.deployment),
+    ):
         address, queue = client.service_client.config.target_host, settings.task_queue
         build_of = f", {settings.deployment}" if settings.deployment else ""
         print(f"worker ready: {address}, task queue {queue}, model {settings.model}{build_of}", flush=True)
@@ -253,7 +259,7 @@ async def serve_worker(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def limit_shutdown() -> AsyncIterator[Callable[[], None]]:
+async def limit_shutdown(grace: timedelta) -> AsyncIterator[Callable[[], None]]:
     """Limit the shutdown time, counted from the yielded call: the SDK's core sometimes never shuts down."""
     cause: BaseException | None = None
     try:
@@ -262,7 +268,7 @@ async def limit_shutdown() -> AsyncIterator[Callable[[], None]]:
             def begin_shutdown() -> None:
                 nonlocal cause
                 cause = sys.exc_info()[1]
-                limit.reschedule(asyncio.get_running_loop().time() + (GRACE + SHUTDOWN_TIMEOUT).total_seconds())
+                limit.reschedule(asyncio.get_running_loop().time() + (grace + SHUTDOWN_TIMEOUT).total_seconds())
 
             yield begin_shutdown
     except TimeoutError:

@@ -20,6 +20,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from decisions.ids import run_id_of_workflow
 
+VISIBILITY_RATE = 5  # lists a second
+FREE_VISIBILITY_CALLS = 10  # lists that need not wait
 FUTURE_TIMEOUT = 0.05  # seconds; the future is done by then, or never will be
 MAX_CACHED_ANSWERS = 1000
 UNANSWERED_PAUSE = 30.0  # seconds until a query that got no answer is sent again
@@ -40,6 +42,19 @@ async def cancel_own_workflow(client: Client, reason: str) -> None:
     handle = client.get_workflow_handle(own_workflow_id(), run_id=activity.info().workflow_run_id)
     # Temporal keeps this reason as plain text; if payloads are encrypted, only the signal carries it.
     await handle.cancel(reason=reason if client.data_converter.payload_codec is None else "")
+
+
+class VisibilityPace:
+    """Spaces the lists of a loop: a namespace of Temporal Cloud allows 30 a second, for all of its processes."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        """Wait for the turn of the next list: some are free, then `VISIBILITY_RATE` a second."""
+        now = asyncio.get_running_loop().time()
+        self._next = max(self._next, now - FREE_VISIBILITY_CALLS / VISIBILITY_RATE) + 1 / VISIBILITY_RATE
+        await asyncio.sleep(self._next - now)
 
 
 class IgnoreMissing(AbstractContextManager[None, bool]):

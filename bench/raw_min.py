@@ -10,8 +10,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from bench.work import Marks, Work, text
 from perdure.converter import data_converter
-from perdure.process.workflows import STICKY_TIMEOUT, workflow_runner
-from worker import GRACE, HEARTBEAT_THROTTLE
+from perdure.process.workflows import poller_behavior, workflow_runner
+from settings.file import WorkerSettings
+from worker import HEARTBEAT_THROTTLE
 
 TIMEOUT = timedelta(seconds=60)
 RAW = "raw:"  # what its workflow ids begin with
@@ -64,15 +65,18 @@ class Activities:
 
 def build(client: Client, queue: str, marks: Marks) -> Worker:
     """As the product builds its own."""
-    activities = Activities(marks)
+    activities, sizes = Activities(marks), WorkerSettings()
     return Worker(
         client,
         task_queue=queue,
         workflows=[RawMin],
         activities=[activities.model, activities.tool],
         workflow_runner=runner(),
-        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
-        graceful_shutdown_timeout=GRACE,
+        max_concurrent_activities=sizes.max_concurrent_activities,
+        workflow_task_poller_behavior=poller_behavior(sizes),
+        activity_task_poller_behavior=poller_behavior(sizes),
+        sticky_queue_schedule_to_start_timeout=sizes.sticky_timeout,
+        graceful_shutdown_timeout=sizes.grace,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
     )

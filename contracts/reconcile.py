@@ -40,11 +40,14 @@ class Finding(FrozenModel):
 
 
 class ReconcileRequest(FrozenModel):
-    """The input of a pass. `after` is the last store folder of the previous pass, from its report, if that pass stopped
-    early.
+    """The input of a pass, from the report of the previous one, if that stopped early.
+
+    `after` is its last store folder. `older` has the lists of runs that were too long, each with the start time before
+    which the next pass continues.
     """
 
     after: str = ""
+    older: dict[str, datetime] = Field(default_factory=dict)
 
 
 class ReconcileReport(FrozenModel):
@@ -63,6 +66,7 @@ class ReconcileReport(FrozenModel):
     unasked: int = 0
     outdated: int = 0
     after: str = ""
+    older: dict[str, datetime] = Field(default_factory=dict)
 
 
 class WorkflowStatus(StrEnum):

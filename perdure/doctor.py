@@ -199,8 +199,7 @@ async def _check_server(settings: Settings) -> AsyncIterator[Check]:
         async with open_session(settings, Needs.answers) as here:
             address = here.client.service_client.config.target_host
             yield Check("Temporal", ok=True, found=f"{where}: answers at {address}, namespace {here.client.namespace}")
-            await register_search_attributes(here.client)
-            yield Check("search attributes", ok=True, found="registered")
+            yield await _check_search_attributes(here.client, settings)
             if where != "embedded":
                 has_worker = await here.has_worker()
                 found = "polled" if has_worker else "not polled: start a worker with perdure worker"
@@ -212,6 +211,14 @@ async def _check_server(settings: Settings) -> AsyncIterator[Check]:
                 yield check
     except ReportedError as error:
         yield Check("Temporal", ok=False, found=str(error))
+
+
+async def _check_search_attributes(client: Client, settings: Settings) -> Check:
+    if not settings.file.worker.search_attributes:
+        found = "none are set: runs cannot be listed by status or question ([worker] search_attributes = false)"
+    else:
+        found = await register_search_attributes(client) or "registered"
+    return Check("search attributes", ok=True, found=found)
 
 
 async def _check_deployment(client: Client, deployment: Deployment) -> Check:

@@ -5,6 +5,7 @@ What can fail without a server fails while the client or the worker is created, 
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -94,7 +95,10 @@ class PerdurePlugin(SimplePlugin):
                     await closing.enter_async_context(opened)
             try:
                 await set_marker(client, queue, self._settings.codec)
-                await register_search_attributes(client)
+                if self._settings.file.worker.search_attributes and (
+                    warning := await register_search_attributes(client)
+                ):
+                    logging.getLogger(__name__).warning(warning)
             except Exception:
                 # `async with worker` waits for its shutdown, which ends only if the worker has run.
                 stopping = asyncio.create_task(worker.shutdown())

@@ -19,7 +19,7 @@ from activities.security.private import create_private
 from activities.storage.workspace import folder_name
 from decisions import ids
 from devserver import NAMESPACE, DevServer, embedded_server, is_locked, prepare_home
-from perdure.client.connection import configured_address, connect, register_search_attributes
+from perdure.client.connection import configured_address, connect, refresh_api_key, register_search_attributes
 from perdure.client.errors import TemporalUnavailableError
 from perdure.process.encryption_marker import check_encryption, set_marker
 from perdure.process.streams import detach_tools
@@ -123,7 +123,8 @@ async def open_session(
             )
         remote = Session(await connect(codec=settings.codec, payloads=settings.payloads), settings, None)
         await check_encryption(remote.client, settings.task_queue, settings.codec, remote.has_worker)
-        yield remote
+        async with refresh_api_key(remote.client):
+            yield remote
         return
     prepare_home(settings.home)
     with ExitStack() as starting:
@@ -163,7 +164,8 @@ async def _open_embedded(server: DevServer, settings: Settings, needs: Needs) ->
 
     log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
-    async with limit_shutdown() as begin_shutdown, run_worker(client, settings) as observed:
+    grace = settings.file.worker.grace
+    async with limit_shutdown(grace) as begin_shutdown, run_worker(client, settings) as observed:
         with _hold_lock(_lock_path(settings, "worker")):
             try:
                 yield replace(opened, is_busy=lambda: observed.attempts > 0)

@@ -164,9 +164,9 @@ class PriceSettings(StrictModel):
 
 
 class WorkerSettings(StrictModel):
-    """The capacity of a worker, with Temporal's names and defaults."""
+    """A worker's capacity and timing, and what its namespace has."""
 
-    max_concurrent_activities: int = Field(default=100, ge=1, le=10_000)
+    max_concurrent_activities: int = Field(default=500, ge=1, le=10_000)
     """Concurrent model calls, tool calls and file operations. Others wait on the server or run on another worker."""
     max_cached_workflows: int = Field(default=1000, ge=0, le=100_000)
     """Runs, conversations and other workflows in memory. Others are replayed from history when they are needed."""
@@ -175,6 +175,16 @@ class WorkerSettings(StrictModel):
     fuse_reads: bool = False
     """`true` makes a turn of short reads and the next model call in one activity: half the history events. Runs keep
     the setting with which they began."""
+    pollers: int | None = Field(default=None, ge=2, le=1000)
+    """Open polls for each kind of task. By default their number follows the load."""
+    sticky_timeout: Duration = timedelta(seconds=5)
+    """The time after which another worker continues the runs of a killed worker. If it is short, a busy worker's runs
+    move too, and each move is a replay."""
+    grace: Duration = timedelta(seconds=30)
+    """The time for active calls to end after SIGTERM; calls that take longer count as lost."""
+    search_attributes: bool = True
+    """`false` if the namespace does not have Perdure's search attributes: runs then set none, and cannot be listed by
+    status or question. Runs that are open keep what they began with."""
 
 
 class CeilingSettings(LimitOverrides):

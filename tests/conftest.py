@@ -27,6 +27,7 @@ SLOW = (
     "chaos/",
     "gateway/test_openapi.py",
     "gateway/test_process.py",
+    "replay/test_strict_sandbox.py",
     "test_fuzz_inputs.py",
     "test_fuzz_messages.py",
     "test_preloaded.py",

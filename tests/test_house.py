@@ -196,6 +196,35 @@ def test_no_imports_go_round_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+CARELESS = """
+import random
+import secrets
+import os, time, uuid
+from datetime import date, datetime
+CLOCKS = (datetime.now, datetime.utcnow, date.today, time.time, time.monotonic, time.perf_counter)
+CHANCE = (uuid.uuid1, uuid.uuid4, os.environ, os.getenv, os.urandom)
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "banned"), [("workflows/agent_run", 13), ("decisions", 13), ("contracts", 13), ("perdure", 0)]
+)
+def test_what_runs_in_a_workflow_may_not_call_a_clock_or_randomness(folder: str, banned: int) -> None:
+    command = [
+        "ruff",
+        "check",
+        "--select=TID251",
+        "--output-format=concise",
+        f"--stdin-filename={folder}/careless.py",
+        "-",
+    ]
+    program = Path(sys.executable).parent / command[0]
+    done = subprocess.run(
+        [program, *command[1:]], input=CARELESS, text=True, capture_output=True, cwd=ROOT, check=False
+    )
+    assert done.stdout.count("TID251") == banned, done.stdout + done.stderr
+
+
 MAX_MODULES = 14  # in a folder: more of them are features that want packages
 MAX_DEPTH = 2  # of folders below a layer
 

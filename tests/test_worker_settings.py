@@ -1,10 +1,12 @@
 """`[worker]` in `perdure.toml`: how much a worker does at once, and what is refused in one line."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.client import Client
+from temporalio.worker import PollerBehavior, PollerBehaviorAutoscaling, PollerBehaviorSimpleMaximum
 
 import worker
 from perdure.process.project import display_project
@@ -31,7 +33,7 @@ async def worker_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("said", "activities", "runs"),
-    [("", 100, 1000), ("[worker]\nmax_concurrent_activities = 7\nmax_cached_workflows = 0\n", 7, 0)],
+    [("", 500, 1000), ("[worker]\nmax_concurrent_activities = 7\nmax_cached_workflows = 0\n", 7, 0)],
 )
 async def test_a_worker_uses_the_configured_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, activities: int, runs: int
@@ -40,9 +42,30 @@ async def test_a_worker_uses_the_configured_sizes(
     assert (options["max_concurrent_activities"], options["max_cached_workflows"]) == (activities, runs)
 
 
+AUTOSCALING = PollerBehaviorAutoscaling()
+
+
+@pytest.mark.parametrize(
+    ("said", "sticky", "grace", "pollers"),
+    [
+        ("", 5, 30, AUTOSCALING),
+        ('[worker]\nsticky_timeout = "2s"\ngrace = "10m"\npollers = 7\n', 2, 600, PollerBehaviorSimpleMaximum(7)),
+    ],
+)
+async def test_a_worker_polls_and_stops_as_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, sticky: int, grace: int, pollers: PollerBehavior
+) -> None:
+    options = await worker_options(load_project(tmp_path, said), monkeypatch)
+    times = [options["sticky_queue_schedule_to_start_timeout"], options["graceful_shutdown_timeout"]]
+    assert times == [timedelta(seconds=sticky), timedelta(seconds=grace)]
+    assert options["workflow_task_poller_behavior"] == options["activity_task_poller_behavior"] == pollers
+
+
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
+        ("pollers = 1", "worker.pollers: "),
+        ('grace = "0s"', "worker.grace: "),
         ("max_concurrent_activities = 0", "worker.max_concurrent_activities: "),
         ("max_cached_workflows = -1", "worker.max_cached_workflows: "),
         ("max_activities = 5", "worker.max_activities: "),

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from temporalio import workflow
-from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.followup.followup import FollowUps
@@ -80,7 +79,7 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
         self._rotation = Rotation()
         self._sending: asyncio.Task[None] | None = None
         self._refused: str | None = None  # the reason why the lane refuses the request that resumes the work
-        self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        self._shown = search_attributes.ShownAttributes()
         super().__init__(_begin_follow_up, args)
         with suppress(ApplicationError):  # a rejected start has no state
             self._report_change(self._state if start_type(args) == CONTINUE else None)
@@ -104,10 +103,7 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
         if events:
             stored = (*self._state.events, *(view.without_result(event) for event in events))
             self.context = self._state.model_copy(update={"events": stored[-MAX_EVENTS_SHOWN:]})
-        shown = search_attributes.of_follow_up(self._state)
-        if changed := search_attributes.updates_between(self._shown, shown):
-            workflow.upsert_search_attributes(changed)
-        self._shown = shown
+        self._shown.update(search_attributes.of_follow_up(self._state))
         workflow.set_current_details(view.format_follow_up_details(self._state))
 
     @workflow.run

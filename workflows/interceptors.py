@@ -1,4 +1,4 @@
-"""Facts that a worker gives its workflows: its transcript cache, its heartbeat timeout, whether payloads are encrypted.
+"""Facts that a worker gives its workflows: its transcript cache, its heartbeat timeout, and facts about the namespace.
 
 A workflow sees its payloads decrypted, but search attributes are never encrypted: an encrypted run puts no texts there.
 No run depends on the cache; a replay, and a worker without activities, share nothing.
@@ -22,6 +22,7 @@ from decisions.run.transcript import Transcript
 from workflows.policies import HEARTBEAT
 
 _CONFIDENTIAL, _SHARE, _HEARTBEAT = "perdure_is_confidential", "perdure_share_transcript", "perdure_heartbeat"
+_UNSEARCHABLE = "perdure_is_unsearchable"
 
 
 class _ExternInterceptor(Interceptor):
@@ -41,6 +42,11 @@ class _ExternInterceptor(Interceptor):
 def confidential_interceptor() -> Interceptor:
     """Mark the runs of a worker with a codec as encrypted."""
     return _ExternInterceptor(_CONFIDENTIAL, bool)
+
+
+def unsearchable_interceptor() -> Interceptor:
+    """Mark the namespace of a worker as one without Perdure's search attributes."""
+    return _ExternInterceptor(_UNSEARCHABLE, bool)
 
 
 def sharing_interceptor(transcripts: TranscriptCache) -> Interceptor:
@@ -80,6 +86,11 @@ class _HeartbeatOutbound(WorkflowOutboundInterceptor):
 def is_confidential() -> bool:
     """Return whether the payloads of this run are encrypted."""
     return _CONFIDENTIAL in workflow.extern_functions()
+
+
+def is_unsearchable() -> bool:
+    """Return whether this worker's namespace lacks the search attributes. Workers may differ: record the decision."""
+    return _UNSEARCHABLE in workflow.extern_functions()
 
 
 def share_transcript(transcript: Transcript) -> None:

@@ -38,6 +38,7 @@ from decisions import ids, telemetry
 from decisions.mailbox import capacity, commands, peers, view
 from decisions.mailbox import state as mailbox
 from decisions.text.formatting import truncate
+from workflows import search_attributes
 from workflows.cancellation import Cancellation
 from workflows.handlers import (
     ValidatedWorkflow,
@@ -49,7 +50,6 @@ from workflows.handlers import (
 )
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
 from workflows.rotation import Rotation, continue_as_new
-from workflows.search_attributes import MAX_CHARACTERS
 
 MAX_REST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
 BRIDGE_REST = timedelta(seconds=30)  # of a folder whose bridge has returned a bad answer
@@ -78,8 +78,7 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
 
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        if workflow.info().typed_search_attributes.get(AGENT_NAME) is None:
-            workflow.upsert_search_attributes([AGENT_NAME.value_set(truncate(self._box.agent, MAX_CHARACTERS))])
+        search_attributes.show_once(AGENT_NAME, truncate(self._box.agent, search_attributes.MAX_CHARACTERS))
         await self._cancellation.shield(self._run_loop())
         if self._cancellation.reason is not None:
             raise asyncio.CancelledError

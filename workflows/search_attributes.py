@@ -6,7 +6,8 @@ would make the server end the run, so every text is truncated.
 
 from typing import Any
 
-from temporalio.common import SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
 
 from activities.telemetry.attributes import (
     AGENT_NAME,
@@ -26,9 +27,10 @@ from decisions.followup import view
 from decisions.run.limits import total_spent
 from decisions.run.question import TEXTUAL
 from decisions.text.formatting import waiting_for_person
-from workflows.interceptors import is_confidential
+from workflows.interceptors import is_confidential, is_unsearchable
 
 MAX_CHARACTERS = 200  # characters of a value
+UNSEARCHABLE = "without-search-attributes"  # the patch of runs that set none
 
 
 def format_keyword(text: str) -> str:
@@ -55,7 +57,33 @@ def of_run(state: RunState) -> TypedSearchAttributes:
     return TypedSearchAttributes(pairs)
 
 
-def updates_between(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
+class ShownAttributes:
+    """The attributes that a workflow has set. It sets none if its namespace has none: unknown ones would stop the run.
+
+    Create it before the workflow's first command: a patch then records the decision at the start of the history. So it
+    holds on workers that are configured otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        may_be_unsearchable = is_unsearchable() or workflow.unsafe.is_replaying()
+        self._is_unsearchable = may_be_unsearchable and workflow.patched(UNSEARCHABLE)
+
+    def update(self, new: TypedSearchAttributes) -> None:
+        """Set what has changed, which costs one event."""
+        if (updates := _updates_between(self._shown, new)) and not self._is_unsearchable:
+            workflow.upsert_search_attributes(updates)
+        self._shown = new
+
+
+def show_once(key: SearchAttributeKey[str], value: str) -> None:
+    """Set the one attribute of a workflow that sets no others, unless an earlier execution has."""
+    shown = ShownAttributes()
+    if workflow.info().typed_search_attributes.get(key) is None:
+        shown.update(TypedSearchAttributes([SearchAttributePair(key, value)]))
+
+
+def _updates_between(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
     changed: list[SearchAttributeUpdate[Any]] = []
     for key in KEYS:
         value = new.get(key)

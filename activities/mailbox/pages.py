@@ -15,7 +15,7 @@ from activities.mailbox.message import MAX_FRONT, MessageError, parse_message
 from activities.mailbox.writer import PAGE, MailWriter, stem_of
 from activities.storage.safe_dir import WrongFileTypeError
 from activities.storage.workspace import folder_name
-from activities.temporal import QueryCache
+from activities.temporal import QueryCache, VisibilityPace
 from contracts.delegation import DelegationState
 from contracts.mail.delivery import InboxMessage, Stage, TaskState
 from contracts.mail.mailbox import AckView, MailboxView
@@ -39,6 +39,7 @@ class TaskPages:
         self._client = client
         self._writer = writer
         self._queries = QueryCache()
+        self._pace = VisibilityPace()
         self._last = ""  # the key of the last page's message
 
     async def begin_page(self, letter: InboxMessage, task: str) -> None:
@@ -83,6 +84,7 @@ class TaskPages:
         parent = run_workflow_id(run_id)
         query = f"WorkflowType = 'Delegation' AND {query_equals('ParentWorkflowId', parent)}"
         try:
+            await self._pace.wait()
             listed = self._client.list_workflows(query, limit=MAX_DELEGATIONS)
             children = [child.id async for child in listed if child.parent_id == parent]
         except RPCError:

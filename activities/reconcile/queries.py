@@ -1,6 +1,7 @@
 """The reconciler's requests to the server and to runs. Each pass is bounded, whatever the number of runs."""
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -19,11 +20,11 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
 )
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.run.status import read_snapshot
 from activities.telemetry.attributes import REPORTED_PROBLEMS
-from activities.temporal import IgnoreMissing
+from activities.temporal import IgnoreMissing, VisibilityPace
 from contracts.reconcile import WAKE_SIGNAL, Finding, Place
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunState
@@ -34,17 +35,28 @@ MAX_QUERIED_RUNS = 50  # runs queried for their state; each may need a replay
 MAX_SILENT_RUNS = 3  # unanswered queries in a row, after which no worker is assumed
 MAX_CHECKED_QUEUES = 20  # other queues that are checked for workers
 ANSWER_WITHIN = timedelta(seconds=3)
+START_PRECISION = timedelta(milliseconds=1)  # of a list's start times: runs of the same one are listed twice
+
+_log = logging.getLogger(__name__)
 
 
 class ReconcileQueries:
-    """The requests and findings of one pass. `unasked` counts the runs whose state is unknown."""
+    """The requests and findings of one pass. `unasked` counts the runs whose state is unknown.
 
-    def __init__(self, client: Client, here: Place, now: datetime, *, repairs: bool) -> None:
+    `since` has the lists that the previous pass did not finish, and `older` those of this one.
+    """
+
+    def __init__(
+        self, client: Client, here: Place, now: datetime, *, repairs: bool, since: Mapping[str, datetime]
+    ) -> None:
         self.here = here
         self.now = now
         self.repairs = repairs
         self.findings: list[Finding] = []
         self.unasked = 0
+        self.older: dict[str, datetime] = {}
+        self._since = since
+        self._pace = VisibilityPace()
         self._client = client
         self._asked = 0
         self._silent = 0
@@ -56,8 +68,34 @@ class ReconcileQueries:
         runs = f"WorkflowType = 'AgentRun' AND {query_equals('TaskQueue', self.here.task_queue)}"
         return f"{runs} AND ExecutionStatus = 'Running'"
 
-    def list_runs(self, query: str) -> AsyncIterator[WorkflowExecution]:
-        return self._client.list_workflows(query, limit=MAX_LISTED_RUNS)
+    async def list_runs(self, query: str, name: str = "") -> AsyncIterator[WorkflowExecution]:
+        """Yield the runs of a list, latest first. A list with a name begins where the previous pass stopped.
+
+        A list that the namespace cannot filter, for lack of a search attribute, is empty.
+        """
+        if name in self._since:
+            query += f" AND StartTime < '{self._since[name].isoformat()}'"
+        await self._pace.wait()
+        count = 0
+        try:
+            async for run in self._client.list_workflows(query, limit=MAX_LISTED_RUNS):
+                count += 1
+                yield run
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+                raise
+            _log.info("this server does not list these runs (%s): %s", error.message, query)
+        if name and count == MAX_LISTED_RUNS:
+            self.continue_at(name, run)
+
+    def continue_at(self, name: str, run: WorkflowExecution) -> None:
+        """Continue a list at this run in the next pass, unless at an earlier one."""
+        self.older.setdefault(name, run.start_time + START_PRECISION)
+
+    @property
+    def may_query(self) -> bool:
+        """True if the pass may query more runs, and workers answer."""
+        return self._asked < MAX_QUERIED_RUNS and self._silent < MAX_SILENT_RUNS
 
     def time_before(self, time: timedelta) -> str:
         return (self.now - time).isoformat()
@@ -91,6 +129,7 @@ class ReconcileQueries:
             task_queue=TaskQueue(name=task_queue),
             task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
         )
+        await self._pace.wait()
         return await self._client.workflow_service.describe_task_queue(request)
 
     async def wake(self, workflow: WorkflowExecution, build: str) -> None:
@@ -114,7 +153,7 @@ class ReconcileQueries:
 
     async def query_state(self, workflow_id: str) -> RunState | None:
         """Query the run's state, if it answers and the pass may query more runs."""
-        if self._asked >= MAX_QUERIED_RUNS or self._silent >= MAX_SILENT_RUNS:
+        if not self.may_query:
             self.unasked += 1
             return None
         self._asked += 1

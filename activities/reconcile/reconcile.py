@@ -5,7 +5,6 @@ pass checks one batch of stores.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -33,8 +32,6 @@ from decisions.reconcile import Parent
 
 BUILD = "TemporalWorkerDeploymentVersion"
 
-_log = logging.getLogger(__name__)
-
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
@@ -51,26 +48,27 @@ class Reconciler:
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
         """Check, repair what is safe, and report the rest in the event `agent_run.reconcile` (B12)."""
         async with heartbeating(lambda: {"after": request.after}):
-            report = await _unless_worker_stops(self.run_pass(request.after, repairs=True))
+            report = await _unless_worker_stops(self.run_pass(request, repairs=True))
         named = [f"{finding.problem}: {finding.run_id}" for finding in report.findings if not finding.repaired]
         event = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
-        event |= report.model_dump(mode="json", exclude={"findings", "after"})
+        event |= report.model_dump(mode="json", exclude={"findings", "after", "older"})
         activity.logger.info("agent_run.reconcile", extra={"event": event})
         add_counts(activity.metric_meter(), telemetry.count_event("agent_run.reconcile", event))
         return report
 
-    async def run_pass(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:
-        """Run one pass, beginning with the store behind `after`. Raises RPCError if the server denies access."""
+    async def run_pass(self, request: ReconcileRequest | None = None, *, repairs: bool = False) -> ReconcileReport:
+        """Run one pass, by default from the start. Raises RPCError if the server denies access."""
+        request = request or ReconcileRequest()
         namespace = await self._client.workflow_service.describe_namespace(
             DescribeNamespaceRequest(namespace=self._client.namespace)
         )
         place = Place(namespace=namespace.namespace_info.id, task_queue=self._task_queue)
-        server = ReconcileQueries(self._client, place, self._now(), repairs=repairs)
+        server = ReconcileQueries(self._client, place, self._now(), repairs=repairs, since=request.older)
         runs, stores = RunChecks(server), StoreChecks(self._client, self._stores, server)
         await runs.find_wedged()
         await runs.find_orphans()
         await runs.find_unattended()
-        upto = await stores.check_stores(after)
+        upto = await stores.check_stores(request.after)
         await runs.find_overdue()
         outdated = await runs.wake_outdated()
         return ReconcileReport(
@@ -82,6 +80,7 @@ class Reconciler:
             unasked=server.unasked,
             outdated=outdated,
             after=upto,
+            older=server.older,
         )
 
 
@@ -92,20 +91,15 @@ class RunChecks:
         self._server = server
 
     async def find_wedged(self) -> None:
-        try:
-            async for run in self._server.list_runs(
-                f"{self._server.open_runs} AND TemporalReportedProblems IS NOT NULL"
-            ):
-                reported = run.typed_search_attributes.get(REPORTED_PROBLEMS) or ()
-                self._server.findings.append(judge.wedged_finding(run_id_of_workflow(run.id), reported))
-        except RPCError as error:
-            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
-                raise
-            _log.info("this server does not report wedged runs: %s", error.message)
+        wedged = f"{self._server.open_runs} AND TemporalReportedProblems IS NOT NULL"
+        async for run in self._server.list_runs(wedged, "wedged"):
+            reported = run.typed_search_attributes.get(REPORTED_PROBLEMS) or ()
+            self._server.findings.append(judge.wedged_finding(run_id_of_workflow(run.id), reported))
 
     async def find_orphans(self) -> None:
         parents: dict[tuple[str, str], Parent] = {}
-        async for run in self._server.list_runs(f"{self._server.open_runs} AND ParentWorkflowId IS NOT NULL"):
+        children = f"{self._server.open_runs} AND ParentWorkflowId IS NOT NULL"
+        async for run in self._server.list_runs(children, "children"):
             key = (run.parent_id or "", run.parent_run_id or "")
             if key not in parents:
                 parents[key] = await self._find_parent(*key)
@@ -122,7 +116,7 @@ class RunChecks:
         """Find runs whose task queue has no worker. This worker's own queue has one."""
         elsewhere = f"WorkflowType = 'AgentRun' AND {query_differs('TaskQueue', self._server.here.task_queue)}"
         since = f"ExecutionStatus = 'Running' AND StartTime < '{self._server.time_before(judge.UNATTENDED_AFTER)}'"
-        async for run in self._server.list_runs(f"{elsewhere} AND {since}"):
+        async for run in self._server.list_runs(f"{elsewhere} AND {since}", "elsewhere"):
             if not await self._server.has_worker(run.task_queue):
                 self._server.findings.append(judge.unattended_finding(run_id_of_workflow(run.id), run.task_queue))
 
@@ -133,7 +127,9 @@ class RunChecks:
         ):
             before = self._server.time_before(since)
             waiting = f"{self._server.open_runs} AND AgentStatus = '{status}' AND StartTime < '{before}'"
-            async for run in self._server.list_runs(waiting):
+            async for run in self._server.list_runs(waiting, status):
+                if not self._server.may_query:
+                    self._server.continue_at(status, run)
                 state = None if is_wedged(run) else await self._server.query_state(run.id)
                 if state is not None and (finding := judge.overdue_finding(state, self._server.now)):
                     self._server.findings.append(finding)
@@ -147,9 +143,8 @@ class RunChecks:
         kinds = " OR ".join(query_equals("WorkflowType", kind) for kind in judge.MOVING_TYPES)
         elsewhere = " AND ".join(query_differs(BUILD, build) for build in serving)
         outdated = 0
-        async for workflow in self._server.list_runs(
-            f"{own} AND ({kinds}) AND ExecutionStatus = 'Running' AND {BUILD} IS NOT NULL AND {elsewhere}"
-        ):
+        moving = f"{own} AND ({kinds}) AND ExecutionStatus = 'Running' AND {BUILD} IS NOT NULL AND {elsewhere}"
+        async for workflow in self._server.list_runs(moving, "outdated"):
             outdated += 1
             if self._server.repairs:
                 await self._server.wake(workflow, serving[0])

@@ -1,6 +1,11 @@
-"""The connection to Temporal: its address and safety rules, and the search attributes the server needs."""
+"""The connection to Temporal: its address and safety rules, its API key, and the search attributes the server needs."""
 
+import asyncio
+import logging
 import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -8,7 +13,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.telemetry import attributes
 from contracts.models import is_utf8
@@ -17,6 +22,11 @@ from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import AesGcmCodec
 from perdure.converter import converter_for
 from settings.access import is_loopback
+
+KEY_INTERVAL = timedelta(minutes=1)  # between reads of the configuration file, for a new API key
+NOT_LISTED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND)
+
+_log = logging.getLogger(__name__)
 
 
 def configured_address() -> str | None:
@@ -57,23 +67,60 @@ async def connect(
         raise TemporalUnavailableError(f"no Temporal server answers at {target}: {reason}") from None
 
 
-def _load_config() -> ClientConnectConfig:
-    """Load Temporal's configuration, without variables that are empty or not UTF-8: the SDK's core panics on those."""
-    readable = {name: value for name, value in os.environ.items() if value and is_utf8(name) and is_utf8(value)}
-    return ClientConfig.load_client_connect_config(override_env_vars=readable)
+def _load_config(environment: Mapping[str, str] | None = None) -> ClientConnectConfig:
+    """Load Temporal's configuration from its file and these variables, by default the process's."""
+    return ClientConfig.load_client_connect_config(override_env_vars=environment or _readable_environment())
 
 
-async def register_search_attributes(client: Client) -> None:
+def _readable_environment() -> dict[str, str]:
+    """Return the variables that are not empty and UTF-8: the SDK's core panics on others."""
+    return {name: value for name, value in os.environ.items() if value and is_utf8(name) and is_utf8(value)}
+
+
+@asynccontextmanager
+async def refresh_api_key(client: Client, interval: timedelta = KEY_INTERVAL) -> AsyncIterator[None]:
+    """Give the client each new API key of Temporal's configuration file while the block runs: keys expire.
+
+    The variables are those of now. One that holds a key takes precedence over the file, and stays the same.
+    """
+    task = asyncio.create_task(_refresh_api_key(client, _readable_environment(), interval))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _refresh_api_key(client: Client, environment: Mapping[str, str], interval: timedelta) -> None:
+    while client.api_key:
+        await asyncio.sleep(interval.total_seconds())
+        try:
+            key = (await asyncio.to_thread(_load_config, environment)).get("api_key")
+        except (RuntimeError, OSError, ValueError) as error:
+            _log.warning("the API key cannot be read again: %s", truncate(str(error), 300))
+            continue
+        if key and key != client.api_key:
+            client.api_key = key
+            _log.info("Temporal's configuration has a new API key; it is in use")
+
+
+async def register_search_attributes(client: Client) -> str | None:
     """Add missing search attributes: an upsert of an unknown one would leave the run stuck.
 
+    Return a warning if the server does not list them to this client, as Temporal Cloud may not.
     Raises TemporalUnavailableError if one has another type, or if this client may not add them.
     """
     expected = {
         key.name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{key.indexed_value_type.name}") for key in attributes.KEYS
     }
-    known = await client.operator_service.list_search_attributes(
-        ListSearchAttributesRequest(namespace=client.namespace)
-    )
+    try:
+        known = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace)
+        )
+    except RPCError as error:
+        if error.status not in NOT_LISTED:
+            raise
+        return await _probe_search_attributes(client, error)
     wrong = [name for name, kind in expected.items() if known.custom_attributes.get(name, kind) != kind]
     if wrong:
         raise TemporalUnavailableError(
@@ -81,15 +128,37 @@ async def register_search_attributes(client: Client) -> None:
         )
     missing = {name: kind for name, kind in expected.items() if name not in known.custom_attributes}
     if not missing:
-        return
+        return None
     try:
         await client.operator_service.add_search_attributes(
             AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
         )
     except RPCError as error:
-        names = ", ".join(missing)
-        message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
-        raise TemporalUnavailableError(f"{message}; add them: {names}") from None
+        raise _missing_error(client, f"{', '.join(missing)}; this client cannot add them ({error.message})") from None
+    return None
+
+
+async def _probe_search_attributes(client: Client, error: RPCError) -> str:
+    """Return a warning: only a query can show whether the attributes exist. Raises TemporalUnavailableError."""
+    warning = f"the search attributes of namespace {client.namespace} are not listed ({error.message})"
+    try:
+        await client.count_workflows(" AND ".join(f"{key.name} IS NULL" for key in attributes.KEYS))
+    except RPCError as denied:
+        if denied.status is RPCStatusCode.INVALID_ARGUMENT:
+            raise _missing_error(client, denied.message) from None
+        return f"{warning} nor queried ({denied.message}): if one is missing, runs hang; needed are {_format_types()}"
+    return f"{warning}: they exist, but their types are not checked; needed are {_format_types()}"
+
+
+def _missing_error(client: Client, reason: str) -> TemporalUnavailableError:
+    return TemporalUnavailableError(
+        f"search attributes are missing in namespace {client.namespace}: {reason}; add them, or set [worker] "
+        f"search_attributes = false; needed are {_format_types()}"
+    )
+
+
+def _format_types() -> str:
+    return ", ".join(f"{key.name} ({key.indexed_value_type.name})" for key in attributes.KEYS)
 
 
 async def has_worker_commands(client: Client) -> bool:

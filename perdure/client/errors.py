@@ -21,6 +21,10 @@ class TemporalUnavailableError(ReportedError):
     """Temporal does not answer, or its configuration is not safe to use."""
 
 
+class NotSearchableError(TemporalUnavailableError):
+    """The namespace lacks a search attribute that a list needs."""
+
+
 class RunNotFoundError(ReportedError):
     """No run has this id."""
 

@@ -17,7 +17,7 @@ from decisions import ids
 from decisions.ids import query_differs, query_equals
 from decisions.sender import sent_by
 from decisions.text.formatting import truncate
-from perdure.client.errors import RejectedError, TemporalUnavailableError, convert_rpc_errors
+from perdure.client.errors import NotSearchableError, RejectedError, TemporalUnavailableError, convert_rpc_errors
 
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
 _FINAL_STATUSES = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
@@ -187,7 +187,7 @@ async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes |
         # The status for an unreadable token depends on the server's store.
         if after and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
             raise RejectedError("invalid cursor") from None
-        raise TemporalUnavailableError(f"the list cannot be read: {truncate(error.message, 200)}") from None
+        raise _convert_list_error(client, error) from None
     runs = [RunInfo(ids.run_id_of_workflow(row.id), row) for row in listed.current_page or () if _is_listed(row)]
     return RunInfoPage(tuple(run for run in runs if waiting or run.parent is None), listed.next_page_token or None)
 
@@ -243,4 +243,14 @@ async def _iterate_query(client: Client, query: str) -> AsyncIterator[RunInfo]:
             if _is_listed(execution):
                 yield RunInfo(ids.run_id_of_workflow(execution.id), execution)
     except RPCError as error:
-        raise TemporalUnavailableError(f"the list cannot be read: {truncate(error.message, 200)}") from None
+        raise _convert_list_error(client, error) from None
+
+
+def _convert_list_error(client: Client, error: RPCError) -> TemporalUnavailableError:
+    name = attributes.AGENT_STATUS.name
+    if error.status is RPCStatusCode.INVALID_ARGUMENT and name in error.message:
+        return NotSearchableError(
+            f"namespace {client.namespace} has no search attribute {name}: open runs count as queued, and those that "
+            "wait for a person cannot be listed"
+        )
+    return TemporalUnavailableError(f"the list cannot be read: {truncate(error.message, 200)}")

@@ -4,18 +4,28 @@ import dataclasses
 import json
 
 import click
+from rich.markup import escape
 
 from activities.storage.workspace import folder_name
 from contracts.run.state import RunStatus
 from decisions import ids
 from decisions.run.outcome import parse_handoff
+from perdure.client.errors import NotSearchableError
 from perdure.client.run_events import RunEnded, event_to_json
-from perdure.client.run_list import find_run, find_starter, find_workflow, iterate_runs, last_event_time, list_subtree
+from perdure.client.run_list import (
+    RunInfo,
+    find_run,
+    find_starter,
+    find_workflow,
+    iterate_runs,
+    last_event_time,
+    list_subtree,
+)
 from perdure.client.runs import follow_up_state, query_run_state, wait_for_run_end
 from perdure.client.watch import Watch
 from perdure.commands.export import STDOUT, export_run
 from perdure.commands.mcp.servers import print_servers, print_unseen_servers
-from perdure.session import Needs, open_session
+from perdure.session import Needs, Session, open_session
 from perdure.terminal import report
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, run_argument
 from perdure.terminal.run_view import RunScreen
@@ -40,7 +50,7 @@ async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, 
     is_overview = not (waiting or follow_ups or as_json)
     async with open_session(load_settings(), Needs.nothing) as session:
         runs = [run async for run in iterate_runs(session.client, waiting=waiting, follow_ups=follow_ups, limit=limit)]
-        asking = [run async for run in iterate_runs(session.client, waiting=True, limit=limit)] if is_overview else []
+        asking, gap = await _list_waiting(session, limit) if is_overview else ([], "")
         is_any_open = any(run.is_open for run in (*runs, *asking))
         warning = await session.missing_worker_message() if is_any_open and not as_json else None
     if as_json:
@@ -56,9 +66,17 @@ async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, 
         report.print_list(console, list(first.values()), [run for run in runs if run.run_id not in first])
         if is_overview and len(asking) == limit:
             console.print("[dim]more may wait for a person: perdure list --waiting[/]")
-        if warning:
-            console.print(f"[yellow]{warning}[/]")
+        for line in filter(None, (gap, warning)):
+            console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     return 0
+
+
+async def _list_waiting(session: Session, limit: int | None) -> tuple[list[RunInfo], str]:
+    """Return the runs that wait for a person, or the reason why they cannot be listed."""
+    try:
+        return [run async for run in iterate_runs(session.client, waiting=True, limit=limit)], ""
+    except NotSearchableError as error:
+        return [], str(error)
 
 
 @click.command("show", epilog=format_examples("show RUN", "show wf:FOLLOW-UP", "show RUN --json | jq .question"))

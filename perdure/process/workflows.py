@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -14,7 +13,13 @@ from temporalio.client import Client
 from temporalio.common import RawValue
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
-from temporalio.worker import Interceptor, Worker
+from temporalio.worker import (
+    Interceptor,
+    PollerBehavior,
+    PollerBehaviorAutoscaling,
+    PollerBehaviorSimpleMaximum,
+    Worker,
+)
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
 from settings.file import WorkerSettings
@@ -23,13 +28,11 @@ from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
 from workflows.followup import FollowUp
 from workflows.handlers import UnknownWorkflow
-from workflows.interceptors import HeartbeatInterceptor, confidential_interceptor
+from workflows.interceptors import HeartbeatInterceptor, confidential_interceptor, unsearchable_interceptor
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
 from workflows.topic import EventTopic
-
-STICKY_TIMEOUT = timedelta(seconds=1)  # another worker takes over a killed worker's runs after this
 
 WORKFLOWS: tuple[type, ...] = (
     AgentRun,
@@ -55,7 +58,7 @@ async def run_query_worker(client: Client, task_queue: str, sizes: WorkerSetting
         activities=[_elsewhere],
         no_remote_activities=True,
         interceptors=workflow_interceptors(client, sizes),
-        sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+        sticky_queue_schedule_to_start_timeout=sizes.sticky_timeout,
         build_id=build_id(),
     ):
         yield
@@ -81,9 +84,15 @@ async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
 
 
 def workflow_interceptors(client: Client, sizes: WorkerSettings) -> list[Interceptor]:
-    """Return the workflow interceptors, with `confidential_interceptor` if payloads are encrypted."""
+    """Return the interceptors that inform workflows about the worker's heartbeat, the encryption and the namespace."""
     confidential = [confidential_interceptor()] if client.data_converter.payload_codec else []
-    return [HeartbeatInterceptor(sizes.heartbeat), *confidential]
+    unsearchable = [] if sizes.search_attributes else [unsearchable_interceptor()]
+    return [HeartbeatInterceptor(sizes.heartbeat), *confidential, *unsearchable]
+
+
+def poller_behavior(sizes: WorkerSettings) -> PollerBehavior:
+    """Return a fixed number of pollers if one is set; by default it follows the load, which the server reports."""
+    return PollerBehaviorSimpleMaximum(sizes.pollers) if sizes.pollers else PollerBehaviorAutoscaling()
 
 
 def workflow_runner(

@@ -40,9 +40,11 @@ FROZEN = BEAT + 4
 PROJECT = f"""
 [limits]
 max_steps = 100
+
 [worker]
 heartbeat = "{BEAT:g}s"
 fuse_reads = {{fuses}}
+sticky_timeout = "1s"
 """
 TOOL = """
 [tools.{name}]

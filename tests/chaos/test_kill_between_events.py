@@ -87,7 +87,7 @@ def site() -> Iterator[str]:
 
 
 def project_for(site: str, folder: Path, address: str) -> Project:
-    toml = f'[worker]\nheartbeat = "6s"\n[fetch]\nallow_hosts = ["{site.split("/")[2]}"]\n'
+    toml = f'[worker]\nheartbeat = "6s"\nsticky_timeout = "1s"\n[fetch]\nallow_hosts = ["{site.split("/")[2]}"]\n'
     (folder / "perdure.toml").write_text(toml, encoding="utf-8")
     return Project(folder, address)
 

@@ -8,10 +8,15 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from temporalio.testing import WorkflowEnvironment
 
+from perdure.client.connection import register_search_attributes
 from perdure.testkit.model_server import ScriptedModel, fails
+from tests.conftest import TEMPORAL
 from tests.e2e.projects import MakeProject, Served
+from tests.proxy import proxied
 from tests.waiting import until
 
 KEY = "sk-canary-9b1d"  # must turn up nowhere
@@ -34,6 +39,31 @@ def test_a_worker_serves_a_configured_server_until_sigterm(served: Served, criti
         stopped = worker.send_signal(signal.SIGTERM)
     assert stopped.code == 0
     assert "Traceback" not in stopped.err
+
+
+async def test_a_worker_starts_where_it_may_not_list_search_attributes(served: Served, critique: str) -> None:
+    await register_search_attributes(served.client)
+    async with proxied(served.address) as proxy:
+        proxy.denied["ListSearchAttributes"] = grpc.StatusCode.PERMISSION_DENIED
+        there = {"TEMPORAL_ADDRESS": proxy.address, "PERDURE_TASK_QUEUE": "cloud"}
+        with served.project.running(script="worker.py", **there) as worker:
+            await asyncio.to_thread(worker.until, "worker ready")
+            done = await asyncio.to_thread(lambda: served.project.perdure("run", "--json", critique, **there))
+            stopped = await asyncio.to_thread(worker.send_signal, signal.SIGTERM)
+    assert (done.code, json.loads(done.out)["status"]) == (0, "completed")
+    assert (stopped.code, stopped.err.count("search attributes of namespace default are not listed")) == (0, 1)
+
+
+async def test_lists_without_search_attributes_say_so_in_one_line(make_project: MakeProject) -> None:
+    project = make_project()
+    async with await WorkflowEnvironment.start_local(dev_server_existing_path=TEMPORAL) as bare:
+        there = {"TEMPORAL_ADDRESS": bare.client.service_client.config.target_host}
+        await bare.client.start_workflow("AgentRun", id="run:r1", task_queue="perdure")
+        listed = await asyncio.to_thread(lambda: project.perdure("list", **there))
+        waiting = await asyncio.to_thread(lambda: project.perdure("list", "--waiting", **there))
+    gap = "namespace default has no search attribute AgentStatus: open runs count as queued"
+    assert (listed.code, "r1" in listed.out, listed.out.count(gap)) == (0, True, 1)
+    assert (waiting.code, waiting.err.count("\n"), waiting.err.count(gap)) == (1, 1, 1)
 
 
 def is_locked(lock: Path) -> bool:

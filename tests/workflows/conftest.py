@@ -46,6 +46,7 @@ KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 PATIENCE = 20.0  # seconds for what takes milliseconds
 # Without a sticky cache every workflow task replays its run from the first event, so a decision that depends on
 # anything else cannot hide: PERDURE_TEST_NO_CACHE=1 runs this whole folder so.
+GRACE = WorkerSettings().grace
 CACHES = os.environ.get("PERDURE_TEST_NO_CACHE") != "1"
 # PERDURE_TEST_FUSED=1 runs this folder with reads fused. Tests that count activities, rotations or attempts fail then.
 FUSES = os.environ.get("PERDURE_TEST_FUSED") == "1"
@@ -83,6 +84,8 @@ class World:
     project: Project
     model: ScriptedModel
     caches: bool = True
+    grace: timedelta = GRACE  # for calls of a worker that is stopped
+    searchable: bool = True  # what the workers' settings say of the namespace
     within: Callable[[Model], Model] = lambda model: model  # what a worker puts around the model
     heartbeat: timedelta = HEARTBEAT_TIMEOUT  # of silence, after which a worker counts as dead
     started: list[str] = field(default_factory=list)
@@ -140,8 +143,14 @@ class World:
     ) -> AsyncIterator[None]:
         """A worker with a cache of its own, and so many activities at once. Two at once need a client each."""
         model = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
-        cached = 1000 if self.caches else 0
-        sizes = WorkerSettings(max_cached_workflows=cached, max_concurrent_activities=slots, heartbeat=self.heartbeat)
+        sizes = WorkerSettings(
+            max_cached_workflows=1000 if self.caches else 0,
+            max_concurrent_activities=slots,
+            heartbeat=self.heartbeat,
+            sticky_timeout=timedelta(seconds=1),  # a killed worker's runs go on soon
+            grace=self.grace,
+            search_attributes=self.searchable,
+        )
         with patch("worker.WORKFLOWS", workflows):
             reader = self.within(MessagesModel(model))
             at = client or self.client
@@ -311,6 +320,8 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         follow_ups: tuple[str, ...] | None = None,
         heartbeat: timedelta = HEARTBEAT_TIMEOUT,
         fuses: bool = FUSES,
+        grace: timedelta = GRACE,
+        searchable: bool = True,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -330,7 +341,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             prices=prices,
         )
         with ScriptedModel(script) as model:
-            it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches, heartbeat=heartbeat)
+            it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches, grace, searchable, heartbeat=heartbeat)
             try:
                 if not works:
                     yield it

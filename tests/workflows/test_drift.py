@@ -27,9 +27,9 @@ def edit_agent(it: World, prompt: str = "Be brief.", **fields: Any) -> None:
 
 
 @asynccontextmanager
-async def interrupt_run(it: World, monkeypatch: pytest.MonkeyPatch, busy: Any, **change: Any) -> AsyncIterator[Any]:
+async def interrupt_run(it: World, busy: Any, **change: Any) -> AsyncIterator[Any]:
     """A run whose worker was stopped in the middle of its work, and that a worker of an edit_agent project takes up."""
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    it.grace = timedelta(seconds=0.1)
     async with it.worker():
         run = await it.start()
         await it.until(busy)
@@ -58,12 +58,12 @@ def system_prompts(it: World) -> list[str]:
     [("use_new", "You are tested.\n\nBe brief."), ("keep_old", "You are tested.")],
 )
 async def test_a_person_decides_which_definition_an_interrupted_run_goes_on_with(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, decision: str, system: str
+    world: MakeWorld, decision: str, system: str
 ) -> None:
     script = HangsOnce(calls(("look", {})), FINISH)
     async with (
         world(script, ScriptedTool("look"), works=False) as it,
-        interrupt_run(it, monkeypatch, lambda: script.asked == 1) as run,
+        interrupt_run(it, lambda: script.asked == 1) as run,
     ):
         state = await it.until_state(run, question=True)
         assert (state["question"]["kind"], state["question"]["options"]) == (
@@ -78,19 +78,15 @@ async def test_a_person_decides_which_definition_an_interrupted_run_goes_on_with
         assert await it.failed_tasks(run) == 0
 
 
-async def test_a_person_may_stop_a_run_whose_definition_changed(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_person_may_stop_a_run_whose_definition_changed(world: MakeWorld) -> None:
     script = HangsOnce(FINISH)
-    async with world(script, works=False) as it, interrupt_run(it, monkeypatch, lambda: script.asked == 1) as run:
+    async with world(script, works=False) as it, interrupt_run(it, lambda: script.asked == 1) as run:
         await it.answer(run, decision="stop", by="eva")
         await expect_cancelled(run)
         assert len(it.model.requests) == 1
 
 
-async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(world: MakeWorld) -> None:
     started: list[int] = []
 
     async def look(arguments: Any, context: Any) -> str:
@@ -102,7 +98,7 @@ async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
     tool = ScriptedTool("look", look)
     async with (
         world([calls(("look", {})), FINISH], tool, works=False) as it,
-        interrupt_run(it, monkeypatch, lambda: bool(started)) as run,
+        interrupt_run(it, lambda: bool(started)) as run,
     ):
         state = await it.until_state(run, question=True)
         assert (state["question"]["kind"], state["completed_steps"]) == ("definition_changed", [1])
@@ -111,14 +107,12 @@ async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
     assert len(started) == 2
 
 
-async def test_a_changed_tool_is_a_changed_definition_and_the_difference_names_it(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_changed_tool_is_a_changed_definition_and_the_difference_names_it(world: MakeWorld) -> None:
     script = HangsOnce(FINISH)
     tools = (ScriptedTool("look"), ScriptedTool("charge", effect=Effect.once))
     async with (
         world(script, *tools, allowed=["look"], works=False) as it,
-        interrupt_run(it, monkeypatch, lambda: script.asked == 1, prompt="", tools=("look", "charge")) as run,
+        interrupt_run(it, lambda: script.asked == 1, prompt="", tools=("look", "charge")) as run,
     ):
         state = await it.until_state(run, question=True)
         assert "+tool charge: " in state["question"]["text"]
@@ -128,11 +122,11 @@ async def test_a_changed_tool_is_a_changed_definition_and_the_difference_names_i
         assert "charge" in [tool["name"] for tool in it.model.requests[-1]["tools"]]
 
 
-async def test_an_interruption_without_an_edit_asks_nothing(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interruption_without_an_edit_asks_nothing(world: MakeWorld) -> None:
     script = HangsOnce(FINISH)
     async with (
         world(script, works=False) as it,
-        interrupt_run(it, monkeypatch, lambda: script.asked == 1, prompt="") as run,
+        interrupt_run(it, lambda: script.asked == 1, prompt="") as run,
     ):
         assert (await run.result())["type"] == "agent.completed"
         assert (await it.state(run))["question"] is None
@@ -148,7 +142,7 @@ async def test_other_descriptions_of_built_in_tools_are_no_changed_definition(
     async with world(script, works=False) as it:
         with monkeypatch.context() as release:
             release.setattr("decisions.builtin_tools.ALL_SCHEMAS", older[:-1])
-            release.setattr("worker.GRACE", timedelta(seconds=0.1))
+            it.grace = timedelta(seconds=0.1)
             async with it.worker():
                 run = await it.start()
                 await it.until(lambda: script.asked == 1)
@@ -193,10 +187,9 @@ async def test_a_resumed_run_that_finds_its_agent_changed_asks(world: MakeWorld)
         assert system_prompts(it)[-1] == "You are tested.\n\nBe brief."
 
 
-async def test_a_run_whose_agent_is_gone_asks_a_person(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+async def test_a_run_whose_agent_is_gone_asks_a_person(world: MakeWorld) -> None:
     script = HangsOnce(FINISH)
-    async with world(script, works=False) as it:
+    async with world(script, works=False, grace=timedelta(seconds=0.1)) as it:
         it.project = replace(it.project, agents={**it.project.agents, "writer": Agent(name="writer", tools=())})
         async with it.worker():
             run = await it.start(agent="writer")
@@ -218,11 +211,9 @@ async def test_a_turn_that_was_merely_too_long_is_no_interruption(world: MakeWor
         assert (await run.result())["type"] == "agent.completed"
 
 
-async def test_a_project_that_has_moved_on_since_the_question_is_asked_about_again(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_project_that_has_moved_on_since_the_question_is_asked_about_again(world: MakeWorld) -> None:
     script = HangsOnce(FINISH)
-    async with world(script, works=False) as it, interrupt_run(it, monkeypatch, lambda: script.asked == 1) as run:
+    async with world(script, works=False) as it, interrupt_run(it, lambda: script.asked == 1) as run:
         await it.until_state(run, question=True)
         assert isinstance(it.project.agents, dict)  # of the worker that is at work
         it.project.agents["default"] = it.project.agents["default"].model_copy(update={"prompt": "Charge twice."})

@@ -233,9 +233,8 @@ async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workflows.cancellation.MAX_STOP_TIME", timedelta(seconds=1))
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     held = HeldTool("charge")
-    async with world([CHARGE, FINISH], held.tool) as it:
+    async with world([CHARGE, FINISH], held.tool, grace=timedelta(seconds=0.1)) as it:
         run = await it.start()
         await held.started.wait()
         await run.signal("cancel")
@@ -306,12 +305,9 @@ async def test_a_read_touches_no_ledger(world: MakeWorld, tmp_path: Path) -> Non
     assert not (tmp_path / "reads" / ".store" / "ledger").exists()
 
 
-async def test_a_call_that_was_claimed_is_in_doubt_also_where_its_tool_is_gone(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+async def test_a_call_that_was_claimed_is_in_doubt_also_where_its_tool_is_gone(world: MakeWorld) -> None:
     held = HeldTool("charge")
-    async with world([CHARGE, FINISH], held.tool, works=False) as it:
+    async with world([CHARGE, FINISH], held.tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await it.start()
             await held.started.wait()

@@ -239,9 +239,8 @@ async def test_a_cancel_during_the_model_call_keeps_the_results(world: MakeWorld
 
 @pytest.mark.parametrize("in_reads", [True, False], ids=["reads", "model"])
 async def test_a_worker_that_stops_in_between_leaves_nothing_out_and_its_successor_asks_about_a_new_definition(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, in_reads: bool
+    world: MakeWorld, in_reads: bool
 ) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     held, asked = HeldTool("look", Effect.read, "result 1"), []
 
     def script(body: dict[str, Any]) -> Any:
@@ -251,7 +250,7 @@ async def test_a_worker_that_stops_in_between_leaves_nothing_out_and_its_success
 
     if not in_reads:
         held.go_on.set()
-    async with world(script, held.tool, works=False, fuses=True) as it:
+    async with world(script, held.tool, works=False, fuses=True, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await it.start()
             await held.started.wait()

@@ -425,12 +425,9 @@ async def test_a_result_given_by_a_person_also_settles_a_call_that_was_being_han
         assert (await it.results(run))[0][1] == "receipt 7"
 
 
-async def test_an_effect_that_outlives_its_worker_is_asked_about_and_never_repeated(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+async def test_an_effect_that_outlives_its_worker_is_asked_about_and_never_repeated(world: MakeWorld) -> None:
     charge = HeldTool("charge")
-    async with world([calls(("charge", {})), FINISH], charge.tool, works=False) as it:
+    async with world([calls(("charge", {})), FINISH], charge.tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await it.start()
             await charge.started.wait()

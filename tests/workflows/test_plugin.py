@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, assert_type, cast
 from uuid import uuid4
 
+import grpc
 import httpx
 import pytest
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowHandle
@@ -52,6 +53,8 @@ from perdure.stubs import (
 )
 from perdure.testkit.model_server import ScriptedModel, calls
 from settings import ProjectError, Settings, load_settings
+from settings.file import WorkerSettings
+from tests.proxy import proxied
 from tests.workflows.caller import Caller
 from workflows.agent_run.agent_run import AgentRun as RealAgentRun
 
@@ -216,6 +219,27 @@ async def test_what_the_server_lacks_ends_the_worker_with_its_reason(client: Cli
     with pytest.raises(TemporalUnavailableError, match="is encrypted with key k1"):
         async with asyncio.timeout(20), Worker(house, task_queue=settings.task_queue, workflows=[Refund]):
             await asyncio.Event().wait()
+
+
+async def test_a_worker_starts_without_search_attributes_if_the_project_says_so(
+    client: Client, settings: Settings
+) -> None:
+    bare = replace(settings, file=settings.file.model_copy(update={"worker": WorkerSettings(search_attributes=False)}))
+    async with proxied(client.service_client.config.target_host) as proxy:
+        proxy.denied = {
+            "ListSearchAttributes": grpc.StatusCode.PERMISSION_DENIED,
+            "CountWorkflowExecutions": grpc.StatusCode.INVALID_ARGUMENT,
+        }
+        house = await Client.connect(proxy.address, plugins=[PerdurePlugin(settings)])
+        with pytest.raises(TemporalUnavailableError, match="search attributes are missing"):
+            async with asyncio.timeout(20), Worker(house, task_queue=settings.task_queue, workflows=[Refund]):
+                await asyncio.Event().wait()
+        house = await Client.connect(proxy.address, plugins=[PerdurePlugin(bare)])
+        async with Worker(house, task_queue=settings.task_queue, workflows=[Refund], activities=[pay]):
+            started = await house.start_workflow(Refund.run, "a mug", id=uuid4().hex, task_queue=settings.task_queue)
+            assert await started.result() == "paid: a mug; ok"
+    run = await client.get_workflow_handle(run_workflow_id(f"claim-{started.id}")).describe()
+    assert {pair.key.name for pair in run.typed_search_attributes} <= {"BuildIds", "TemporalChangeVersion"}
 
 
 class Other(DefaultPayloadConverter):

@@ -20,7 +20,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.effects.ledger import Claim, ClaimOwner
 from activities.reconcile.reconcile import Reconciler
-from contracts.reconcile import FindingKind, ReconcileReport, Repair
+from contracts.reconcile import FindingKind, ReconcileReport, ReconcileRequest, Repair
 from contracts.tool import Effect, ToolKind
 from decisions.ids import query_equals
 from perdure.process import reconcile_schedule
@@ -382,6 +382,39 @@ async def test_the_stores_are_gone_through_a_stretch_at_a_time(
             looks.append(await finished_look(it, number))
         await handle.delete()
     assert [(each.stores, each.after) for each in looks] == [(2, "run-1"), (2, "run-3"), (1, ""), (2, "run-1")]
+
+
+async def test_a_list_that_is_too_long_is_gone_through_over_several_looks(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.reconcile.queries.MAX_LISTED_RUNS", 2)
+    async with world([], works=False) as it:
+        runs = {id_of(await it.start()) for _ in range(5)}
+        await until_listed(it, "ExecutionStatus = 'Running'", 5)
+        other = Reconciler(it.client, it.project.stores, f"{it.queue}-other", lambda: datetime.now(UTC) + HOUR)
+        report = await other.run_pass()
+        looks = [report]
+        while report.older:
+            report = await other.run_pass(ReconcileRequest.model_validate(report.model_dump()))
+            looks.append(report)
+    named = [[run for _, run in problems(report)] for report in looks]
+    assert set(named[0]) < set().union(*named)
+    assert runs <= set().union(*named)
+
+
+async def test_runs_that_wait_are_asked_in_turn_where_they_are_too_many_for_a_look(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.reconcile.queries.MAX_QUERIED_RUNS", 1)
+    async with world([ASK, ASK, ASK]) as it:
+        runs = [id_of(await waiting(it)) for _ in range(3)]
+        reconciler = Reconciler(it.client, it.project.stores, it.queue, now=lambda: datetime.now(UTC) + 25 * HOUR)
+        request, named = ReconcileRequest(), []
+        for _ in range(4):
+            report = await reconciler.run_pass(request)
+            named += [run for _, run in problems(report)]
+            request = ReconcileRequest.model_validate(report.model_dump())
+    assert named == [*reversed(runs), runs[-1]]
 
 
 async def finished_look(it: World, number: int) -> ReconcileReport:

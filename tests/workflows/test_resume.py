@@ -148,11 +148,10 @@ def held_charge(**route: Any) -> HeldTool:
 
 
 async def test_a_call_in_flight_when_its_run_timed_out_is_asked_about_and_made_again_under_the_origins_key(
-    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     held = held_charge()
-    async with world([charged(1), FINISH], held.tool, works=False) as it:
+    async with world([charged(1), FINISH], held.tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await timed_out(it, held.started)
         held.go_on.set()
@@ -167,11 +166,10 @@ async def test_a_call_in_flight_when_its_run_timed_out_is_asked_about_and_made_a
 
 
 async def test_a_result_that_the_ledger_got_after_the_end_is_used_by_the_resumed_run(
-    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     held = held_charge()
-    async with world([charged(1), FINISH], held.tool, works=False) as it:
+    async with world([charged(1), FINISH], held.tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await timed_out(it, held.started)
         store = LocalStores(tmp_path).of(run.id.removeprefix("run:"))
@@ -349,9 +347,8 @@ async def test_a_call_in_flight_in_the_origin_is_never_reported_as_not_made(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where the resumed run is stopped before it could look."""
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     held = held_charge()
-    async with world([charged(1), FINISH], held.tool, works=False) as it:
+    async with world([charged(1), FINISH], held.tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await timed_out(it, held.started)
         again = await it.resume(run)
@@ -368,11 +365,10 @@ async def _refuse(*_: Any) -> Any:
 
 
 async def test_an_approved_call_in_flight_is_not_asked_about_again_in_a_resumed_run(
-    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     held = held_charge(approval=Approval.always)
-    async with world([charged(1), FINISH], held.tool, works=False) as it:
+    async with world([charged(1), FINISH], held.tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             start = {"type": "agentic.start", "payload": {"goal": "pay"}}
             run = await it.start_raw(start, run_timeout=timedelta(seconds=4))
@@ -405,10 +401,7 @@ async def test_a_tool_approved_for_a_run_is_asked_about_again_where_another_goes
         assert len(tool.calls) == 2
 
 
-async def test_a_denied_call_that_was_in_flight_in_the_origin_stays_in_doubt(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+async def test_a_denied_call_that_was_in_flight_in_the_origin_stays_in_doubt(world: MakeWorld) -> None:
     made: list[int] = []
 
     async def pay(arguments: Any, context: Any) -> str:
@@ -418,7 +411,7 @@ async def test_a_denied_call_that_was_in_flight_in_the_origin_stays_in_doubt(
         return "receipt"
 
     tool = ScriptedTool("charge", pay, effect=Effect.once, approval=Approval.always)
-    async with world([charged(1), charged(2), FINISH], tool, works=False) as it:
+    async with world([charged(1), charged(2), FINISH], tool, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             start = {"type": "agentic.start", "payload": {"goal": "pay"}}
             run = await it.start_raw(start, run_timeout=timedelta(seconds=4))

@@ -36,10 +36,7 @@ from tests.workflows.lane import (
 from tests.workflows.script import FINISH, texts
 
 
-async def test_a_changed_definition_holds_the_run_up_until_it_is_right_again(
-    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+async def test_a_changed_definition_holds_the_run_up_until_it_is_right_again(world: MakeWorld, tmp_path: Path) -> None:
     asked = 0
 
     def script(_: Any) -> Any:
@@ -47,7 +44,7 @@ async def test_a_changed_definition_holds_the_run_up_until_it_is_right_again(
         asked += 1
         return slow(says("never heard"), 30) if asked == 1 else FINISH
 
-    async with world(script, works=False) as it:
+    async with world(script, works=False, grace=timedelta(seconds=0.1)) as it:
         async with it.worker():
             run = await it.start(run_id=it.queue)
             await it.until(lambda: asked == 1)

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from pydantic_core import to_json
 from temporalio import workflow
-from temporalio.common import TypedSearchAttributes
 
 from contracts.run.events import ResumePayload
 from contracts.run.state import Call, RunState, RunStatus, TurnClose
@@ -54,7 +53,7 @@ class RunContext:
         self.effects = call_state.in_flight(state)  # tool uses that may be having their effect
         self.inbox = Inbox()
         self.awaited = 0  # results from outside that the loop waits for
-        self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        self._shown = search_attributes.ShownAttributes()
         share_transcript(transcript)
         self.publish_details()
 
@@ -142,10 +141,7 @@ class RunContext:
     def set_status(self, status: RunStatus) -> None:
         """Change the status and the search attributes, which costs one event."""
         self.state = self.state.model_copy(update={"status": status})
-        new = search_attributes.of_run(self.state)
-        if changed := search_attributes.updates_between(self._shown, new):
-            workflow.upsert_search_attributes(changed)
-        self._shown = new
+        self._shown.update(search_attributes.of_run(self.state))
         self.publish_details()
 
     def mark_in_flight(self, call: Call) -> None:

@@ -27,6 +27,7 @@ from contracts.conversation import (
 from contracts.run.signals import CancelRequest, EndedRun, HumanInput
 from decisions.conversation import lane, rules, view
 from decisions.text.formatting import truncate
+from workflows import search_attributes
 from workflows.conversation.context import LaneContext, begin_lane
 from workflows.conversation.turn import begin_turn, deliver_errand, notify_mailbox, resume_turn
 from workflows.handlers import (
@@ -38,7 +39,6 @@ from workflows.handlers import (
     read_optional_argument,
 )
 from workflows.rotation import continue_as_new
-from workflows.search_attributes import format_keyword
 
 
 @workflow.defn
@@ -57,8 +57,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         live = self.context
-        if workflow.info().typed_search_attributes.get(CONVERSATION_ID) is None:
-            workflow.upsert_search_attributes([CONVERSATION_ID.value_set(format_keyword(live.state.conversation_id))])
+        search_attributes.show_once(CONVERSATION_ID, search_attributes.format_keyword(live.state.conversation_id))
         await live.cancellation.shield(self._run_loop(live))
         if live.cancellation.reason is not None:
             raise asyncio.CancelledError
