@@ -85,10 +85,10 @@ async def test_a_pick_is_the_answer_and_ends_the_request(writer: MailWriter, req
 
 
 async def test_a_request_that_waits_is_queried_once_however_often_it_is_looked_at(
-    told: MailWriter, request_file: Any
+    writer: MailWriter, request_file: Any
 ) -> None:
     run = FakeRun()
-    picks = await looks(told, run, 10 * LOOK_EVERY)
+    picks = await looks(writer, run, 10 * LOOK_EVERY)
     assert run.queries == 1  # its history has not grown since
     request_file.write_text('{"pick": {"data": "a"}}')
     await picks.check_requests()

@@ -321,7 +321,7 @@ async def test_an_answer_that_does_not_fit_its_output_schema_comes_with_a_note(r
 async def test_an_output_schema_that_comes_to_no_end_is_given_up(rig: Rig) -> None:
     schema = {"type": "object", "patternProperties": {"^(n|nn)+$": {}}, "additionalProperties": False}
     rig.define({"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}, "outputSchema": schema})
-    unfit = (await rig.run("long name")).result
+    unfit = (await rig.do("long name")).result
     assert unfit["content"] == {"n" * 60 + "!": 1}
     assert "its schema cannot be applied: the pattern" in unfit["note"]
 

@@ -33,12 +33,14 @@ async def random_faults(
 ) -> Row:
     """R1: faults at random moments while runs begin, work and end."""
     async with context.environment(fuses=fuses) as it, it.person():
-        workers = it.start_workers("r1", size)
+        queue = "r1f" if fuses else "r1"  # both shapes may play on one server
+        workers = it.start_workers(queue, size)
         kinds = ["kill"] * kills + ["freeze"] * freezes + ["drain"] * drains
         it.random.shuffle(kinds)
         for number in range(max(runs, len(kinds))):
             if number < runs:
-                await it.start(mixed(f"r1-{number}", it.random, 8, pause=0.3, tools=READS if fuses else MIX), "r1")
+                task = mixed(f"{queue}-{number}", it.random, 8, pause=0.3, tools=READS if fuses else MIX)
+                await it.start(task, queue)
             await asyncio.sleep(it.random.uniform(0.5, 1.5) * every)
             if number < len(kinds):
                 await workers.fault(kinds[number])
@@ -56,7 +58,7 @@ async def crash_points(context: ScenarioContext, *, runs: int, fuses: bool = Fal
     async with context.environment(server, fuses=fuses) as it, it.person():
 
         async def killed_at(point: Point, number: int) -> None:
-            queue = f"{point.name}-{number}"
+            queue = f"{point.name}-{number}{'-fused' if fuses else ''}"
             random = Random(f"{context.seed} {queue}")
             async with turn:
                 if point in (Point.archived, Point.rotation):
@@ -105,7 +107,7 @@ async def zombies(context: ScenarioContext, *, runs: int, fuses: bool = False) -
     async with context.environment(tools=tools, fuses=fuses) as it, it.person():
 
         async def frozen(number: int) -> None:
-            queue, place = f"r5-{number}", places[number % len(places)]
+            queue, place = f"r5{'f' if fuses else ''}-{number}", places[number % len(places)]
             random = Random(f"{context.seed} {queue}")
             others = mixed(queue, random, 3, tools=("charge", "charge", "reserve")).turns
             task = Task(queue, (first, *others), pause=0.2)
@@ -135,10 +137,12 @@ def _is_stopped(pid: int) -> bool:
 async def rolling_restart(context: ScenarioContext, *, restarts: int, size: int = 3, fuses: bool = False) -> Row:
     """R6: SIGTERM drains a worker, whatever it is doing."""
     async with context.environment(fuses=fuses) as it, it.person():
-        workers = it.start_workers("r6", size)
+        queue = "r6f" if fuses else "r6"
+        workers = it.start_workers(queue, size)
         for number in range(restarts):
             for nr in range(3):
-                await it.start(mixed(f"r6-{number}-{nr}", it.random, 8, pause=0.2, tools=READS if fuses else MIX), "r6")
+                task = mixed(f"{queue}-{number}-{nr}", it.random, 8, pause=0.2, tools=READS if fuses else MIX)
+                await it.start(task, queue)
             await asyncio.sleep(it.random.uniform(0.5, 2))
             await workers.fault("drain")
         late = await it.all_ended()

@@ -52,8 +52,10 @@ async def record(scenario: Scenario, client: Client, folder: Path) -> None:
             executions = await histories(it, run.id)
     for number, json in enumerate(executions, 1):
         name = scenario.name if len(executions) == 1 else f"{scenario.name}.{number}"
-        # Stack traces tell where the checkout lies, which is nobody's business and nothing that a replay reads.
-        neutral = json.replace(str(HISTORIES.parents[2]), "/perdure")
+        # Stack traces show where the checkout and Python are, which nobody needs and no replay reads.
+        neutral = json
+        for place, name in ((HISTORIES.parents[2], "/perdure"), (sys.prefix, "/venv"), (sys.base_prefix, "/python")):
+            neutral = neutral.replace(str(place), name)
         (folder / f"{name}{SUFFIX}").write_bytes(gzip.compress(neutral.encode(), 9, mtime=0))
 
 
