@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 import httpx
 from temporalio.client import Client
@@ -56,26 +56,9 @@ from telemetry import forward_events, log_to_stderr, quiet_core
 from workflows.interceptors import sharing_interceptor
 
 SHUTDOWN_TIMEOUT = timedelta(seconds=10)  # after the grace period: the SDK's core sometimes never shuts down
+P = ParamSpec("P")
+
 HEARTBEAT_THROTTLE = timedelta(milliseconds=100)  # `activities.effects.beats` decides when a heartbeat is due
-
-
-def build_worker(  # noqa: PLR0913 - a worker's parts
-    client: Client,
-    project: Project,
-    task_queue: str,
-    model: Model,
-    deployment: Deployment | None = None,
-    observers: Sequence[Interceptor] | None = None,
-    sizes: WorkerSettings | None = None,
-    *,
-    hears_cancels: bool = False,
-) -> Worker:
-    """Return a worker with all workflows and activities, as `configure_worker` describes it."""
-    return Worker(
-        **configure_worker(
-            client, project, task_queue, model, deployment, observers, sizes, hears_cancels=hears_cancels
-        )
-    )
 
 
 def configure_worker(  # noqa: PLR0913 - a worker's parts
@@ -126,6 +109,13 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         if deployment
         else None,
     )
+
+
+def _as_worker(configure: Callable[P, WorkerConfig]) -> Callable[P, Worker]:
+    return lambda *args, **options: Worker(**configure(*args, **options))
+
+
+build_worker = _as_worker(configure_worker)  # a worker with all workflows and activities
 
 
 def _all_activities(  # noqa: PLR0913 - what they share

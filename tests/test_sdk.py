@@ -1,4 +1,4 @@
-"""What Perdure overrides inside Temporal's SDK: a new version of the SDK is tried against this list first."""
+"""The parts of Temporal's SDK that Perdure overrides: a new version of the SDK is tried against this list first."""
 
 import inspect
 from typing import Any

@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
     async def look(self, watched: WatchedRuns, run_id: str = "a") -> bool:
-        """What the next look of the worker finds."""
+        """Return what the next look of the worker finds."""
         self.now += watchers.LOOK_EVERY
         return await watched.has(run_id)
 

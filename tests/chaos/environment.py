@@ -282,7 +282,7 @@ async def retry_until_accepted(what: Callable[[], Any]) -> Any:
 
 
 async def wait_for_value(query: Callable[[], Any], holds: Callable[[Any], bool], patience: float = PATIENCE) -> Any:
-    """What the server answers, once it holds."""
+    """Return the server's answer, once it accepts."""
     async with asyncio.timeout(patience):
         while not holds(value := await retry_until_accepted(query)):  # noqa: ASYNC110 - the server reports no changes
             await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What follows an attempt of a call that ended without an outcome."""
+"""The recovery of a call whose attempt ended without an outcome."""
 
 import pytest
 

@@ -252,7 +252,7 @@ class World:
         return [(block["tool_use_id"], block["content"]) for block in blocks]
 
     async def shown(self, run: Run) -> list[str]:
-        """What the model was shown of each call."""
+        """Return what the model was shown of each call."""
         return [text for _, text in await self.results(run)]
 
     async def raw_history(self, run: Run) -> bytes:

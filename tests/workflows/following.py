@@ -176,7 +176,7 @@ class FollowUpWorld:
 
 
 async def is_watched(run: Run) -> bool:
-    """Whether the run is to signal its end."""
+    """Return whether the run is to signal its end."""
     return bool((await run.query("snapshot"))["state"].get("watchers"))
 
 
