@@ -11,6 +11,7 @@ from activities.storage.store import LocalStores, Stores
 from activities.storage.workspace import Workspace, folder_name
 from activities.tools.interface import Tool
 from contracts.agent import Agent
+from contracts.model_settings import ModelOptions
 from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolRoute
 from decisions.builtin_tools import ROUTES
@@ -30,7 +31,6 @@ class Project:
     agents: Mapping[str, Agent]
     tools: Mapping[str, Tool]
     model: str
-    max_tokens: int
     limits: LimitOverrides
     workspaces: Path
     instructions: str  # for every agent: how the loop works
@@ -44,6 +44,7 @@ class Project:
     on_delegation: str = ""  # for every agent with peers: when to delegate and how
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
+    options: ModelOptions = field(default_factory=ModelOptions)  # an agent's own come first
     fuse_reads: bool = False  # for agents that do not set it
     ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
 

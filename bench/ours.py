@@ -15,6 +15,7 @@ from activities.project import Project
 from activities.tools.interface import CallContext
 from bench.work import Marks, Work, text
 from contracts.agent import Agent, ToolSchema
+from contracts.model_settings import ModelOptions
 from contracts.run.events import StartEvent
 from contracts.run.limits import LimitOverrides
 from contracts.run.turn import Usage
@@ -83,7 +84,7 @@ def project(workspaces: Path, marks: Marks, *, fuses: bool = False) -> Project:
         agents={"default": Agent(name="default", tools=(BULK,))},
         tools={BULK: BulkTool(marks)},
         model="instant",
-        max_tokens=1024,
+        options=ModelOptions(max_tokens=1024),
         limits=LimitOverrides(),
         workspaces=workspaces,
         instructions="You are measured.",

@@ -4,10 +4,10 @@ agent         an agent's definition and the snapshot a run keeps of it
 conversation  a lane's requests, answers and state
 delegation    subtasks, their state and what they have spent
 duration      "30s", "15m", "2h" as `timedelta`
-evaluation    test cases for agents: goals, expectations and scores
 failures      the kinds of failure, by who has to act
 followup      tasks that resolve later: their commands, states and events
 mcp           the accepted definitions of MCP tools
+model_settings  the settings of model calls: tokens, thinking, cache, headers
 models        the base classes: `FrozenModel` (history, tolerant) and `StrictModel` (input, strict)
 reconcile     the reconciler's findings, and its mark in a run's store
 sender        the entry point that a message came through

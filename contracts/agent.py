@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from contracts.model_settings import ModelOptions
 from contracts.models import FrozenModel, omit_default
 from contracts.run.limits import LimitOverrides, Limits
 from contracts.tool import ToolTable
@@ -50,7 +51,7 @@ class Definition(FrozenModel):
     agent: str
     model: str
     fallbacks: tuple[str, ...] = omit_default(())
-    max_tokens: int
+    options: ModelOptions = ModelOptions()
     system: str
     tools: tuple[ToolSchema, ...]
     may_delegate: bool = omit_default(True)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from contracts.evaluation import Case, Expectation, Facts, Score
+from contracts.run.evaluation import Case, Expectation, Facts, Score
 from decisions.text.formatting import truncate
 
 MAX_REASON_TEXT = 120  # characters of a text in a reason

@@ -23,6 +23,7 @@ from activities.project import Project
 from activities.run.definition import build_definition
 from activities.security.secrets import MIN_SECRET
 from contracts.agent import Definition
+from contracts.model_settings import ModelOptions
 from contracts.run.turn import Usage
 from perdure.doctor import run_checks
 from perdure.process.models import create_clients, open_models
@@ -51,7 +52,9 @@ def project(settings: Settings) -> Project:
 
 
 async def ask(settings: Settings, name: str) -> ModelReply:
-    definition = Definition(agent="a", model=name, max_tokens=99, system="You are tested.", tools=())
+    definition = Definition(
+        agent="a", model=name, options=ModelOptions(max_tokens=99), system="You are tested.", tools=()
+    )
     async with AsyncExitStack() as closing:
         return await open_models(settings, closing).reply(ModelCall(definition=definition, messages=GOAL))
 
@@ -71,8 +74,10 @@ def test_a_default_may_be_one_model_or_a_list_and_an_agents_list_comes_before_it
 
 
 def test_a_definition_with_one_model_has_no_list_in_history() -> None:
-    definition = Definition(agent="a", model="one", max_tokens=9, system="s", tools=())
-    assert definition.model_dump_json() == '{"agent":"a","model":"one","max_tokens":9,"system":"s","tools":[]}'
+    definition = Definition(agent="a", model="one", options=ModelOptions(max_tokens=9), system="s", tools=())
+    assert (
+        definition.model_dump_json() == '{"agent":"a","model":"one","options":{"max_tokens":9},"system":"s","tools":[]}'
+    )
 
 
 def test_perdure_model_stands_for_the_projects_default_with_its_list(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def build_request(call: ModelCall) -> dict[str, Any]:
     system[-1] |= mark
     request: dict[str, Any] = {
         "model": definition.model,
-        "max_tokens": definition.max_tokens,
+        "max_tokens": definition.options.max_tokens,
         "system": system,
         "messages": [*call.messages[:-1], marked],
     }

@@ -22,6 +22,7 @@ from activities.telemetry.metrics import record_facts
 from activities.telemetry.trace import write_trace
 from activities.temporal import own_run_id, own_workflow_id
 from contracts.agent import Definition
+from contracts.model_settings import ModelOptions
 from contracts.run.compaction import Summary, SummaryRequest
 from contracts.run.journal import Journal
 from contracts.run.transcript import Part
@@ -92,7 +93,7 @@ class Summaries:
             agent=definition.agent,
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
-            max_tokens=min(MAX_SUMMARY_TOKENS, definition.max_tokens),
+            options=ModelOptions(max_tokens=min(MAX_SUMMARY_TOKENS, definition.options.max_tokens)),
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )

@@ -42,7 +42,7 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
         agent=agent.name,
         model=agent.model or project.model,
         fallbacks=agent.fallbacks if agent.model else project.fallbacks,
-        max_tokens=project.max_tokens,
+        options=project.options,
         system="\n\n".join(text.strip() for text in prompts if text.strip()),
         tools=(*own, *(project.tools[name].schema for name in agent.tools)),
         may_delegate=may_delegate,
@@ -116,6 +116,7 @@ def definition_diff(old: Definition, new: Definition) -> str:
 
 def _diff_lines(definition: Definition) -> list[str]:
     tools = {tool.name: tool.model_dump(exclude={"name"}) for tool in definition.tools}
-    head = [f"model: {', '.join(definition.models)}", f"max_tokens: {definition.max_tokens}"]
+    options = [f"{name}: {json.dumps(value)}" for name, value in definition.options.model_dump(mode="json").items()]
+    head = [f"model: {', '.join(definition.models)}", *options]
     lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]
     return [*head, *lines, *definition.system.splitlines()]

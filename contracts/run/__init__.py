@@ -1,6 +1,7 @@
 """A run: its state, its limits, its transcript, and its input and output.
 
 compaction      the model's window and summaries of old messages
+evaluation      test cases for agents: goals, expectations and scores
 events          the agentic.* events, field for field as in their source
 export          one run as one record, for an audit
 fused_turn      the reads of a turn and the next model call, in one activity

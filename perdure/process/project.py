@@ -22,6 +22,7 @@ from activities.tools.python import BadTargetError, PythonTool
 from activities.tools.queue import QueueTool
 from activities.tools.signal import SignalTool
 from contracts.agent import ToolSchema
+from contracts.model_settings import ModelOptions
 from contracts.tool import Approval, QueueRoute
 from decisions.api_tool import api_rejection
 from decisions.builtin_tools import gated_routes
@@ -61,7 +62,7 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         model=settings.model,
         fallbacks=settings.fallbacks,
         providers=frozenset(settings.file.model.providers),
-        max_tokens=settings.file.model.max_tokens,
+        options=ModelOptions(max_tokens=settings.file.model.max_tokens),
         limits=settings.file.limits,
         ceiling=settings.file.limits.ceiling,
         fuse_reads=settings.file.worker.fuse_reads,

@@ -16,6 +16,7 @@ from activities.delegation import Delegations
 from activities.project import Project
 from contracts.agent import Agent
 from contracts.delegation import Collected, CollectRequest, Share, Spent, SubtaskStatus
+from contracts.model_settings import ModelOptions
 from contracts.run.limits import LimitOverrides
 
 
@@ -24,7 +25,7 @@ def project(folder: Path) -> Project:
         agents={"default": Agent(name="default", tools=())},
         tools={},
         model="scripted",
-        max_tokens=1024,
+        options=ModelOptions(max_tokens=1024),
         limits=LimitOverrides(),
         workspaces=folder,
         instructions="",

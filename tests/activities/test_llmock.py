@@ -16,9 +16,12 @@ from temporalio.exceptions import ApplicationError
 from activities.model.anthropic import MessagesModel
 from activities.model.port import ModelCall, ModelReply
 from contracts.agent import Definition, ToolSchema
+from contracts.model_settings import ModelOptions
 
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})
-DEFINITION = Definition(agent="a", model="claude-x", max_tokens=99, system="You are tested.", tools=(LOOK,))
+DEFINITION = Definition(
+    agent="a", model="claude-x", options=ModelOptions(max_tokens=99), system="You are tested.", tools=(LOOK,)
+)
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see what is there"}]}]
 ATTEMPTS = 4
 TURN_TIMEOUT = 0.8  # seconds

@@ -22,13 +22,16 @@ from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASE
 from activities.model.port import ModelCall, ModelReply
 from activities.tools.json_schema import read_arguments
 from contracts.agent import Definition, ToolSchema
+from contracts.model_settings import ModelOptions
 from decisions.run.recovery import parse_window
 from perdure.testkit import model_server
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
 KEY = "sk-canary-51"
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})
-DEFINITION = Definition(agent="a", model="scripted", max_tokens=99, system="You are tested.", tools=(LOOK,))
+DEFINITION = Definition(
+    agent="a", model="scripted", options=ModelOptions(max_tokens=99), system="You are tested.", tools=(LOOK,)
+)
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
 
 

@@ -25,6 +25,7 @@ from activities.project import Project
 from activities.tools.interface import TransientToolError
 from contracts.conversation import Headers
 from contracts.followup import FollowUpCommands, NotifyRequest, Outbound, TaskCommand, TaskData
+from contracts.model_settings import ModelOptions
 from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from settings import ProjectError, load_settings
@@ -57,7 +58,7 @@ def new_project(outbox: Any, folder: Path) -> Project:
         agents={},
         tools={},
         model="",
-        max_tokens=1,
+        options=ModelOptions(max_tokens=1),
         limits=LimitOverrides(),
         workspaces=folder,
         instructions="",

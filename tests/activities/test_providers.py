@@ -12,6 +12,7 @@ from activities.model.port import ModelCall, ModelReply
 from activities.model.rate_limit import RateLimitedError, RateLimiter
 from contracts.agent import Definition
 from contracts.failures import RunFailure, Stop
+from contracts.model_settings import ModelOptions
 from contracts.run.turn import Usage
 
 Answers = Callable[[str], ApplicationError | None]
@@ -58,7 +59,12 @@ class TwoProviders:
         self.now += 1
         model, *others = names
         definition = Definition(
-            agent="a", model=model, fallbacks=tuple(others), max_tokens=9, system="You are tested.", tools=()
+            agent="a",
+            model=model,
+            fallbacks=tuple(others),
+            options=ModelOptions(max_tokens=9),
+            system="You are tested.",
+            tools=(),
         )
         return await self.models.reply(ModelCall(definition=definition, messages=[]))
 

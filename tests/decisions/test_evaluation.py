@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contracts.evaluation import Case, Expectation, Facts, Score
+from contracts.run.evaluation import Case, Expectation, Facts, Score
 from decisions.evaluation import case_name, failed_checks, pass_rate
 
 GOOD = Facts(

@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 from activities.model.anthropic import MessagesModel
 from activities.project import Project
 from contracts.agent import Agent
+from contracts.model_settings import ModelOptions
 from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolKind, ToolOutcome
 from perdure.client.run_events import RunEnded, RunStarted
@@ -107,7 +108,7 @@ async def shell(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Asy
         agents={"default": Agent(name="default", tools=("outside",))},
         tools={"outside": outside},
         model="scripted",
-        max_tokens=1024,
+        options=ModelOptions(max_tokens=1024),
         limits=LimitOverrides(),
         workspaces=tmp_path_factory.mktemp("runs"),
         instructions="You are tested.",

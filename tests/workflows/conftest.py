@@ -29,6 +29,7 @@ from activities.security.secrets import NO_SECRETS, Secrets
 from activities.tools.interface import Tool
 from contracts.agent import Agent
 from contracts.duration import HEARTBEAT_TIMEOUT
+from contracts.model_settings import ModelOptions
 from contracts.run.events import StartEvent
 from contracts.run.limits import LimitOverrides
 from perdure.client.connection import has_worker_commands
@@ -330,7 +331,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             agents={agent.name: agent for agent in (default, *agents)},
             tools={tool.route.name: tool for tool in tools},
             model="scripted",
-            max_tokens=1024,
+            options=ModelOptions(max_tokens=1024),
             limits=LimitOverrides.model_validate(limits),
             ceiling=LimitOverrides.model_validate(ceiling),
             fuse_reads=fuses,

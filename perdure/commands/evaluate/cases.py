@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contracts.evaluation import Case
+from contracts.run.evaluation import Case
 from contracts.run.events import StartEvent
 from contracts.strict_input import JsonError, parse_strict_json, parse_yaml
 from settings import ProjectError

@@ -16,7 +16,7 @@ import click
 from activities.run.outcome import RunEnd
 from activities.storage.workspace import Workspace, folder_name
 from contracts.delegation import Spent
-from contracts.evaluation import Case, Expectation, Facts, Score
+from contracts.run.evaluation import Case, Expectation, Facts, Score
 from contracts.run.signals import CancelRequest
 from contracts.run.state import QuestionView, RunStatus
 from decisions import builtin_tools

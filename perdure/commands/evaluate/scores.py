@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from contracts.evaluation import Case, Score
+from contracts.run.evaluation import Case, Score
 from decisions.evaluation import case_name, pass_rate
 
 
