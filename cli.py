@@ -40,7 +40,7 @@ SECTIONS = {
     },
     "Projects": {
         "new": ("new:new_command", "Create a project in FOLDER: an agent, two tools and a test."),
-        "agents": ("agents:agents_command", "List the project's agents: models, tools, peers and limits."),
+        "agents": ("agents:agents_command", "List the project's agents: models, settings, tools, limits."),
         "tools": ("show:tools_command", "List the project's tools: effects, approvals and timeouts."),
         "eval": ("evaluate.evaluate:eval_command", "Run a table of test goals and report the pass rate."),
     },

@@ -45,7 +45,7 @@ from perdure.process.encryption_marker import set_marker
 from perdure.process.environment import conceal_secrets, normalize_environment
 from perdure.process.mcp_tools import ToolOffer, offered_tools
 from perdure.process.models import open_models
-from perdure.process.project import build_project, unpriced_budgets
+from perdure.process.project import build_project, ignored_options, unpriced_budgets
 from perdure.process.reconcile_schedule import maintain_schedule
 from perdure.process.shutdown import exit_now
 from perdure.process.streams import detach_tools, guard_streams, open_null_streams, set_busy_check
@@ -191,7 +191,7 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
     http = httpx.AsyncClient(trust_env=False, limits=connections)
     closing.push_async_callback(http.aclose)
     project = build_project(settings, http, mcp)
-    for line in unpriced_budgets(project):
+    for line in (*unpriced_budgets(project), *ignored_options(project)):
         logging.getLogger(__name__).warning(line)
     model = open_models(settings, closing)
     observers = [observation, *export_spans(client, settings, closing)]

@@ -45,6 +45,7 @@ class Project:
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
     options: ModelOptions = field(default_factory=ModelOptions)  # an agent's own come first
+    record_thinking: bool = False  # in the trace
     fuse_reads: bool = False  # for agents that do not set it
     ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
 
@@ -55,6 +56,10 @@ class Project:
     @property
     def stores(self) -> Stores:
         return self.remote or LocalStores(self.workspaces)
+
+    def models_of(self, agent: Agent) -> tuple[str, ...]:
+        """Return the agent's models, in the order in which they are asked."""
+        return (agent.model, *agent.fallbacks) if agent.model else (self.model, *self.fallbacks)
 
     def window_of(self, *models: str) -> int:
         """Return the smallest context window in tokens, as set by the project or known for the models."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contracts.model_settings import ModelOptions
+from contracts.model_settings import ModelOptions, ModelOverrides
 from contracts.models import FrozenModel, omit_default
 from contracts.run.limits import LimitOverrides, Limits
 from contracts.tool import ToolTable
@@ -26,6 +26,7 @@ class Agent(FrozenModel):
     fallbacks: tuple[str, ...] = ()
     tools: tuple[str, ...]
     peers: tuple[str, ...] = ()
+    options: ModelOverrides = ModelOverrides()
     limits: LimitOverrides = LimitOverrides()
     prompt: str = ""
     mailbox: bool = False

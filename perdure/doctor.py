@@ -140,18 +140,20 @@ def _check_answer_keys(settings: Settings) -> Check:
 
 
 async def _check_tools(settings: Settings) -> AsyncIterator[Check]:
-    from perdure.process.project import display_project, unpriced_budgets
+    from perdure.process.project import display_project, ignored_options, unpriced_budgets
 
     try:
         settings.check_headers()
         async with display_project(settings) as project:
-            tools, unpriced = project.tools, unpriced_budgets(project)
+            tools, unpriced, ignored = project.tools, unpriced_budgets(project), ignored_options(project)
     except ReportedError as error:
         yield Check("tools", ok=False, found=str(error))
         return
     yield Check("tools", ok=True, found=", ".join(tools))
     for line in unpriced:
         yield Check("budget", ok=False, found=line)
+    for line in ignored:
+        yield Check("model", ok=True, found=line)
 
 
 async def _check_object_stores(settings: Settings) -> AsyncIterator[Check]:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
+from contracts.model_settings import ModelOverrides
 from contracts.models import StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.strict_input import FRONT_MATTER, find_yaml_line, parse_yaml
@@ -29,7 +30,7 @@ class _FollowUps(StrictModel):
     """Other conversations in which its follow-ups may resume work; `x-*` matches a prefix."""
 
 
-class _FrontMatter(StrictModel):
+class _FrontMatter(ModelOverrides):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     """The agent's name; by default the file's name without `.md`."""
     description: str = ""
@@ -76,8 +77,8 @@ class Roster:
     files: Mapping[str, Path]
     faults: Mapping[Path, ProjectError]
 
-    def at(self, agent: str, setting: str, item: str) -> str:
-        """Return file, line and name of an item in an agent's setting."""
+    def at(self, agent: str, setting: str, item: str | None = None) -> str:
+        """Return file, line and name of an agent's setting, or of an item in it."""
         path = self.files.get(agent)
         return place_in(path, setting, item=item) if path else f"agent {agent}: {setting}"
 
@@ -158,6 +159,7 @@ def _read_agent(path: Path) -> Agent:
             "model": next(iter(head.model), None),
             "fallbacks": head.model[1:],
             "tools": tuple(dict.fromkeys(name for name in head.tools if name not in builtin_tools.BUILTIN_NAMES)),
+            "options": {name: getattr(head, name) for name in ModelOverrides.model_fields},
             "peers": tuple(dict.fromkeys(head.peers)),
             "prompt": body,
             "follow_ups": tuple(dict.fromkeys(head.follow_ups.sessions)) if head.follow_ups else None,

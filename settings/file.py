@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from contracts.duration import HEARTBEAT_TIMEOUT, Duration
+from contracts.model_settings import ModelOverrides
 from contracts.models import MAX_NESTING, StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.strict_input import NESTED, JsonError, parse_strict_json, plain_reason
@@ -70,11 +71,11 @@ class ProviderSettings(StrictModel):
         return self
 
 
-class ModelSettings(StrictModel):
+class ModelSettings(ModelOverrides):
     default: ModelNames = ()
     """A model, or a list to try in order: `provider:model`, or a model of `anthropic`."""
-    max_tokens: int = Field(default=8192, ge=256, le=128_000)
-    """The maximum tokens of a reply."""
+    record_thinking: bool = False
+    """`true` writes the text of thinking to `trace.jsonl`. History always has it, as the API wants it back."""
     window: int | None = Field(default=None, ge=1000)
     """The context window in tokens. By default known for Claude models, else 200,000."""
     summary: str | None = Field(default=None, min_length=1)

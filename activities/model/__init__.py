@@ -4,6 +4,7 @@ anthropic         the Messages API client: requests out, streamed replies in
 errors            provider failures as named kinds
 fallback          the first model of a list that can answer
 fused_turn        `read_and_reflect`: the reads of a turn and the next model call
+options           the settings of a request, and what each Claude model takes of them
 plain_answer      answers that are not an event stream
 port              the interface between activities and models
 prices            the cost of a call; the Claude models, their windows and prices

@@ -21,6 +21,7 @@ from activities.model.errors import (
     model_unavailable_error,
     to_model_failure,
 )
+from activities.model.options import build_options, can_force_tools, name_setting
 from activities.model.plain_answer import is_document, read_message
 from activities.model.port import ModelCall, ModelReply
 from activities.tools.json_schema import read_arguments
@@ -28,7 +29,7 @@ from contracts.failures import RunFailure
 from contracts.models import replace_surrogates
 from contracts.run.turn import Usage
 from decisions.run.reply import CUT_OFF
-from decisions.run.transcript import join_text_blocks
+from decisions.run.transcript import THINKING_TYPES, join_text_blocks
 
 MAX_REPLY_BYTES = 1024 * 1024  # of a reply's JSON; Temporal takes 2 MiB, and today's longest replies are half of this
 MAX_CALL_TOKENS = 100_000_000  # of one call, whatever a server reports
@@ -71,7 +72,7 @@ class MessagesModel:
             except ApplicationError as error:
                 milder = relax_request(request, error)
                 if milder is None:
-                    raise
+                    raise name_setting(error, call.definition.options) from None
                 request = milder
 
     async def _stream_reply(self, request: dict[str, Any], call: ModelCall) -> ModelReply:
@@ -138,7 +139,7 @@ def relax_request(request: dict[str, Any], refusal: ApplicationError) -> dict[st
 
 
 def _is_thought(block: dict[str, Any]) -> bool:
-    return block.get("type") in ("thinking", "redacted_thinking")
+    return block.get("type") in THINKING_TYPES
 
 
 def build_request(call: ModelCall) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def build_request(call: ModelCall) -> dict[str, Any]:
     system[-1] |= mark
     request: dict[str, Any] = {
         "model": definition.model,
-        "max_tokens": definition.options.max_tokens,
+        **build_options(definition.model, definition.options),
         "system": system,
         "messages": [*call.messages[:-1], marked],
     }
@@ -166,7 +167,7 @@ def build_request(call: ModelCall) -> dict[str, Any]:
         request["tools"] = [tool.model_dump() for tool in definition.tools]
         if call.is_closing:
             request["tool_choice"] = {"type": "none"}
-        elif call.force is not None:
+        elif call.force is not None and can_force_tools(definition.model, definition.options):
             request["tool_choice"] = {"type": "tool", "name": call.force}
     return request
 

@@ -10,6 +10,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import Attempt, counting_holds, heartbeating, this_attempt
+from activities.model.options import abilities_of
 from activities.model.port import Model, ModelCall
 from activities.model.prices import call_cost
 from activities.model.rate_limit import RateLimitedError
@@ -93,7 +94,7 @@ class Summaries:
             agent=definition.agent,
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
-            options=ModelOptions(max_tokens=min(MAX_SUMMARY_TOKENS, definition.options.max_tokens)),
+            options=_summary_options(definition, name),
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
@@ -131,6 +132,14 @@ class Summaries:
         return summary.model_copy(
             update={"text": text, "model": name if text else "", "usage": usage, "cost_usd": cost}
         )
+
+
+def _summary_options(definition: Definition, model: str) -> ModelOptions:
+    """Return the options of a summary: short, and without thinking, which newer models do by default."""
+    limit, thinking = min(MAX_SUMMARY_TOKENS, definition.options.max_tokens), "off" if abilities_of(model) else None
+    return ModelOptions.model_validate(
+        {"max_tokens": limit, "thinking": thinking, "headers": definition.options.headers}
+    )
 
 
 def _with_final_figures(summary: Summary, parts: Sequence[Part], front: int) -> Summary:

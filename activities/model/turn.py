@@ -19,6 +19,7 @@ from activities.model.transcript_cache import TranscriptCache
 from activities.project import Project
 from activities.run.definition import must_be_unchanged, read_definition
 from activities.security.redaction import redact_model
+from activities.security.secrets import Secrets
 from activities.storage.workspace import Workspace
 from activities.telemetry.metrics import record_facts
 from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace
@@ -31,7 +32,7 @@ from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
-from decisions.run.transcript import join_text_blocks, reply_part
+from decisions.run.transcript import THINKING_TYPES, join_text_blocks, join_thinking, reply_part
 from decisions.text.formatting import call_line, truncate
 
 PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each retry: rate limits and overload pass within minutes
@@ -105,9 +106,12 @@ class Turns:
         reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
         report_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
-        turn = redact_model(self._to_turn(reply, definition, perf_counter() - started), self._project.secrets)
+        turn = redact_turn(self._to_turn(reply, definition, perf_counter() - started), self._project.secrets)
         self._transcripts.feed_reply(own_workflow_id(), reply_part(turn))
-        write_trace(workspace, _trace_line(request.turn, phase, turn))
+        line = _trace_line(request.turn, phase, turn)
+        if self._project.record_thinking and (text := join_thinking(turn.content)):
+            line["thinks"] = text
+        write_trace(workspace, line)
         return turn
 
     def _to_turn(self, reply: ModelReply, definition: Definition, seconds: float) -> ModelTurn:
@@ -197,6 +201,14 @@ def front_tokens(definition: Definition) -> int:
     return estimate_content(
         [{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)]
     )
+
+
+def redact_turn(turn: ModelTurn, secrets: Secrets) -> ModelTurn:
+    """Return the turn without secrets, and without thinking that holds one: its signature is for the whole text."""
+    clean = redact_model(turn, secrets)
+    pairs = zip(turn.content, clean.content, strict=True)
+    content = [new for old, new in pairs if new == old or old.get("type") not in THINKING_TYPES]
+    return clean if len(content) == len(clean.content) else clean.model_copy(update={"content": content})
 
 
 def report_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:

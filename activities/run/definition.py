@@ -38,11 +38,12 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
     )
     instructions = project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
     prompts = (instructions, _describe_peers(project, agent) if delegates else "", agent.prompt)
+    model, *fallbacks = project.models_of(agent)
     return Definition(
         agent=agent.name,
-        model=agent.model or project.model,
-        fallbacks=agent.fallbacks if agent.model else project.fallbacks,
-        options=project.options,
+        model=model,
+        fallbacks=tuple(fallbacks),
+        options=project.options.override(agent.options),
         system="\n\n".join(text.strip() for text in prompts if text.strip()),
         tools=(*own, *(project.tools[name].schema for name in agent.tools)),
         may_delegate=may_delegate,

@@ -1,7 +1,7 @@
 """Builds a `Project` from its settings: agents, tools, models, limits, stores and outbox."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.resources import files
@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
+from activities.model.options import find_unusable
 from activities.model.prices import FREE, Price
 from activities.project import Project
 from activities.storage.store import Stores
@@ -21,12 +22,12 @@ from activities.tools.json_schema import find_schema_error
 from activities.tools.python import BadTargetError, PythonTool
 from activities.tools.queue import QueueTool
 from activities.tools.signal import SignalTool
-from contracts.agent import ToolSchema
+from contracts.agent import Agent, ToolSchema
 from contracts.model_settings import ModelOptions
 from contracts.tool import Approval, QueueRoute
 from decisions.api_tool import api_rejection
 from decisions.builtin_tools import gated_routes
-from decisions.model_names import DEFAULT
+from decisions.model_names import DEFAULT, provider_of
 from perdure.process.mcp_tools import ToolOffer, offer_accepted_tools, tool_route
 from settings import REHEARSAL, ProjectError, Settings
 from settings.environment import parse_variable
@@ -56,13 +57,14 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
             tools[name] = _create_tool(name, described, settings, client)
             _check_tool(tools[name], settings)
     tools.update(mcp.tools)
-    return Project(
+    project = Project(
         agents=mcp.agents,
         tools=tools,
         model=settings.model,
         fallbacks=settings.fallbacks,
         providers=frozenset(settings.file.model.providers),
-        options=ModelOptions(max_tokens=settings.file.model.max_tokens),
+        options=ModelOptions().override(settings.file.model),
+        record_thinking=settings.file.model.record_thinking,
         limits=settings.file.limits,
         ceiling=settings.file.limits.ceiling,
         fuse_reads=settings.file.worker.fuse_reads,
@@ -83,6 +85,33 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         on_journal=_read_prompt("journal"),
         builtins=gated_routes(_approval_timeouts(settings)),
     )
+    _check_options(project, settings)
+    return project
+
+
+def _check_options(project: Project, settings: Settings) -> None:
+    """Raise ProjectError if an agent's first model does not take its settings."""
+    for agent in project.agents.values():
+        for name, reason in () if agent.mailbox else _unusable_options(project, agent, project.models_of(agent)[0]):
+            own = getattr(agent.options, name) is not None
+            place = settings.roster.at(agent.name, name) if own else settings.at("model", name)
+            raise ProjectError(f"{place}: {reason}{'' if own else f' (agent {agent.name})'}")
+
+
+def _unusable_options(project: Project, agent: Agent, model: str) -> Iterable[tuple[str, str]]:
+    options = project.options.override(agent.options)
+    return find_unusable(provider_of(model, project.providers)[1], options).items()
+
+
+def ignored_options(project: Project) -> list[str]:
+    """Return a warning for each setting that a fallback does not take; its requests are made without it."""
+    return [
+        f"agent {agent.name}: {name} is left out of requests to the fallback {model}: {reason}"
+        for agent in project.agents.values()
+        if not agent.mailbox
+        for model in project.models_of(agent)[1:]
+        for name, reason in _unusable_options(project, agent, model)
+    ]
 
 
 def _claude_priced(settings: Settings) -> frozenset[str]:
@@ -132,8 +161,7 @@ def unpriced_budgets(project: Project) -> list[str]:
     for agent in project.agents.values():
         if agent.mailbox or (agent.limits.budget_usd or project.limits.budget_usd) is None:
             continue
-        models = (agent.model, *agent.fallbacks) if agent.model else (project.model, *project.fallbacks)
-        if unknown := [model for model in models if project.price_of(model) is None]:
+        if unknown := [model for model in project.models_of(agent) if project.price_of(model) is None]:
             table = " and ".join(f'[prices."{model}"]' for model in unknown)
             reason = f"agent {agent.name}: budget_usd has no effect, as the price of {', '.join(unknown)} is unknown"
             lines.append(f"{reason}: set {table}, or budget_tokens")

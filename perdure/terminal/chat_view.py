@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime
+from itertools import chain
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,7 +15,7 @@ from decisions.run.transcript import join_text_blocks
 from decisions.text.visible_text import render_visible
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
-from perdure.terminal.event_lines import format_fallbacks
+from perdure.terminal.event_lines import format_fallbacks, format_thinking
 from perdure.terminal.report import status_colour
 from perdure.terminal.run_view import RunScreen
 
@@ -42,7 +43,7 @@ class ChatView:
                 is_known = self._said.startswith(self._written.rstrip())
                 self._write_text(self._said[len(self._written) :] if is_known else f"\n{self._said}")
                 self._end_line()
-                self._screen.print_lines(format_fallbacks(reply))
+                self._screen.print_lines(chain(format_thinking(reply), format_fallbacks(reply)))
             case run_events.ActivityRetrying() | run_events.ActivityFailed():
                 self._end_line()
                 self._screen.show_event(event, time)

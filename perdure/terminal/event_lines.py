@@ -20,7 +20,7 @@ from contracts.run.loop_detection import Rung
 from contracts.run.turn import ModelTurn
 from contracts.sender import SentBy
 from contracts.tool import ToolOutcome
-from decisions.run.transcript import join_text_blocks
+from decisions.run.transcript import join_text_blocks, join_thinking
 from decisions.sender import format_sent_by
 from decisions.text.formatting import call_line, truncate
 from decisions.text.visible_text import render_visible
@@ -102,6 +102,13 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             return  # the live area shows it
 
 
+def format_thinking(reply: ModelTurn) -> EventLines:
+    """Yield one line for the model's thinking, if its provider shows it."""
+    if words := join_thinking(reply.content).split():
+        facts = f"thought, {format_count(len(words), 'word')}"
+        yield format_line(f"  [dim]✻ {facts}: [/]", truncate(" ".join(words), 80), "dim")
+
+
 def format_fallbacks(reply: ModelTurn) -> EventLines:
     """Yield a line for each model that was skipped, with the reason."""
     for skipped in reply.passed_over:
@@ -138,6 +145,7 @@ def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventL
     )
     in_line = f": {' '.join(text.split())}" if width is None and text else ""
     yield format_line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
+    yield from format_thinking(reply)
     yield from format_fallbacks(reply)
     if text and width is not None:
         yield _format_block(text, width)
