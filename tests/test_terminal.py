@@ -102,6 +102,37 @@ def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: RunEven
     assert "\n" not in line.plain
 
 
+THOUGHTFUL = ModelReplied(
+    "plan",
+    1,
+    ModelTurn(
+        content=[
+            {"type": "thinking", "thinking": "First\nI [look]. " + "word " * 100, "signature": "s"},
+            {"type": "text", "text": "so"},
+        ],
+        model="m",
+        usage=Usage(),
+    ),
+)
+
+
+def test_thinking_is_folded_to_one_line() -> None:
+    for width in (None, 100):
+        lines = [line.plain for line in event_lines.format_event(THOUGHTFUL, width) if isinstance(line, Text)]
+        [line] = [line for line in lines if "thought" in line]
+        assert line.startswith("  ✻ thought, 103 words: First I [look]. word")
+        assert len(line) < 120
+    seen = StringIO()
+    ChatView(SafeConsole(file=seen, width=120)).show_event(THOUGHTFUL, None)
+    assert seen.getvalue().count("✻ thought") == 1
+
+
+@pytest.mark.parametrize("content", [[], [{"type": "thinking", "thinking": "", "signature": "s"}]])
+def test_thinking_that_the_provider_does_not_show_has_no_line(content: list[dict[str, Any]]) -> None:
+    reply = ModelReplied("plan", 1, ModelTurn(content=content, model="m", usage=Usage()))
+    assert not any("thought" in str(line) for line in event_lines.format_event(reply, 100))
+
+
 def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:
     seen = StringIO()
     RunScreen(Console(file=seen, width=120)).show_end(RunEnd(RunStatus.cancelled, kind="Terminated", message="by eva"))

@@ -94,7 +94,7 @@ class Summaries:
             agent=definition.agent,
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
-            options=_summary_options(definition, name),
+            options=summary_options(definition, name),
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
@@ -134,7 +134,7 @@ class Summaries:
         )
 
 
-def _summary_options(definition: Definition, model: str) -> ModelOptions:
+def summary_options(definition: Definition, model: str) -> ModelOptions:
     """Return the options of a summary: short, and without thinking, which newer models do by default."""
     limit, thinking = min(MAX_SUMMARY_TOKENS, definition.options.max_tokens), "off" if abilities_of(model) else None
     return ModelOptions.model_validate(

@@ -19,6 +19,7 @@ from activities.model.anthropic import MessagesModel
 from activities.model.options import abilities_of, build_options, can_force_tools, find_unusable, usable_options
 from activities.model.port import ModelCall, ModelReply
 from activities.model.prices import CLAUDE_MODELS
+from activities.model.summarize import MAX_SUMMARY_TOKENS, summary_options
 from activities.model.turn import redact_turn
 from activities.project import Project
 from activities.run.definition import build_definition, definition_diff
@@ -300,3 +301,14 @@ def test_thinking_with_a_secret_is_dropped_whole_and_other_thinking_stays_as_it_
 def test_a_definition_and_the_overrides_take_no_unknown_thinking() -> None:
     with pytest.raises(ValidationError, match="a budget of at least 1024"):
         ModelOverrides(thinking=5)
+
+
+@pytest.mark.parametrize(
+    ("model", "thinking"), [("claude-haiku-5-5", {"type": "disabled"}), ("claude-opus-5-5", None), ("qwen3:8b", None)]
+)
+def test_a_summary_is_short_and_thinks_only_if_the_model_always_does(model: str, thinking: Any) -> None:
+    options = ModelOptions(max_tokens=9000, effort="max", temperature=0.5, headers={"x-team": "a"})
+    definition = Definition(agent="a", model="m", options=options, system="s", tools=())
+    request = build_options(model, summary_options(definition, model))
+    assert (request["max_tokens"], request.get("thinking")) == (MAX_SUMMARY_TOKENS, thinking)
+    assert set(request) - {"thinking"} == {"max_tokens", "extra_headers"}
