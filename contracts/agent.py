@@ -17,7 +17,7 @@ class Agent(FrozenModel):
     `peers` are the agents that it may delegate to. An agent with a `mailbox` lives outside Temporal and exchanges
     files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
     the run's own, in which its follow-ups may resume work; None: it may not create follow-ups. `fuse_reads` is the
-    project's setting if it is None.
+    project's setting if it is None. `search_tools` says whether its tools are searched; None: if they are many.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Agent(FrozenModel):
     follow_ups: tuple[str, ...] | None = None
     journal: bool = True
     fuse_reads: bool | None = None
+    search_tools: bool | None = None
 
 
 class ToolSchema(FrozenModel):
@@ -46,7 +47,8 @@ class ToolSchema(FrozenModel):
 class Definition(FrozenModel):
     """The part of a snapshot that the model sees, stored in the run's store under its hash.
 
-    `may_delegate` is False if the run is too deep in a tree; the agent then has no peers.
+    `searched` are the tools that the model does not see until it searches for them. `may_delegate` is False if the run
+    is too deep in a tree; the agent then has no peers.
     """
 
     agent: str
@@ -55,6 +57,7 @@ class Definition(FrozenModel):
     options: ModelOptions = ModelOptions()
     system: str
     tools: tuple[ToolSchema, ...]
+    searched: tuple[ToolSchema, ...] = omit_default(())
     may_delegate: bool = omit_default(True)
 
     @property

@@ -65,6 +65,7 @@ class ToolRoute(FrozenModel):
     is_posted: bool = omit_default(True)  # kind signal: the request is POSTed to a URL, or else read from the run
     queue: QueueRoute | None = omit_default(None)
     approval_kinds: tuple[str, ...] = omit_default(())  # `workflow_task_create`: tasks of these kinds need approval
+    is_searched: bool = omit_default(default=False)  # the model finds it by `search_tools`
 
 
 @lru_cache(maxsize=256)
@@ -85,7 +86,8 @@ class ToolCall(SparseModel):
     that run's first Temporal execution, as another run may have the same id. `key_id` replaces the run's id in the
     call's keys if an earlier run had the same id. `approval` is the digest of the approved call; no other call is
     made. `accepts` is the digest of a tool definition that a person accepted in place of the pinned one. `nonce`, for
-    kind `signal`, must come back with the result at the gateway.
+    kind `signal`, must come back with the result at the gateway. `definition` is the hash of the run's definition, for
+    `search_tools` and the tools that it finds: their schemas are not in the model's list of tools.
     """
 
     step: int
@@ -102,6 +104,7 @@ class ToolCall(SparseModel):
     approval: str | None = None
     accepts: str | None = None
     nonce: str | None = None
+    definition: str | None = None
 
 
 class ToolError(FrozenModel):

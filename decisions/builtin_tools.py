@@ -1,4 +1,4 @@
-"""The built-in tools that the workflow settles itself, without an activity."""
+"""The built-in tools. The workflow settles them itself, without an activity, except `search_tools`."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,6 +15,7 @@ APPEND_JOURNAL = "append_run_journal_entry"
 WORKFLOW_CREATE, WORKFLOW_TASK_CREATE = "workflow_create", "workflow_task_create"
 WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
 DELEGATE = "delegate"
+SEARCH_TOOLS, CALL_TOOL = "search_tools", "call_tool"
 
 # Settled after the other calls of their turn, since they judge those results.
 CONTROL_TOOLS = (FINISH, ESCALATE, REFRAME)
@@ -202,6 +203,33 @@ DELEGATE_SCHEMA = _tool_schema(
     "subtasks",
 )
 
+# Only for agents with many tools. Both stay the same during a run, so that the provider's cache holds.
+SEARCH_SCHEMA = _tool_schema(
+    SEARCH_TOOLS,
+    f"Find tools by what they do: there are more than those listed here. Returns the best matches, each with its "
+    f"description and the schema of its arguments; call them by {CALL_TOOL}.",
+    {"query": "Words for what the tool does, such as: create ticket. Or names of tools, for their schemas."},
+    "query",
+)
+CALL_SCHEMA = _tool_schema(
+    CALL_TOOL,
+    f"Call a tool that {SEARCH_TOOLS} returns. If you know its arguments, it needs no search.",
+    {"name": "The tool's name.", "arguments": {"type": "object", "description": "As its schema says."}},
+    "name",
+    "arguments",
+)
+
+
+def unwrap_use(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a use of `call_tool` as one of the tool that it names; any other block, and an invalid use, unchanged."""
+    if block.get("name") != CALL_TOOL or not isinstance(given := block.get("input"), dict):
+        return block
+    match given.get("name"), given.get("arguments"):
+        case str(name), (dict() | None) as arguments:
+            return {**block, "name": name, "input": arguments or {}}
+        case _:
+            return block
+
 
 def _route_of(schema: ToolSchema) -> ToolRoute:
     return ToolRoute(
@@ -213,9 +241,10 @@ def _route_of(schema: ToolSchema) -> ToolRoute:
 
 
 ALL_SCHEMAS = (*SCHEMAS, DELEGATE_SCHEMA)
-ROUTES = tuple(_route_of(schema) for schema in ALL_SCHEMAS)
+SEARCH_ROUTE = ToolRoute(name=SEARCH_TOOLS, kind=ToolKind.native, effect=Effect.read, timeout=timedelta(seconds=30))
+ROUTES = (*map(_route_of, ALL_SCHEMAS), SEARCH_ROUTE, _route_of(CALL_SCHEMA))
 
-BUILTIN_NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
+BUILTIN_NAMES = frozenset(route.name for route in ROUTES)
 NOTIFY_KIND = "notify"  # not a tool: a kind of task, by which an agent sends a message
 GATED = (*FOLLOW_UP_TOOLS, DELEGATE, NOTIFY_KIND)  # may wait for an approval, as they reach beyond the run
 

@@ -161,3 +161,21 @@ async def test_a_python_tool_is_held_to_the_same_rules(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ProjectError, match="names of properties must match"):
         await project(tmp_path, '[tools.look]\nkind = "python"\ntarget = "odd_names:look"\n')
+
+
+async def test_an_agent_may_have_its_tools_searched_and_a_python_without_fts5_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = '[tools.ask]\nkind = "signal"\ndescription = "Asks."\ninput_schema = {type = "object"}\n'
+    made = await project(tmp_path, toml, "tools: [fetch, ask]\nsearch_tools: true")
+    definition = build_definition(made, made.agents["a"], may_delegate=False)
+    assert [tool.name for tool in definition.searched] == ["ask"]
+    assert [tool.name for tool in definition.tools][-3:] == ["search_tools", "call_tool", "fetch"]
+    assert "There are 1: 1 of this project." in definition.tools[-3].description
+    monkeypatch.setattr("perdure.process.project.has_full_text_search", lambda: False)
+    with pytest.raises(
+        ProjectError, match=r"agent a: its tools are searched, and the SQLite of this Python has no FTS5"
+    ):
+        await project(tmp_path, toml, "tools: [fetch, ask]\nsearch_tools: true")
+    made = await project(tmp_path, toml, "tools: [fetch, ask]\nsearch_tools: false")
+    assert build_definition(made, made.agents["a"], may_delegate=False).tools[-1].name == "ask"

@@ -58,6 +58,7 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "approval": None,
         "accepts": None,
         "nonce": None,
+        "definition": None,
     },
     ToolOutcome: {
         "status": "ok",

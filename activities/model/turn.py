@@ -29,6 +29,7 @@ from contracts.agent import Definition
 from contracts.failures import Stop
 from contracts.run.compaction import ContextFull
 from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
+from decisions.builtin_tools import unwrap_use
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
@@ -186,14 +187,23 @@ def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelRe
 
     Approvers, the record and the tool then see the same arguments.
     """
-    schemas = {tool.name: tool.input_schema for tool in definition.tools}
+    schemas = {tool.name: tool.input_schema for tool in (*definition.tools, *definition.searched)}
     content = [
-        {**block, "input": SchemaValidator(schemas[block["name"]]).read_written_values(block["input"])}
-        if block.get("type") == "tool_use" and block["name"] in schemas
-        else block
-        for block in reply.content
+        _read_written_use(block, schemas) if block.get("type") == "tool_use" else block for block in reply.content
     ]
     return replace(reply, content=content)
+
+
+def _read_written_use(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Read the arguments of a tool use; those of `call_tool` hold the arguments of another tool."""
+    if block["name"] not in schemas:
+        return block
+    block = {**block, "input": SchemaValidator(schemas[block["name"]]).read_written_values(block["input"])}
+    inner = unwrap_use(block)
+    if inner is block or inner["name"] not in schemas:
+        return block
+    arguments = SchemaValidator(schemas[inner["name"]]).read_written_values(inner["input"])
+    return {**block, "input": {**block["input"], "arguments": arguments}}
 
 
 def front_tokens(definition: Definition) -> int:
@@ -229,13 +239,13 @@ def _write_plan(workspace: Workspace, text: str) -> None:
 
 
 def _trace_line(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:
-    calls = [call_line(b["name"], b["input"]) for b in turn.content if b.get("type") == "tool_use"]
+    uses = (unwrap_use(block) for block in turn.content if block.get("type") == "tool_use")
     return {
         "key": f"turn:{number}",
         "event": phase,
         "turn": number,
         "says": truncate(join_text_blocks(turn.content), 2000),
-        "calls": calls,
+        "calls": [call_line(use["name"], use["input"]) for use in uses],
         "stop_reason": turn.stop_reason,
         "model": turn.model,
         "usage": turn.usage.model_dump(),

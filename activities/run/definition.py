@@ -2,19 +2,26 @@
 
 import asyncio
 import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from difflib import unified_diff
 
 from temporalio.exceptions import ApplicationError
 
 from activities.project import Project
 from activities.storage.store import Store, must_have_hash
-from contracts.agent import Agent, Definition
+from contracts.agent import Agent, Definition, ToolSchema
 from contracts.failures import RunFailure, Stop
+from contracts.tool import ToolKind
 from decisions import builtin_tools
 from decisions.ids import digest
+from decisions.mcp import server_of_tool
+from decisions.run.compaction import estimate_content
 
 JOURNAL_MARK = "{journal}\n"  # the place of the journal's part in the instructions
 MAX_DIFF = 6000  # characters of a diff in a question
+MAX_LOADED_TOOLS, MAX_LOADED_TOKENS = 40, 8_000  # of an agent, in each request; if it has more, they are searched
 
 
 def agent_of(project: Project, name: str) -> Agent:
@@ -37,6 +44,7 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
         delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None
     )
     instructions = project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
+    loaded, searched = split_tools(project, agent)
     prompts = (instructions, _describe_peers(project, agent) if delegates else "", agent.prompt)
     model, *fallbacks = project.models_of(agent)
     return Definition(
@@ -45,9 +53,43 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
         fallbacks=tuple(fallbacks),
         options=project.options.override(agent.options),
         system="\n\n".join(text.strip() for text in prompts if text.strip()),
-        tools=(*own, *(project.tools[name].schema for name in agent.tools)),
+        tools=(*own, *_search_schemas(searched), *loaded),
+        searched=searched,
         may_delegate=may_delegate,
     )
+
+
+def estimate_tools(tools: Iterable[ToolSchema]) -> int:
+    """Estimate the tokens of the tools in a request."""
+    return estimate_content([tool.model_dump() for tool in tools])
+
+
+def split_tools(project: Project, agent: Agent) -> tuple[tuple[ToolSchema, ...], tuple[ToolSchema, ...]]:
+    """Return the tools of each request, and those that the model searches for.
+
+    Perdure's own tools and those that the agent's prompt names are never searched for.
+    """
+    tools = [project.tools[name] for name in agent.tools]
+    schemas = tuple(tool.schema for tool in tools)
+    is_large = len(tools) > MAX_LOADED_TOOLS or estimate_tools(schemas) > MAX_LOADED_TOKENS
+    if not (is_large if agent.search_tools is None else agent.search_tools):
+        return schemas, ()
+    named = set(re.findall(r"[\w-]+", agent.prompt))
+    stays = {tool.schema.name for tool in tools if tool.route.kind is ToolKind.native or tool.schema.name in named}
+    loaded = tuple(schema for schema in schemas if schema.name in stays)
+    return loaded, tuple(schema for schema in schemas if schema.name not in stays)
+
+
+def _search_schemas(searched: Sequence[ToolSchema]) -> tuple[ToolSchema, ...]:
+    """Return the tools that search and call the `searched` tools, if there are any. They name the MCP servers."""
+    if not searched:
+        return ()
+    servers = Counter(server_of_tool(tool.name) for tool in searched)
+    own = servers.pop(None, 0)
+    groups = [*([f"{own} of this project"] if own else []), *(f"{n} of {name}" for name, n in servers.items())]
+    schema = builtin_tools.SEARCH_SCHEMA
+    description = f"{schema.description} There are {len(searched)}: {', '.join(groups)}."
+    return (schema.model_copy(update={"description": description}), builtin_tools.CALL_SCHEMA)
 
 
 def _describe_peers(project: Project, agent: Agent) -> str:
@@ -116,7 +158,7 @@ def definition_diff(old: Definition, new: Definition) -> str:
 
 
 def _diff_lines(definition: Definition) -> list[str]:
-    tools = {tool.name: tool.model_dump(exclude={"name"}) for tool in definition.tools}
+    tools = {t.name: t.model_dump(exclude={"name"}) for t in (*definition.tools, *definition.searched)}
     options = [f"{name}: {json.dumps(value)}" for name, value in definition.options.model_dump(mode="json").items()]
     head = [f"model: {', '.join(definition.models)}", *options]
     lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]

@@ -53,11 +53,13 @@ class RunFiles:
         peers = agent.peers if definition.may_delegate else ()
         offered = {tool.name for tool in definition.tools}
         own = (route for route in self._project.builtins if route.name in offered)
+        searched = {tool.name: {"is_searched": True} for tool in definition.searched}
+        routes = (self._project.tools[name].route for name in agent.tools)
         return StartSnapshot(
             agent=agent.name,
             model=definition.model,
             definition=ref,
-            tools=(*own, *(self._project.tools[name].route for name in agent.tools)),
+            tools=(*own, *(route.model_copy(update=searched.get(route.name)) for route in routes)),
             peers=peers,
             mailboxes=tuple(name for name in peers if self._project.agents[name].mailbox),
             limits=limits,

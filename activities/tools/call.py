@@ -1,7 +1,8 @@
 """The activity `call_tool`: run one tool call, and store a large result as an artifact."""
 
 import asyncio
-from collections.abc import Coroutine
+import json
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -18,11 +19,12 @@ from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableErr
 from activities.effects.once import Effects, run_to_completion, with_timeout
 from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
 from activities.project import Project
+from activities.run.tool_search import SearchTools
 from activities.security.redaction import redact_model
 from activities.storage.store import StoredFileChangedError
 from activities.storage.workspace import Workspace
 from activities.telemetry.trace import report_event, write_trace
-from activities.tools.interface import CallContext, PreflightTool, TransientToolError
+from activities.tools.interface import CallContext, PreflightTool, Tool, TransientToolError
 from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from activities.tools.outcome import bound_result, cut_error, drop_cut_end, fit_result, is_large, reject_unreadable
 from activities.tools.result_budget import ResultBudget, is_small, take_share
@@ -37,6 +39,7 @@ from contracts.tool import (
     ToolOutcome,
     error_outcome,
 )
+from decisions.builtin_tools import SEARCH_TOOLS, unwrap_use
 from decisions.ids import call_digest, request_key, result_key, run_id_of_workflow
 from decisions.run.transcript import result_part
 from decisions.text.formatting import call_line, call_trace
@@ -52,7 +55,8 @@ class ToolCalls:
         self._transcripts = transcripts
         self._project = project
         self._drain = drain
-        self._validators = {name: SchemaValidator(tool.schema.input_schema) for name, tool in project.tools.items()}
+        self._tools: Mapping[str, Tool] = {**project.tools, SEARCH_TOOLS: SearchTools(project.stores)}
+        self._validators = {name: SchemaValidator(tool.schema.input_schema) for name, tool in self._tools.items()}
         self._effects = Effects()
         self._budget = ResultBudget()
 
@@ -96,7 +100,7 @@ class ToolCalls:
     async def _run_call(
         self, call: ToolCall, workspace: Workspace, attempt: int, limit: timedelta | None
     ) -> ToolOutcome:
-        tool: object = self._project.tools.get(call.tool)
+        tool: object = self._tools.get(call.tool)
         guard, timeout = tool if isinstance(tool, PreflightTool) else None, limit or _tool_timeout()
         try:
             if guard is not None:
@@ -148,7 +152,7 @@ class ToolCalls:
         """Call the tool, or return an error outcome if it cannot be called. Raises TransientToolError."""
         if call.approval not in (None, call_digest(call.tool, arguments)):
             return error_outcome(ToolFault.denied, "not made: a person approved this tool with other arguments")
-        tool = self._project.tools.get(call.tool)
+        tool = self._tools.get(call.tool)
         if tool is None:
             return error_outcome(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
         try:
@@ -158,7 +162,7 @@ class ToolCalls:
                 ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {reason}"
             )
         if error is not None:
-            return error_outcome(ToolFault.invalid_arguments, error)
+            return error_outcome(ToolFault.invalid_arguments, f"{error}{_format_schema(call, tool)}")
         return await tool.run(arguments, _call_context(call, workspace))
 
     async def _load_arguments_of_once(self, call: ToolCall) -> dict[str, Any]:
@@ -231,11 +235,13 @@ class ToolCalls:
         except StoredFileChangedError as error:
             raise _not_begun_error(str(error)) from None
         blocks = (block for part in reversed(conversation.transcript.parts) for block in part.content)
-        arguments: dict[str, Any] = next(block["input"] for block in blocks if block.get("id") == call.tool_use_id)
+        arguments: dict[str, Any] = next(
+            unwrap_use(block)["input"] for block in blocks if block.get("id") == call.tool_use_id
+        )
         return arguments
 
     def _record_outcome(self, call: ToolCall, outcome: ToolOutcome, workspace: Workspace) -> None:
-        tool = self._project.tools.get(call.tool)
+        tool = self._tools.get(call.tool)
         if tool is None or tool.route.kind is not ToolKind.signal:
             part = result_part(call.tool_use_id, call.tool, call.step, outcome)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
@@ -272,7 +278,15 @@ def _call_context(call: ToolCall, workspace: Workspace) -> CallContext:
         workspace=workspace,
         accepts=call.accepts,
         nonce=call.nonce,
+        definition=call.definition,
     )
+
+
+def _format_schema(call: ToolCall, tool: Tool) -> str:
+    """Return the schema for an error, if the model may not have it."""
+    if call.definition is None:
+        return ""
+    return f"\nthe schema of {call.tool}: {json.dumps(tool.schema.input_schema, ensure_ascii=False)}"
 
 
 def _report_retry(call: ToolCall, workspace: Workspace, attempt: int, reason: str, delay: float | None) -> None:

@@ -14,8 +14,8 @@ from contracts.tool import Effect, ToolOutcome, ToolRoute
 class CallContext:
     """The context of a call besides its arguments.
 
-    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts` and `nonce` are as in
-    `contracts.tool.ToolCall`.
+    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts`, `nonce` and `definition`
+    are as in `contracts.tool.ToolCall`.
     """
 
     run_id: str
@@ -25,6 +25,7 @@ class CallContext:
     workspace: Workspace
     accepts: str | None = None
     nonce: str | None = None
+    definition: str | None = None
 
 
 class TransientToolError(Exception):

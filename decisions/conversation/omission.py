@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contracts.failures import Escalation, RunFailure
 from contracts.run.state import RunState, RunStatus
 from contracts.run.transcript import Part, PartKind
-from decisions.builtin_tools import ESCALATE, FINISH
+from decisions.builtin_tools import ESCALATE, FINISH, unwrap_use
 
 OMITTED = Part(kind=PartKind.brief, content=[])  # replaces a part that is left out: a brief is not a message
 OUT_OF_TIME = "time used up"
@@ -129,7 +129,7 @@ def _error_kind(part: Part) -> str:
 
 
 def _tool_uses(part: Part) -> list[str]:
-    return [block["name"] for block in part.content if block.get("type") == "tool_use"]
+    return [unwrap_use(block)["name"] for block in part.content if block.get("type") == "tool_use"]
 
 
 def _results_end(parts: Sequence[Part], reply: int) -> int:

@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from contracts.run.compaction import ContextFull, Summary
 from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import Usage
+from decisions.builtin_tools import unwrap_use
 from decisions.conversation.omission import is_omission, visible_parts
 from decisions.run.transcript import add_message, join_text_blocks
 from decisions.text.quoting import fence_text, format_entry, join_within
@@ -297,7 +298,7 @@ def _format_entries(parts: Sequence[Part], tail: int, limit: int) -> Iterator[st
 def _reply_entries(part: Part, limit: int) -> Iterator[str]:
     if text := join_text_blocks(part.content):
         yield format_entry("agent", text=_shorten_text(text, limit))
-    for block in part.content:
+    for block in map(unwrap_use, part.content):
         if block.get("type") == "tool_use":
             arguments = _shorten_text(to_json(block["input"]).decode(), limit // 4)
             yield format_entry("agent", calls=block["name"], arguments=arguments)

@@ -19,6 +19,7 @@ from decisions.builtin_tools import (
     REFRAME,
     TEXT_SECTIONS,
     UPDATE_JOURNAL,
+    unwrap_use,
 )
 from decisions.run.transcript import join_text_blocks
 from decisions.text.quoting import escape_headings
@@ -141,7 +142,7 @@ def rebuild_journal(parts: Sequence[Part], goal: str) -> Journal:
         if is_first and (text := join_text_blocks(part.content)):
             journal = frame_journal(journal, goal, text)
         is_first = False
-        uses = [use for use in part.content if use.get("type") == "tool_use" and use.get("id") in done]
+        uses = [use for use in map(unwrap_use, part.content) if use.get("type") == "tool_use" and use.get("id") in done]
         for use in (use for use in uses if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL)):
             journal, _ = run_journal_tool(journal, use["name"], use["input"])
         for use in (use for use in uses if use["name"] == REFRAME):

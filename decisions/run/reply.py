@@ -1,8 +1,10 @@
 """The effect of a model's reply on the run: calls to make, an outcome, or a note that it cannot be used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import lru_cache
+from heapq import nlargest
+from itertools import pairwise, takewhile
 from typing import Any
 
 from pydantic_core import to_json
@@ -12,7 +14,7 @@ from contracts.run.fused_turn import MAX_READ_TIMEOUT
 from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
 from contracts.run.turn import ModelTurn
 from contracts.tool import INLINE_ARGUMENTS, Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, FINISH
+from decisions.builtin_tools import ASK_HUMAN, CALL_TOOL, CONTROL_TOOLS, FINISH, SEARCH_TOOLS, unwrap_use
 from decisions.errors import IllegalMoveError
 from decisions.ids import call_digest
 from decisions.run.call_state import OUTSIDE, artifacts_in
@@ -21,6 +23,8 @@ from decisions.run.limits import is_out_of_steps
 from decisions.run.outcome import complete_out_of_time, complete_run, escalate_run
 from decisions.run.transcript import PAGE_BYTES, join_text_blocks
 
+MAX_LISTED_TOOLS = 60  # in the error of an unknown tool
+MIN_SIMILARITY = 0.5  # of a name that an error suggests: the share of equal pairs of letters
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of an incomplete reply
 
@@ -154,7 +158,7 @@ def parse_calls(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     routes = {route.name: route for route in state.tools}
     calls: list[Call] = []
     step = state.step
-    for block in turn.content:
+    for block in map(unwrap_use, turn.content):
         if block.get("type") != "tool_use":
             continue
         call = _reject_call(block, turn, routes) if len(calls) < MAX_CALLS else _unmade_call(block, _BEYOND)
@@ -190,8 +194,7 @@ def _build_call(block: dict[str, Any], route: ToolRoute, step: int | None) -> Ca
 def _reject_call(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute]) -> Call | None:
     name = str(block.get("name"))
     if name not in routes:
-        tools = ", ".join(routes)
-        outcome = error_outcome(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
+        outcome = error_outcome(ToolFault.unknown_tool, _describe_unknown(name, routes))
     elif block["id"] in turn.repeated:
         outcome = error_outcome(ToolFault.invalid_arguments, REPEATED)
     elif block["id"] in turn.broken:
@@ -199,11 +202,37 @@ def _reject_call(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolR
             ToolFault.broken_json,
             "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole",
         )
+    elif name == CALL_TOOL:
+        usage = f'{CALL_TOOL} takes {{"name": the name of another tool, "arguments": the arguments of that tool}}'
+        outcome = error_outcome(ToolFault.invalid_arguments, usage)
     elif not isinstance(block.get("input"), dict):
         outcome = error_outcome(ToolFault.invalid_arguments, "the arguments must be a JSON object")
     else:
         return None
     return _unmade_call(block, outcome)
+
+
+def _describe_unknown(name: str, routes: dict[str, ToolRoute]) -> str:
+    listed = [route.name for route in routes.values() if not route.is_searched]
+    tools = ", ".join([*listed[:MAX_LISTED_TOOLS], *(["…"] if len(listed) > MAX_LISTED_TOOLS else [])])
+    near = ", ".join(_find_similar(name[:200], routes))
+    nearest = f"; similar names: {near}" if near else ""
+    more = f", and those that {SEARCH_TOOLS} returns" if SEARCH_TOOLS in routes else ""
+    return f"there is no tool {name[:200]!r} here{nearest}; the tools are: {tools}{more}"
+
+
+def _find_similar(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three similar names. `difflib` takes too long for a workflow, 0.1 s for one name of many."""
+    pairs = _letter_pairs(name)
+    scores = {
+        other: 2 * len(pairs & known) / (len(pairs) + len(known)) for other in names if (known := _letter_pairs(other))
+    }
+    return [other for other in nlargest(3, scores, key=scores.__getitem__) if scores[other] >= MIN_SIMILARITY]
+
+
+@lru_cache(maxsize=10_000)
+def _letter_pairs(name: str) -> frozenset[str]:
+    return frozenset(map("".join, pairwise(f" {name.lower()} ")))
 
 
 def _unmade_call(block: dict[str, Any], outcome: ToolOutcome) -> Call:

@@ -20,7 +20,7 @@ from contracts.run.state import RunStatus
 from contracts.run.transcript import Part, PartKind, Segment
 from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import ToolCall, ToolOutcome
-from decisions.builtin_tools import ASK_HUMAN
+from decisions.builtin_tools import ASK_HUMAN, unwrap_use
 from decisions.ids import call_digest, generation_of, question_id
 from decisions.sender import sent_by
 from decisions.telemetry import MODEL_TURNS
@@ -134,7 +134,7 @@ class _Collector:
             case run_events.ModelReplied(turn=turn, reply=reply) if ended is not None:
                 self._drop_unmade(turn)
                 self.facts.turns.append(_export_turn(ended, at, reply))
-                for block in reply.content:
+                for block in map(unwrap_use, reply.content):
                     if block.get("type") == "tool_use":
                         self._add_call(block["id"], block["name"], block.get("input"), turn)
             case run_events.ContextCompacted(summary) if ended is not None:

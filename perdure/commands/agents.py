@@ -42,6 +42,9 @@ async def agents_command(as_json: bool) -> int:
 
 def agent_row(agent: Agent, settings: Settings, project: Project) -> dict[str, Any]:
     """Return the JSON row of an agent. `file` is None for the built-in one, `models` is empty for an external one."""
+    from activities.run.definition import estimate_tools, split_tools
+
+    searched = () if agent.mailbox else split_tools(project, agent)[1]
     path = settings.roster.files.get(agent.name)
     return {
         "agent": agent.name,
@@ -49,6 +52,7 @@ def agent_row(agent: Agent, settings: Settings, project: Project) -> dict[str, A
         "models": [] if agent.mailbox else list(project.models_of(agent)),
         "settings": {} if agent.mailbox else dict(project.options.override(agent.options)),
         "tools": {} if agent.mailbox else {name: project.tools[name].route.effect for name in agent.tools},
+        "searched": {"tools": len(searched), "tokens": estimate_tools(searched) if searched else 0},
         "peers": list(agent.peers),
         "follow_ups": None if agent.follow_ups is None else {"sessions": list(agent.follow_ups)},
         "limits": agent.limits.model_dump(mode="json", exclude_none=True),
@@ -65,6 +69,8 @@ def agent_table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("file", overflow="fold")
     for row in rows:
         tools = ", ".join(f"{name} ({effect})" for name, effect in row["tools"].items())
+        if row["searched"]["tools"]:
+            tools += "; {tools} of them searched ({tokens:,} tokens)".format(**row["searched"])
         limits = ", ".join(f"{name} {_format_limit(value)}" for name, value in row["limits"].items())
         file = format_path(Path(row["file"])) if row["file"] else "built in"
         options = ", ".join(f"{name} {_format_option(value)}" for name, value in _changed(row["settings"]).items())

@@ -13,6 +13,8 @@ from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookO
 from activities.model.options import find_unusable
 from activities.model.prices import FREE, Price
 from activities.project import Project
+from activities.run.definition import split_tools
+from activities.run.tool_search import has_full_text_search
 from activities.storage.store import Stores
 from activities.tools.fetch import FetchTool
 from activities.tools.files import ListFiles, ReadFile, WriteFile
@@ -86,6 +88,7 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         builtins=gated_routes(_approval_timeouts(settings)),
     )
     _check_options(project, settings)
+    _check_search(project)
     return project
 
 
@@ -112,6 +115,16 @@ def ignored_options(project: Project) -> list[str]:
         for model in project.models_of(agent)[1:]
         for name, reason in _unusable_options(project, agent, model)
     ]
+
+
+def _check_search(project: Project) -> None:
+    """Raises ProjectError if tools are searched and this Python cannot search."""
+    if has_full_text_search():
+        return
+    for agent in project.agents.values():
+        if not agent.mailbox and split_tools(project, agent)[1]:
+            reason = "its tools are searched, and the SQLite of this Python has no FTS5"
+            raise ProjectError(f"agent {agent.name}: {reason}: use another Python, or set search_tools: false")
 
 
 def _claude_priced(settings: Settings) -> frozenset[str]:

@@ -11,7 +11,7 @@ from contracts.run.journal import Journal
 from contracts.run.state import RunView
 from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import ToolCall
-from decisions.builtin_tools import APPEND_JOURNAL, UPDATE_JOURNAL
+from decisions.builtin_tools import APPEND_JOURNAL, UPDATE_JOURNAL, unwrap_use
 from decisions.run.journal import parse_framing, run_journal_tool
 from decisions.run.transcript import join_text_blocks
 from decisions.text.formatting import call_line
@@ -105,7 +105,7 @@ class Progress:
         text = join_text_blocks(reply.content)
         if turn == 1 and text:
             self.plan = plan_items(parse_framing(text).plan)
-        for use in (block for block in reply.content if block.get("type") == "tool_use"):
+        for use in (unwrap_use(block) for block in reply.content if block.get("type") == "tool_use"):
             if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL) and isinstance(use.get("input"), dict):
                 self.journal, _ = run_journal_tool(self.journal, use["name"], use["input"])
         self.doing.clear()

@@ -1,5 +1,6 @@
 """What a reply asks for: steps, refusals, and the order in which calls are made."""
 
+from time import process_time
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 
 from contracts.run.state import Call
 from contracts.tool import ToolOutcome
+from decisions.builtin_tools import unwrap_use
 from decisions.run.call_state import record_approval
 from decisions.run.reply import MAX_CALLS, needs_approval, next_batch, parse_calls
 from decisions.run.transcript import join_text_blocks
-from tests.decisions.runs import new_call, new_state, new_turn
+from tests.decisions.runs import new_call, new_route, new_state, new_turn
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 
@@ -159,3 +161,60 @@ def test_of_a_flood_the_first_calls_are_made_and_the_rest_are_refused_without_a_
     calls = parse_calls(new_state(max_steps=1000), new_turn("", *[("look", {})] * (MAX_CALLS + 3)))
     assert kinds(calls) == [None] * MAX_CALLS + ["too_many"] * 3
     assert [call.step for call in calls] == [*range(1, MAX_CALLS + 1), None, None, None]
+
+
+JSON_VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5)
+ARGUMENTS = st.dictionaries(st.text(), JSON_VALUES, max_size=4)
+
+
+@given(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=6), arguments=ARGUMENTS, step=st.integers(0, 20))
+def test_a_call_by_call_tool_is_the_call_of_the_tool_itself(
+    names: list[str], arguments: dict[str, Any], step: int
+) -> None:
+    plain = [(name, arguments) for name in names]
+    wrapped = [("call_tool", {"name": name, "arguments": arguments}) for name in names]
+    state = new_state(step=step)
+    assert parse_calls(state, new_turn("", *wrapped)) == parse_calls(state, new_turn("", *plain))
+
+
+@given(name=st.text(), arguments=ARGUMENTS)
+def test_any_name_and_arguments_come_out_as_they_went_in(name: str, arguments: dict[str, Any]) -> None:
+    use = {"type": "tool_use", "id": "u", "name": "call_tool", "input": {"name": name, "arguments": arguments}}
+    assert unwrap_use(use) == {**use, "name": name, "input": arguments}
+    assert unwrap_use({**use, "name": name}) == {**use, "name": name} or name == "call_tool"
+
+
+@given(given_input=JSON_VALUES | st.fixed_dictionaries({"name": JSON_VALUES, "arguments": JSON_VALUES}))
+def test_a_use_of_call_tool_with_any_input_is_one_call(given_input: Any) -> None:
+    (call,) = parse_calls(new_state(), new_turn("", ("call_tool", given_input)))
+    assert (call.tool_use_id, call.step) == ("u0", None) or call.tool in NAMES
+    assert call.outcome is not None or call.tool in NAMES
+
+
+def test_arguments_of_call_tool_that_are_no_json_are_said_to_be_broken() -> None:
+    assert kinds(parse_calls(new_state(), new_turn("", ("call_tool", {}), broken=("u0",)))) == ["broken_json"]
+
+
+def test_an_unknown_name_is_answered_with_similar_ones_and_without_the_searched_tools() -> None:
+    routes = tuple(
+        route.model_copy(update={"is_searched": route.name in ("charge", "vote")}) for route in new_state().tools
+    )
+    state = new_state().model_copy(update={"tools": routes})
+    (call,) = parse_calls(state, new_turn("", ("changer", {})))
+    assert call.outcome is not None
+    assert call.outcome.error is not None
+    known, _, listed = call.outcome.error.message.partition("; the tools are: ")
+    assert known == "there is no tool 'changer' here; similar names: charge"
+    assert "look" in listed
+    assert "vote" not in listed
+    assert listed.endswith("and those that search_tools returns")
+
+
+def test_a_reply_of_wrong_names_is_answered_before_a_workflow_task_may_not_take_longer() -> None:
+    routes = (*new_state().tools, *(new_route(f"server__create_thing_number_{n}") for n in range(1000)))
+    state = new_state().model_copy(update={"tools": routes})
+    began = process_time()
+    calls = parse_calls(state, new_turn("", *((f"server_create_thing_{n}", {}) for n in range(MAX_CALLS))))
+    assert set(kinds(calls)) == {"unknown_tool"}
+    assert len(calls[0].model_dump_json()) < 4000
+    assert process_time() - began < 2  # after which the SDK takes the workflow for deadlocked

@@ -45,6 +45,7 @@ def test_each_agent_is_listed_with_its_tools_and_their_effects(office: Project) 
         "description": "takes notes",
         "models": ["claude-haiku-4-5"],
         "tools": {"fetch": "read", "charge": "once"},
+        "searched": {"tools": 0, "tokens": 0},
         "peers": ["scribe", "default"],
         "follow_ups": {"sessions": ["ops"]},
         "limits": {"max_steps": 5, "soft_limit": "PT5M"},
@@ -60,6 +61,14 @@ def test_a_person_sees_the_same_in_a_table(office: Project) -> None:
     assert (done.code, done.err) == (0, "")
     for words in ("charge (once)", "scribe, default", "soft_limit 5m", "agents/clerk.md", "external: a mailbox"):
         assert words in " ".join(done.out.split()), words
+
+
+def test_searched_tools_are_counted(office: Project) -> None:
+    office.write("agents/finder.md", "---\ntools: [fetch, charge]\nsearch_tools: true\n---\n")
+    rows = {row["agent"]: row for row in json.loads(office.perdure("agents", "--json").out)}
+    assert rows["finder"]["searched"]["tools"] == 1
+    words = "1 of them searched ({:,} tokens)".format(rows["finder"]["searched"]["tokens"])
+    assert words in " ".join(office.perdure("agents").out.split())
 
 
 BROKEN = {

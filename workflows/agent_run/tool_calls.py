@@ -13,7 +13,7 @@ from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
 from contracts.run.state import Call
 from contracts.tool import INLINE_ARGUMENTS, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, error_outcome
-from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
+from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS, SEARCH_TOOLS
 from decisions.run import call_state
 from decisions.run.call_state import IN_DOUBT
 from decisions.run.recovery import CallRecovery, FailureKind, recover_call
@@ -135,6 +135,7 @@ def _may_have_begun(run: RunContext, call: Call) -> bool:
 def call_request(run: RunContext, call: Call) -> ToolCall:
     large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
     origin = origin_of(run.state, call.step or 0)
+    needs_schemas = call.tool == SEARCH_TOOLS or run.route_of(call).is_searched
     return ToolCall(
         step=call.step or 0,
         tool=call.tool,
@@ -150,6 +151,7 @@ def call_request(run: RunContext, call: Call) -> ToolCall:
         approval=call.approval,
         accepts=call.accepts or run.state.accepted.get(call.tool),
         nonce=nonce_of(run.state, call),
+        definition=run.state.definition if needs_schemas else None,
     )
 
 
