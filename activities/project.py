@@ -44,6 +44,7 @@ class Project:
     on_delegation: str = ""  # for every agent with peers: when to delegate and how
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
+    chat_providers: Collection[str] = ()  # those of the Chat Completions API
     options: ModelOptions = field(default_factory=ModelOptions)  # an agent's own come first
     record_thinking: bool = False  # in the trace
     fuse_reads: bool = False  # for agents that do not set it

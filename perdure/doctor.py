@@ -118,7 +118,7 @@ def _format_provider(settings: Settings, name: str) -> str:
     else:
         provider = providers[where]
         key, place = settings.keys.get(where), provider.base_url or f"{provider.kind}, {provider.region}"
-        if provider.kind != "messages" and not key:
+        if provider.is_cloud and not key:
             return f"{name} at {place}, with the cloud's own credentials"
     return f"{name} at {settings.secrets.redact(place)}, {'with' if key else 'without'} a key"
 

@@ -40,10 +40,11 @@ ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 class ProviderSettings(StrictModel):
     """A model endpoint. Clouds use their usual credentials, or the bearer token in `api_key_env`."""
 
-    kind: Literal["messages", "bedrock", "vertex"] = "messages"
-    """A server of the Messages API, or Claude on AWS Bedrock or Google Vertex."""
+    kind: Literal["messages", "openai", "bedrock", "vertex"] = "messages"
+    """A server of the Messages API or, with `openai`, of the Chat Completions API; or Claude on AWS Bedrock or Google
+    Vertex."""
     base_url: str | None = Field(default=None, pattern=r"^https?://")
-    """The URL of the server. Required for `messages`; overrides the address of a cloud."""
+    """The URL of the server. Required for `messages` and `openai`; overrides the address of a cloud."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The variable that holds the key or bearer token."""
     requests_per_minute: float | None = Field(default=None, gt=0)
@@ -60,15 +61,20 @@ class ProviderSettings(StrictModel):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        if self.region and self.kind == "messages":
+        if self.region and not self.is_cloud:
             raise ValueError('a region is for kind = "bedrock" or "vertex"')
         if self.project and self.kind != "vertex":
             raise ValueError('a project is for kind = "vertex"')
-        if self.kind != "messages" and not self.region:
+        if self.is_cloud and not self.region:
             raise ValueError(f'kind = "{self.kind}" needs a region')
         if self.kind == "vertex" and not self.project:
             raise ValueError('kind = "vertex" needs a project')
         return self
+
+    @property
+    def is_cloud(self) -> bool:
+        """Whether it is Claude at a cloud, with the cloud's address and credentials."""
+        return self.kind in ("bedrock", "vertex")
 
 
 class ModelSettings(ModelOverrides):
@@ -88,7 +94,7 @@ class ModelSettings(ModelOverrides):
         for name, provider in providers.items():
             if name == DEFAULT and provider.model_fields_set - {"requests_per_minute"}:
                 raise ValueError(f"{name}: takes requests_per_minute only; its address and key are ANTHROPIC_*")
-            if name != DEFAULT and provider.kind == "messages" and not provider.base_url:
+            if name != DEFAULT and not provider.is_cloud and not provider.base_url:
                 raise ValueError(f"{name}: needs a base_url")
         return providers
 

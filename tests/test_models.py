@@ -146,8 +146,10 @@ def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
         (
             '[model.providers.x]\nkind = "chat"\n',
             "",
-            "line 2: model.providers.x.kind: Input should be 'messages', 'bedrock' or 'vertex'",
+            "line 2: model.providers.x.kind: Input should be 'messages', 'openai', 'bedrock' or 'vertex'",
         ),
+        ('[model.providers.x]\nkind = "openai"\n', "", "model.providers: x: needs a base_url"),
+        (f'{LOCAL}kind = "openai"\nregion = "r"\n', "", 'a region is for kind = "bedrock" or "vertex"'),
         ('[model.providers.x]\nkind = "bedrock"\n', "", 'model.providers.x: kind = "bedrock" needs a region'),
         ('[model.providers.x]\nkind = "vertex"\nregion = "r"\n', "", 'kind = "vertex" needs a project'),
         (f'{LOCAL}region = "r"\n', "", 'a region is for kind = "bedrock" or "vertex"'),
@@ -220,6 +222,38 @@ async def test_an_address_may_end_in_v1(tmp_path: Path, ending: str) -> None:
         assert (await ask(found, "local:m")).content[0]["text"] == "hi"
 
 
+@pytest.mark.parametrize("ending", ["", "/", "/chat/completions", "/chat/completions/"])
+async def test_an_address_of_chat_completions_may_end_in_the_call(tmp_path: Path, ending: str) -> None:
+    with ScriptedModel([says("hi")]) as server:
+        toml = f'[model.providers.gpt]\nkind = "openai"\nbase_url = "{server.base_url}/v1{ending}"\n'
+        reply = await ask(load_project(tmp_path, toml), "gpt:some:model")
+    assert (reply.content, reply.model) == ([{"type": "text", "text": "hi"}], "gpt:some:model")
+
+
+@pytest.mark.parametrize(("setting", "sent"), [('api_key_env = "OF_GPT"\n', KEY), ("", "none")])
+async def test_chat_completions_are_asked_with_the_key_if_there_is_one(
+    tmp_path: Path, setting: str, sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
+    message = {"role": "assistant", "content": "hi"}
+    body = {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    cloud = CloudServer(json.dumps(body).encode(), "application/json")
+    with serving(cloud) as url:
+        toml = f'[model.providers.gpt]\nkind = "openai"\nbase_url = "{url}/openai/v1/"\n{setting}'
+        await ask(load_project(tmp_path, toml, OF_GPT=KEY), "gpt:m")
+    ((path, headers, _),) = cloud.asked
+    sent_key = httpx.Headers(headers)["authorization"]
+    assert (path, sent_key) == ("/openai/v1/chat/completions", f"Bearer {sent}")
+
+
+async def test_the_doctor_shows_a_provider_of_chat_completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = '[model]\ndefault = "gpt:m"\n[model.providers.gpt]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    (tmp_path / "perdure.toml").write_text(toml)
+    monkeypatch.chdir(tmp_path)
+    found = await anext(check async for check in run_checks() if check.name == "model")
+    assert (found.ok, found.found) == (True, "gpt:m at http://127.0.0.1:9/v1, without a key (not called)")
+
+
 async def test_an_unreachable_address_is_named_without_its_password(tmp_path: Path) -> None:
     with ScriptedModel([says("hi")]) as server:
         address = server.base_url.replace("//", "//me:hush-hush-1@")
@@ -257,17 +291,23 @@ def test_a_missing_key_is_reported_by_its_variable(tmp_path: Path) -> None:
         create_clients(found)
 
 
-@pytest.mark.parametrize(("kind", "package"), [("bedrock", "boto3"), ("vertex", "google.auth")])
+@pytest.mark.parametrize(
+    ("kind", "more", "package", "named"),
+    [
+        ("bedrock", 'region = "r"', "boto3", "anthropic[bedrock]"),
+        ("vertex", 'region = "r"\nproject = "p"', "google.auth", "anthropic[vertex]"),
+        ("openai", 'base_url = "http://127.0.0.1:9/v1"', "openai", "openai>=3.57"),
+    ],
+)
 def test_a_package_that_is_missing_is_named_with_how_to_get_it(
-    tmp_path: Path, kind: str, package: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, more: str, package: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.process.models.find_spec", lambda _: None)
-    more = 'project = "p"\n' if kind == "vertex" else ""
-    found = load_project(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\nregion = "r"\n{more}')
+    found = load_project(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\n{more}\n')
     with pytest.raises(ProjectError) as error:
         create_clients(found)
     assert str(error.value) == (
-        f'model.providers.cloud: kind = "{kind}" needs the package {package}: pip install "anthropic[{kind}]"'
+        f'model.providers.cloud: kind = "{kind}" needs the package {package}: pip install "{named}"'
     )
 
 
@@ -300,12 +340,14 @@ def test_the_price_of_a_claude_model_holds_at_anthropic_and_the_clouds_alone(
     tmp_path: Path, base_url: str, is_known: bool
 ) -> None:
     toml = '[model.providers.aws]\nkind = "bedrock"\nregion = "r"\n'
+    toml += '[model.providers.gpt]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\n'
     if base_url:
         toml += f'[model.providers.near]\nbase_url = "{base_url}"\n'
     its = project(load_project(tmp_path, toml, ANTHROPIC_BASE_URL=base_url, ANTHROPIC_API_KEY=KEY))
     assert (its.price_of("claude-opus-4-6") is not None) is is_known
     assert (its.price_of("near:claude-opus-4-6") is not None) is (is_known and bool(base_url))
     assert its.price_of("aws:claude-opus-4-6") is not None
+    assert its.price_of("gpt:claude-opus-4-6") is None
 
 
 # The clouds. They speak the Messages API in envelopes of their own.

@@ -2,8 +2,8 @@
 
 import random
 from datetime import timedelta
+from typing import Any
 
-import anthropic
 import httpx2
 from temporalio.exceptions import ApplicationError
 
@@ -13,10 +13,12 @@ from contracts.failures import RunFailure, Stop
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})  # the only retryable 3xx and 4xx
 UNSUPPORTED_STATUSES = frozenset({501, 505})  # the only 5xx that are not retryable
 REQUEST_STATUSES = frozenset({400, 413, 422})
-# An error within a stream has only a name; the second of two is Bedrock's.
-RATE_KINDS = ("rate_limit_error", "throttlingexception")
+# An error within a stream has only names: Anthropic's, OpenAI's and Bedrock's.
+RATE_KINDS = ("rate_limit_error", "rate_limit_exceeded", "throttlingexception")
 REQUEST_KINDS = ("invalid_request_error", "validationexception", "request_too_large")
-CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error")
+NO_CREDIT = "insufficient_quota"  # OpenAI's 429 that no wait mends
+CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error", NO_CREDIT)
+TOO_LONG_KIND = "context_length_exceeded"
 TOO_LONG_PHRASES = (
     "prompt is too long",
     "exceed_context_size",
@@ -26,57 +28,81 @@ TOO_LONG_PHRASES = (
     "context length",
     "maximum context",
     "context size",
+    "exceeds the maximum number of tokens",
 )
+REFUSED_PHRASES = ("image input is not supported", "failed to parse tool call arguments")  # llama.cpp's 500s
 MAX_PROVIDER_MESSAGE = 2000  # characters of a provider's message
 
 
-class NotMessagesApiError(Exception):
-    """The server's stream is not the Messages API. The message describes the stream."""
+class WrongApiError(Exception):
+    """The server's answer is not of the expected API. The message names that, and describes the answer."""
 
 
-def to_model_failure(error: Exception, secret: str | None = None) -> ApplicationError:
+def to_model_failure(error: Any, secret: str | None = None) -> ApplicationError:
     """Return the provider's failure as a named kind. `secret` is removed: some servers quote the key."""
     message = _error_message(error)
     message = (message.replace(secret, "[key]") if secret else message)[:MAX_PROVIDER_MESSAGE]
-    if not isinstance(error, anthropic.APIStatusError):
+    status, kinds = _status_of(error), _kinds_of(error)
+    if status is None:
         return _to_connection_failure(error, message)
-    kind, status, headers = str(getattr(error, "type", None) or "").lower(), error.status_code, error.response.headers
-    if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG_PHRASES):
+    if _is_about_length(status, kinds) and (TOO_LONG_KIND in kinds or _has_phrase(message, TOO_LONG_PHRASES)):
         return ApplicationError(message, type=Stop.context_too_long, non_retryable=True)
-    if status == 429 or kind in RATE_KINDS:
+    headers = error.response.headers if hasattr(error, "response") else httpx2.Headers()
+    if NO_CREDIT not in kinds and (status == 429 or kinds.intersection(RATE_KINDS)):
         return _retryable_failure(RunFailure.rate_limited, f"the provider limits the rate: {message}", headers)
-    if _is_refusal(status, kind):
-        url, where = error.request.url, ""
-        if status in (404, 405):  # without credentials or query
-            where = f" at {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
-        return _model_refused_error(f"the provider refused the request ({status}){where}: {message}")
+    if _is_refusal(status, kinds, message):
+        place = _place_of(error) if status in (404, 405) else ""
+        return model_refused_error(f"the provider refused the request ({status}){place}: {message}")
     return _retryable_failure(RunFailure.model_unavailable, f"the provider failed ({status}): {message}", headers)
+
+
+def _status_of(error: Any) -> int | None:
+    """Return the status of an SDK's error, 200 for one within a stream, None if there was no answer."""
+    is_in_stream = getattr(error, "body", None) is not None
+    status: int | None = getattr(error, "status_code", 200 if is_in_stream else None)
+    return status
+
+
+def _kinds_of(error: Any) -> frozenset[str]:
+    return frozenset(str(getattr(error, name, None) or "").lower() for name in ("type", "code"))
+
+
+def _place_of(error: Any) -> str:
+    """Return the request's address, without credentials or query."""
+    url = error.request.url
+    return f" at {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
+
+
+def _has_phrase(message: str, phrases: tuple[str, ...]) -> bool:
+    return any(phrase in message.lower() for phrase in phrases)
 
 
 def _to_connection_failure(error: Exception, message: str) -> ApplicationError:
     cause = error.__cause__ or error
     if isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower():
         # The client's message quotes the header, which may be the key.
-        return _model_refused_error("a key, or another header of the request, is none that HTTP takes")
-    if isinstance(error, NotMessagesApiError):
-        return model_unavailable_error(f"what the model's server sends is not the Messages API: {message}")
+        return model_refused_error("a key, or another header of the request, is none that HTTP takes")
+    if isinstance(error, WrongApiError):
+        return model_unavailable_error(f"what the model's server sends is not {message}")
     if isinstance(cause, httpx2.ReadTimeout):
         return model_unavailable_error("the model's server sent nothing for longer than `turn_timeout` allows")
-    if isinstance(error, anthropic.APIConnectionError):
+    if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout):
         return model_unavailable_error(f"no connection to the model: {message}")
     return model_unavailable_error(f"the model's answer broke off: {type(error).__name__} {message}")
 
 
-def _is_refusal(status: int, kind: str) -> bool:
+def _is_refusal(status: int, kinds: frozenset[str], message: str) -> bool:
     if status < 300:
-        return kind in REQUEST_KINDS or kind in CALLER_KINDS
-    return status in UNSUPPORTED_STATUSES or (status < 500 and status not in RETRYABLE_STATUSES)
+        return bool(kinds.intersection((*REQUEST_KINDS, *CALLER_KINDS)))
+    if status == 500 and _has_phrase(message, REFUSED_PHRASES):
+        return True
+    return status in UNSUPPORTED_STATUSES or NO_CREDIT in kinds or (status < 500 and status not in RETRYABLE_STATUSES)
 
 
-def _is_about_length(status: int, kind: str) -> bool:
+def _is_about_length(status: int, kinds: frozenset[str]) -> bool:
     """Return True if such a failure can mean that the prompt is too long; others mention windows and contexts too."""
     if status < 300:
-        return kind not in (*RATE_KINDS, *CALLER_KINDS, "overloaded_error")
+        return not kinds.intersection((*RATE_KINDS, *CALLER_KINDS, "overloaded_error"))
     return status in REQUEST_STATUSES
 
 
@@ -85,13 +111,13 @@ def model_unavailable_error(message: str) -> ApplicationError:
 
 
 def _error_message(error: Exception) -> str:
-    body = error.body if isinstance(error, anthropic.APIStatusError) else None
-    if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
-        return str(body["error"]["message"])
-    return str(error.__cause__ or error)
+    body = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    message = inner.get("message") if isinstance(inner, dict) else inner
+    return str(message) if message and isinstance(message, str) else str(error.__cause__ or error)
 
 
-def _model_refused_error(message: str) -> ApplicationError:
+def model_refused_error(message: str) -> ApplicationError:
     return ApplicationError(message, type=RunFailure.model_refused, non_retryable=True)
 
 

@@ -15,7 +15,13 @@ _THREE = ("low", "medium", "high")
 _FOUR = (*_THREE, "max")
 _FIVE = (*_THREE, "xhigh", "max")
 MIN_TOP_P_THINKING = 0.95
-_WIRE_NAMES = {"budget_tokens": "thinking", "output_config": "effort", "anthropic-beta": "betas"}
+_WIRE_NAMES = {
+    "budget_tokens": "thinking",
+    "output_config": "effort",
+    "anthropic-beta": "betas",
+    "reasoning_effort": "effort",
+    "max_completion_tokens": "max_tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,12 @@ def find_unusable(model: str, options: ModelOptions) -> dict[str, str]:
         if reason:
             reasons[name] = f"{model} {reason}"
     return reasons
+
+
+def find_unusable_in_chat(options: ModelOptions) -> dict[str, str]:
+    """Return the settings that have no form in the Chat Completions API. It caches prompts whatever `cache` says."""
+    reasons = {"thinking": "has no thinking setting: set effort", "betas": "has no betas: leave them out"}
+    return {name: f"the Chat Completions API {reason}" for name, reason in reasons.items() if getattr(options, name)}
 
 
 def _reject_thinking(options: ModelOptions, abilities: ModelAbilities) -> str:

@@ -29,13 +29,16 @@ def is_document(response: httpx2.Response) -> bool:
     return bool(_WHOLE_TYPES.match(_content_type(response)))
 
 
-async def read_message(response: httpx2.Response, secret: str | None) -> dict[str, Any]:
-    """Return the body as a message. Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`."""
+async def read_body(response: httpx2.Response, secret: str | None, expected: str) -> dict[str, Any]:
+    """Return the body as a reply, which has the list `expected`.
+
+    Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`.
+    """
     text = await _read_text(response)
     body = None
     with suppress(ValueError, RecursionError):
         body = json.loads(text)
-    if isinstance(body, dict) and body.get("type", "message") == "message" and isinstance(body.get("content"), list):
+    if isinstance(body, dict) and body.get("type") != "error" and isinstance(body.get(expected), list):
         return body
     error = anthropic.APIStatusError(_error_words(body, text), response=response, body=body)
     failure = to_model_failure(error, secret)

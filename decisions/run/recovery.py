@@ -61,7 +61,7 @@ def record_recovery(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
 
 def parse_window(message: str) -> int | None:
     """Return the window, in tokens, that a provider's "prompt too long" message names, if any."""
-    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
+    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}|tokens allowed \(?"
     match = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
     return int(match[1].replace(",", "")) if match else None
 

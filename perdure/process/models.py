@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex, DefaultAsyncHttpxClient
@@ -13,14 +13,23 @@ from activities.demo.model import RehearsalTransport
 from activities.model.anthropic import MessagesModel
 from activities.model.fallback import FallbackModel, Provider
 from activities.model.plain_answer import bound_body
+from activities.model.port import Model
 from activities.model.rate_limit import RateLimiter
 from decisions.model_names import DEFAULT
 from settings import ProjectError, Settings
 from settings.file import ProviderSettings
 
-REQUIRED_PACKAGES = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
-ModelClient = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
+# By the SDK's own clients, with what installs them.
+REQUIRED_PACKAGES = {
+    "bedrock": ("boto3", "anthropic[bedrock]"),
+    "vertex": ("google.auth", "anthropic[vertex]"),
+    "openai": ("openai", "openai>=3.57"),
+}
+
+ModelClient: TypeAlias = "AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex | AsyncOpenAI"
 
 
 def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
@@ -30,8 +39,16 @@ def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
     for name, client in create_clients(settings).items():
         closing.push_async_exit(client)
         provider = described.get(name, ProviderSettings())
-        providers[name] = Provider(MessagesModel(client), RateLimiter(name, provider.requests_per_minute))
+        providers[name] = Provider(_create_endpoint(client), RateLimiter(name, provider.requests_per_minute))
     return FallbackModel(providers)
+
+
+def _create_endpoint(client: ModelClient) -> Model:
+    if isinstance(client, AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex):
+        return MessagesModel(client)
+    from activities.model.openai import ChatModel  # its SDK is optional, and takes a quarter of a second to load
+
+    return ChatModel(client)
 
 
 def create_clients(settings: Settings) -> dict[str, ModelClient]:
@@ -60,6 +77,13 @@ def _messages_client(key: str | None, base_url: str | None) -> AsyncAnthropic:
     return AsyncAnthropic(api_key=key or "none", base_url=root, max_retries=0, http_client=_http_client())
 
 
+def _chat_client(key: str | None, base_url: str | None) -> "AsyncOpenAI":
+    from openai import AsyncOpenAI
+
+    root = re.sub(r"(/chat/completions)?/*$", "", base_url or "")
+    return AsyncOpenAI(api_key=key or "none", base_url=root, max_retries=0, http_client=_http_client())
+
+
 def _http_client() -> httpx2.AsyncClient:
     hooks: dict[str, list[Callable[..., Any]]] = {"response": [bound_body]}
     return DefaultAsyncHttpxClient(headers={"accept-encoding": "identity"}, event_hooks=hooks)
@@ -70,6 +94,9 @@ def _create_client(name: str, described: ProviderSettings, key: str | None) -> M
         raise ProjectError(f"model.providers.{name}: api_key_env names {described.api_key_env}, and that is not set")
     if described.kind == "messages":
         return _messages_client(key, described.base_url)
+    if described.kind == "openai":
+        _require_package(name, described.kind)
+        return _chat_client(key, described.base_url)
     if described.kind == "bedrock" or key is None:  # Vertex' client fetches no token if it has one
         _require_package(name, described.kind)
     shared: dict[str, Any] = {"base_url": described.base_url, "max_retries": 0, "http_client": _http_client()}
@@ -80,12 +107,11 @@ def _create_client(name: str, described: ProviderSettings, key: str | None) -> M
 
 
 def _require_package(name: str, kind: str) -> None:
+    package, requirement = REQUIRED_PACKAGES[kind]
     try:
-        spec = find_spec(REQUIRED_PACKAGES[kind])
+        spec = find_spec(package)
     except ModuleNotFoundError:  # its parent package
         spec = None
     if spec is None:
-        command = f'pip install "anthropic[{kind}]"'
-        raise ProjectError(
-            f'model.providers.{name}: kind = "{kind}" needs the package {REQUIRED_PACKAGES[kind]}: {command}'
-        )
+        command = f'pip install "{requirement}"'
+        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {package}: {command}')

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
-from activities.model.options import find_unusable
+from activities.model.options import find_unusable, find_unusable_in_chat
 from activities.model.prices import FREE, Price
 from activities.project import Project
 from activities.run.definition import split_tools
@@ -65,6 +65,7 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         model=settings.model,
         fallbacks=settings.fallbacks,
         providers=frozenset(settings.file.model.providers),
+        chat_providers=frozenset(name for name, row in settings.file.model.providers.items() if row.kind == "openai"),
         options=ModelOptions().override(settings.file.model),
         record_thinking=settings.file.model.record_thinking,
         limits=settings.file.limits,
@@ -103,7 +104,9 @@ def _check_options(project: Project, settings: Settings) -> None:
 
 def _unusable_options(project: Project, agent: Agent, model: str) -> Iterable[tuple[str, str]]:
     options = project.options.override(agent.options)
-    return find_unusable(provider_of(model, project.providers)[1], options).items()
+    provider, name = provider_of(model, project.providers)
+    is_chat = provider in project.chat_providers
+    return (find_unusable_in_chat(options) if is_chat else find_unusable(name, options)).items()
 
 
 def ignored_options(project: Project) -> list[str]:
@@ -133,7 +136,7 @@ def _claude_priced(settings: Settings) -> frozenset[str]:
     Other servers may use a Claude model's name with other prices.
     """
     described = settings.file.model.providers
-    names = {name for name, row in described.items() if row.kind != "messages" or _is_anthropic(row.base_url)}
+    names = {name for name, row in described.items() if row.is_cloud or _is_anthropic(row.base_url)}
     return frozenset(names | ({DEFAULT} if not settings.base_url or _is_anthropic(settings.base_url) else set()))
 
 

@@ -1,5 +1,6 @@
 """Fakes for tests of agents, with the real protocols.
 
-model_server  a scripted Messages API server on loopback
-tools         a scripted tool that records its calls
+chat_completions  the Chat Completions API of that server
+model_server      a scripted model server on loopback
+tools             a scripted tool that records its calls
 """

@@ -1,12 +1,16 @@
-"""A scripted Messages API on loopback. The reply depends on the request only, so a retry gets the same reply."""
+"""A scripted server on loopback, of the Messages API and the Chat Completions API.
+
+The reply depends on the request only, so a retry gets the same reply.
+"""
 
 import asyncio
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +30,13 @@ from activities.demo.sse import (
     encode_stream,
     error_body,
     request_error,
+)
+from perdure.testkit.chat_completions import (
+    build_completion,
+    chat_error_body,
+    encode_chunks,
+    encode_data,
+    read_chat_request,
 )
 
 
@@ -52,6 +63,20 @@ class ErrorReply:
     times: int = 1
     then: "ScriptedAnswer | None" = None
 
+
+@dataclass(frozen=True)
+class Wire:
+    """An API of the server. `read` returns a request in the Messages API's form; it raises ValueError."""
+
+    read: Callable[[Json], Json]
+    build: Callable[[Json], Json]
+    stream: Callable[[Json], Iterator[bytes]]
+    error: Callable[[str, str], Json]
+    encode: Callable[[Json], bytes]
+
+
+MESSAGES = Wire(lambda body: body, lambda message: message, encode_stream, error_body, encode_event)
+CHAT = Wire(read_chat_request, build_completion, encode_chunks, chat_error_body, encode_data)
 
 ScriptedAnswer = Reply | ErrorReply
 Script = Sequence[ScriptedAnswer] | Callable[[Json], ScriptedAnswer]
@@ -101,7 +126,8 @@ class ScriptedModel:
 
     By default `port` is a free one. A list is indexed by turn: the number of assistant messages in the request; past
     its end the server answers 400. A function takes the request's body instead. Conversations that the API would
-    reject (a `tool_use` without its `tool_result`) are rejected. The server stops at the end of the `with` block.
+    reject (a `tool_use` without its `tool_result`) are rejected. A request for `/v1/chat/completions` is answered by
+    the same script, which sees it in the Messages API's form. The server stops at the end of the `with` block.
     """
 
     def __init__(self, script: Script, *, port: int = 0) -> None:
@@ -121,7 +147,10 @@ class ScriptedModel:
     def __enter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", self._port))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app = Starlette(routes=[Route("/v1/messages", self._handle_messages, methods=["POST"])])
+        wires = {"/v1/messages": MESSAGES, "/v1/chat/completions": CHAT}
+        app = Starlette(
+            routes=[Route(path, partial(self._handle, wire), methods=["POST"]) for path, wire in wires.items()]
+        )
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -151,26 +180,22 @@ class ScriptedModel:
         self._thread.join()
         self._listener.close()
 
-    async def _handle_messages(self, request: Request) -> Response:
+    async def _handle(self, wire: Wire, request: Request) -> Response:
         try:
-            body = await request.json()
-        except ValueError:
-            return _error_response(400, "invalid_request_error", "the body is not JSON")
-        except ClientDisconnect:  # the client was killed; this answer is not read
-            return _error_response(400, "invalid_request_error", "the body is not whole")
-        if not isinstance(body, dict):
-            return _error_response(400, "invalid_request_error", "the body is not a JSON object")
+            body = await _read_body(request, wire)
+        except ValueError as error:
+            return _error_response(wire, 400, "invalid_request_error", str(error))
         earlier = self._record_request(body)
         if reason := request_error(body):
-            return _error_response(400, "invalid_request_error", reason)
+            return _error_response(wire, 400, "invalid_request_error", reason)
         turn = sum(message["role"] == "assistant" for message in body["messages"])
         answer = self._pick_answer(body, turn)
         while isinstance(answer, ErrorReply):
             if answer.then is None or earlier < answer.times:
-                return _error_response(answer.status, answer.type, answer.message, answer.retry_after)
+                return _error_response(wire, answer.status, answer.type, answer.message, answer.retry_after)
             earlier -= answer.times
             answer = answer.then
-        return self._to_response(answer, body, turn)
+        return self._to_response(wire, answer, body, turn)
 
     def _record_request(self, body: Json) -> int:
         """Record the body; return the number of earlier requests for this conversation."""
@@ -188,19 +213,17 @@ class ScriptedModel:
         message = f"the script has {len(self._script)} replies, and this is a request for turn {turn}"
         return ErrorReply(status=400, type="invalid_request_error", message=message)
 
-    def _to_response(self, reply: Reply, body: Json, turn: int) -> Response:
+    def _to_response(self, wire: Wire, reply: Reply, body: Json, turn: int) -> Response:
         message = _message(reply, body, turn)
         if not body.get("stream"):
-            return JSONResponse(message)
-        return StreamingResponse(
-            self._stream_events(reply, list(encode_stream(message))), media_type="text/event-stream"
-        )
+            return JSONResponse(wire.build(message))
+        events = list(wire.stream(message))
+        if reply.is_cut:
+            error = [wire.encode(wire.error(reply.error, "a fault of the script"))] if reply.error else []
+            events = [events[0], *error]
+        return StreamingResponse(self._stream_events(reply, events), media_type="text/event-stream")
 
     async def _stream_events(self, reply: Reply, events: list[bytes]) -> AsyncIterator[bytes]:
-        if reply.is_cut:
-            events = events[:1] + (
-                [encode_event(error_body(reply.error, "a fault of the script"))] if reply.error else []
-            )
         if not reply.seconds:
             yield b"".join(events)
             return
@@ -219,6 +242,24 @@ def _message(reply: Reply, body: Json, turn: int) -> Json:
     return build_message(reply, body, body["model"], f"toolu_{turn}")
 
 
-def _error_response(status: int, type_: str, message: str, retry_after: float | None = None) -> JSONResponse:
+async def _read_body(request: Request, wire: Wire) -> Json:
+    """Return the body in the Messages API's form. Raises ValueError."""
+    try:
+        body = await request.json()
+    except ValueError:
+        raise ValueError("the body is not JSON") from None
+    except ClientDisconnect:  # the client was killed; this answer is not read
+        raise ValueError("the body is not whole") from None
+    if not isinstance(body, dict):
+        raise ValueError("the body is not a JSON object")  # noqa: TRY004 - as any other body that is not valid
+    try:
+        return wire.read(body)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"the body lacks a field, or has one of the wrong type: {error}") from None
+
+
+def _error_response(
+    wire: Wire, status: int, type_: str, message: str, retry_after: float | None = None
+) -> JSONResponse:
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
-    return JSONResponse(error_body(type_, message), status_code=status, headers=headers)
+    return JSONResponse(wire.error(type_, message), status_code=status, headers=headers)

@@ -17,9 +17,10 @@ from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_stream
-from activities.model.anthropic import MAX_CALL_TOKENS, MessagesModel
+from activities.model.anthropic import MessagesModel
 from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
 from activities.model.port import ModelCall, ModelReply
+from activities.model.reply import MAX_CALL_TOKENS
 from activities.tools.json_schema import read_arguments
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions
@@ -545,6 +546,7 @@ def test_ordinary_arguments_are_read_as_they_were_written() -> None:
         ("request (5000 tokens) exceeds the available context size (4096 tokens)", 4096),
         ("exceed_context_size_error: n_prompt_tokens=9000, n_ctx=8192", 8192),
         ("Requested tokens (9000) exceed context window of 8192", 8192),
+        ("The input token count (32770) exceeds the maximum number of tokens allowed (32768).", 32_768),
         ("Input is too long for requested model.", None),
         ("the context length is ,,,, tokens", None),
     ],

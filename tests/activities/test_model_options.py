@@ -117,12 +117,15 @@ def test_a_wrong_setting_is_rejected_in_one_line(tmp_path: Path, toml: str, reas
         ("", "model: claude-haiku-4-5\nthinking: 4096\ntemperature: 0.5", "takes no temperature while it thinks"),
         ("", "model: claude-haiku-4-5\nthinking: 4096\ntop_p: 0.5", "thinks at a top_p of at least 0.95"),
         ("", 'model: "aws:eu.anthropic.claude-haiku-4-5-20251001-v1:0"\neffort: low', "takes no effort"),
+        ("", 'model: "gpt:m"\nthinking: off', "thinking: the Chat Completions API has no thinking setting: set effort"),
+        ("", 'model: "gpt:m"\nbetas: [a]', "betas: the Chat Completions API has no betas: leave them out"),
     ],
 )
 def test_a_setting_that_the_model_does_not_take_is_rejected_at_its_place(
     tmp_path: Path, toml: str, head: str, reason: str
 ) -> None:
     aws = '[model.providers.aws]\nkind = "bedrock"\nregion = "r"\n'
+    aws += '[model.providers.gpt]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\n'
     with pytest.raises(ProjectError) as error:
         project(tmp_path, f'[model]\ndefault = "local"\n{toml}\n{aws}', head)
     assert reason in str(error.value)
@@ -137,6 +140,18 @@ def test_a_fallback_is_asked_without_what_it_does_not_take_and_that_is_a_warning
     )
     assert "output_config" in build_options("claude-opus-5-5", its.options)
     assert "output_config" not in build_options("claude-haiku-4-5", its.options)
+
+
+def test_a_fallback_of_chat_completions_is_asked_without_thinking(tmp_path: Path) -> None:
+    gpt = '[model.providers.gpt]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    its = project(
+        tmp_path, f'[model]\ndefault = ["claude-opus-5-5", "gpt:m"]\nthinking = "adaptive"\ncache = "1h"\n{gpt}'
+    )
+    [line] = ignored_options(its)
+    assert line == (
+        "agent default: thinking is left out of requests to the fallback gpt:m: "
+        "the Chat Completions API has no thinking setting: set effort"
+    )
 
 
 def test_every_claude_model_of_the_client_and_of_the_prices_is_in_the_table() -> None:

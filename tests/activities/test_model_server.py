@@ -1,4 +1,4 @@
-"""The scripted Messages API server, asked by the real `anthropic` client."""
+"""The scripted model server, asked by the real clients."""
 
 import socket
 import threading
@@ -6,9 +6,12 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import openai
 import pytest
 from anthropic import APIStatusError, AsyncAnthropic, AuthenticationError, BadRequestError, RateLimitError
 from anthropic.types import Message, RawMessageStreamEvent
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
 
 from perdure.testkit.model_server import Reply, Script, ScriptedModel, broken_json, calls, cut, fails, says, slow
 
@@ -219,3 +222,59 @@ async def test_a_model_comes_back_at_the_port_that_it_had() -> None:
         port = int(model.base_url.rpartition(":")[2])
     with ScriptedModel([says("again")], port=port) as model:
         assert await outcome(model, HELLO) == "again"
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+# The Chat Completions API, asked by the real `openai` client.
+
+
+async def complete(model: ScriptedModel, **request: Any) -> ChatCompletion:
+    async with AsyncOpenAI(api_key="none", base_url=f"{model.base_url}/v1", max_retries=0) as client:
+        answer = await client.chat.completions.create(**{"model": "scripted", "messages": HELLO, **request})
+    assert isinstance(answer, ChatCompletion)
+    return answer
+
+
+async def test_a_script_is_the_same_on_both_apis() -> None:
+    with ScriptedModel([FETCH, says("done")]) as model:
+        (choice,) = (await complete(model)).choices
+        assert choice.message.tool_calls
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "Error: no"} for call in choice.message.tool_calls
+        ]
+        second = await complete(model, messages=[*HELLO, choice.message, *results])
+        spoken = model.requests[1]["messages"]
+    assert (choice.message.content, choice.finish_reason) == ("Frame: two pages", "tool_calls")
+    assert second.choices[0].message.content == "done"
+    assert spoken[-1] == {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": f"toolu_0_{n}", "content": "no", "is_error": True} for n in range(2)
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (7, "a list of objects is required"),
+        ([{"role": "assistant"}], "needs content or tool_calls"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], "a part of type 'audio' is not valid"),
+        ([{"role": "tool", "content": "x"}], "a message of role 'tool' is not valid"),
+        ([*HELLO, {"role": "assistant", "tool_calls": [{"id": "a"}]}], "lacks a field, or has one of the wrong type"),
+        ([*HELLO, {"role": "assistant", "tool_calls": [CALL]}], "`tool_use` ids were found without `tool_result`"),
+    ],
+)
+async def test_a_chat_that_the_api_would_refuse_is_refused(messages: Any, words: str) -> None:
+    with ScriptedModel([says("done")]) as model, pytest.raises(openai.BadRequestError, match=words):
+        await complete(model, messages=messages)
+
+
+async def test_a_fault_has_the_form_of_its_api() -> None:
+    with (
+        ScriptedModel([fails(429, retry_after=2, message="slow down")]) as model,
+        pytest.raises(openai.RateLimitError, match="slow down") as caught,
+    ):
+        await complete(model)
+    assert (caught.value.type, caught.value.response.headers["retry-after"]) == ("rate_limit_error", "2")
