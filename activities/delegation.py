@@ -2,10 +2,12 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -28,6 +30,7 @@ from contracts.run.state import RunView
 from decisions.delegation import clip_text, settle_share, whole_share_spent
 from decisions.ids import digest, run_workflow_id
 
+TOO_LONG = "delegate smaller parts, or have it write a file"
 QUERY_ATTEMPTS, QUERY_TIMEOUT = 4, timedelta(seconds=5)  # a run that cannot be replayed answers no query
 
 Handle = WorkflowHandle[Any, Any]
@@ -53,9 +56,15 @@ class Delegations:
                 return Collected(status=SubtaskStatus.failed, outcome=reason)
             names = view.artifacts if view else ()
             copied = await asyncio.to_thread(self._copy_artifacts, request, names, end.text)
+        size = len(to_json(end.result))
+        if size > request.most:
+            end = replace(
+                end, status=SubtaskStatus.failed, text=f"its result has {size:,} bytes; {TOO_LONG}", result=None
+            )
         return Collected(
             status=end.status,
             outcome=clip_text(end.text, request.most),
+            result=end.result,
             artifacts=copied,
             spent=_total_spent(view, request.share),
         )

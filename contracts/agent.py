@@ -18,6 +18,9 @@ class Agent(FrozenModel):
     files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
     the run's own, in which its follow-ups may resume work; None: it may not create follow-ups. `fuse_reads` is the
     project's setting if it is None. `search_tools` says whether its tools are searched; None: if they are many.
+
+    `input_schema` is for the `context` of a start, `output_schema` for the `result` of a run: a JSON Schema, or
+    `module:Model` until the worker imports it.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Agent(FrozenModel):
     journal: bool = True
     fuse_reads: bool | None = None
     search_tools: bool | None = None
+    input_schema: dict[str, Any] | str | None = None
+    output_schema: dict[str, Any] | str | None = None
 
 
 class ToolSchema(FrozenModel):
@@ -48,7 +53,8 @@ class Definition(FrozenModel):
     """The part of a snapshot that the model sees, stored in the run's store under its hash.
 
     `searched` are the tools that the model does not see until it searches for them. `may_delegate` is False if the run
-    is too deep in a tree; the agent then has no peers.
+    is too deep in a tree; the agent then has no peers. `output_schema` is for the `result` of `finish`; with
+    `is_schema_requested` it came with the start, not from the agent.
     """
 
     agent: str
@@ -59,6 +65,8 @@ class Definition(FrozenModel):
     tools: tuple[ToolSchema, ...]
     searched: tuple[ToolSchema, ...] = omit_default(())
     may_delegate: bool = omit_default(True)
+    output_schema: dict[str, Any] | None = omit_default(None)
+    is_schema_requested: bool = omit_default(default=False)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -83,13 +91,14 @@ class StartSnapshot(FrozenModel):
     ceiling: dict[str, Any] = omit_default({})  # the project's limits that no run exceeds
     key_id: str = omit_default("")  # as in `RunState`
     fuse_reads: bool = omit_default(default=False)  # as in `RunState`
+    is_typed: bool = omit_default(default=False)  # as in `RunState`
 
 
 class StartSnapshotRequest(FrozenModel):
     """The input of `open_run`. A cursor (`length`, `head`) names the transcript that holds the goal.
 
     `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit. `execution` is as
-    in `RunState`.
+    in `RunState`, `output_schema` as in `StartPayload`. `context` is set if it is to be checked.
     """
 
     agent: str
@@ -98,3 +107,5 @@ class StartSnapshotRequest(FrozenModel):
     depth: int = omit_default(0)
     max_depth: int | None = omit_default(None)
     execution: str = omit_default("")
+    output_schema: dict[str, Any] | None = omit_default(None)
+    context: dict[str, Any] | None = omit_default(None)

@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.models import FrozenModel, StrictModel, omit_default
+from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
+from contracts.typed_result import OutputSchema
 
 MAX_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 
@@ -27,6 +28,7 @@ class Subtask(StrictModel):
     depends_on: tuple[str, ...] = ()
     expected_output: str = Field(default="", max_length=2000)
     timeout: Duration | None = None
+    output_schema: OutputSchema | None = omit_default(None)
 
 
 class DelegateArguments(StrictModel):
@@ -83,12 +85,16 @@ class SubtaskStatus(StrEnum):
 
 
 class Collected(FrozenModel):
-    """The result of a subtask's run. `artifacts` are paths in the workspace of the delegating run."""
+    """The end of a subtask's run. `artifacts` are paths in the workspace of the delegating run.
+
+    `result` is set if the run has an output schema; with a longer one than `most` bytes, the subtask has failed.
+    """
 
     status: SubtaskStatus
     outcome: str
     artifacts: tuple[str, ...] = ()
     spent: Spent = Spent()
+    result: JsonResult = omit_default(None)
 
 
 class SubtaskState(FrozenModel):
@@ -105,6 +111,7 @@ class SubtaskState(FrozenModel):
     outcome: str = ""  # or the reason for its absence
     artifacts: tuple[str, ...] = ()
     spent: Spent = Spent()
+    result: JsonResult = omit_default(None)
 
 
 class DelegationStatus(StrEnum):

@@ -111,5 +111,7 @@ class Escalation(StrEnum):
     """An external tool sent a result for a step that the run never requested. Fix that tool."""
     wrong_tool = "wrong_tool"
     """An external tool sent a result for another tool's step. Fix that tool."""
+    result_invalid = "result_invalid"
+    """The run has an output schema, and the agent gave no result that matches it. `detail` has the errors."""
     model_declined = "model_declined"
     """The provider declined to answer (`refusal`). Reword the goal, or use another model."""

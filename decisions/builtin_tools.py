@@ -8,6 +8,7 @@ from contracts.agent import ToolSchema
 from contracts.followup import Completion
 from contracts.tool import Approval, Effect, ToolKind, ToolRoute
 from decisions.followup.kinds import KINDS
+from decisions.typed_result import add_result_parameter
 
 FINISH, REFRAME, ESCALATE, ASK_HUMAN = "finish", "reframe", "escalate", "ask_human"
 GET_JOURNAL, UPDATE_JOURNAL = "get_run_journal", "update_run_journal"
@@ -188,6 +189,10 @@ DELEGATE_SCHEMA = _tool_schema(
                     "depends_on": ["Ids of the subtasks whose results it needs, and is given."],
                     "expected_output": "What it should bring back, and in which form.",
                     "timeout": 'How long it may take, such as "10m".',
+                    "output_schema": {
+                        "type": "object",
+                        "description": "The JSON Schema of its `result`, if you need one.",
+                    },
                 },
                 "id",
                 "agent",
@@ -249,11 +254,16 @@ NOTIFY_KIND = "notify"  # not a tool: a kind of task, by which an agent sends a 
 GATED = (*FOLLOW_UP_TOOLS, DELEGATE, NOTIFY_KIND)  # may wait for an approval, as they reach beyond the run
 
 
-def builtin_schemas(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
-    """Return the built-in tools of an agent."""
+def builtin_schemas(
+    *, delegates: bool, journal: bool, follow_ups: bool, output_schema: dict[str, Any] | None = None
+) -> tuple[ToolSchema, ...]:
+    """Return the built-in tools of an agent. With an output schema, `finish` takes a result."""
     optional = ((delegates, (DELEGATE,)), (journal, JOURNAL_TOOLS), (follow_ups, FOLLOW_UP_TOOLS))
     left_out = {name for is_allowed, names in optional if not is_allowed for name in names}
-    return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
+    schemas = (schema for schema in ALL_SCHEMAS if schema.name not in left_out)
+    if output_schema is None:
+        return tuple(schemas)
+    return tuple(add_result_parameter(tool, output_schema) if tool.name == FINISH else tool for tool in schemas)
 
 
 def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]:

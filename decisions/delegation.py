@@ -308,6 +308,8 @@ def _format_upstream(done: SubtaskState, where: str, needed: Sequence[SubtaskSta
     files = "\n".join(f"- {path if path.isprintable() else json.dumps(path)}" for path in done.artifacts)
     quoted = fence_text(done.outcome, *(other.outcome for other in needed))
     section = f"## Result of {done.id} (by {done.agent})\n\n{quoted}"
+    if done.result is not None:
+        section = f"{section}\n\nAs JSON:\n{fence_text(json.dumps(done.result, ensure_ascii=False))}"
     return f"{section}\n\nFiles, in {where}:\n{files}" if files else section
 
 
@@ -347,7 +349,7 @@ def delegation_outcome(state: DelegationState) -> ToolOutcome:
 
 def _summarize_subtask(subtask: SubtaskState, limit: int = MAX_OUTCOME) -> dict[str, object]:
     summary = {"id": subtask.id, "agent": subtask.agent, "status": subtask.status.value}
-    results = {"outcome": clip_text(subtask.outcome, limit), "artifacts": subtask.artifacts}
+    results = {"outcome": clip_text(subtask.outcome, limit), "artifacts": subtask.artifacts, "result": subtask.result}
     return {**summary, **{name: value for name, value in results.items() if value}}
 
 

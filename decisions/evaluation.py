@@ -1,8 +1,10 @@
 """The checks of a run against its expectation: a line for each that fails."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from contracts.run.evaluation import Case, Expectation, Facts, Score
 from decisions.text.formatting import truncate
@@ -15,7 +17,12 @@ def failed_checks(expect: Expectation, facts: Facts) -> tuple[str, ...]:
         return (question,)
     if facts.unanswered is not None:  # it asked as expected, and was stopped there
         return tuple(_call_checks(expect, facts))
-    return (*_end_checks(expect, facts), *_call_checks(expect, facts), *_limit_checks(expect, facts))
+    return (
+        *_end_checks(expect, facts),
+        *_result_checks(expect, facts),
+        *_call_checks(expect, facts),
+        *_limit_checks(expect, facts),
+    )
 
 
 def _question_check(expect: Expectation, facts: Facts) -> str | None:
@@ -48,6 +55,28 @@ def _end_checks(expect: Expectation, facts: Facts) -> Iterator[str]:
         if not any(fnmatchcase(file, pattern) for file in facts.files):
             files = ", ".join(facts.files) or "none"
             yield f"there is no file {_shorten(pattern)}; there are: {_shorten(files)}"
+
+
+def _result_checks(expect: Expectation, facts: Facts) -> Iterator[str]:
+    for path, expected in expect.result.items():
+        if (actual := _value_at(facts.result, path)) != expected:
+            yield f"its result has {path} = {_shorten(_as_json(actual))}, not {_shorten(_as_json(expected))}"
+
+
+def _value_at(result: Any, path: str) -> Any:
+    """Return the value at a dotted path of names and list positions; None if there is none."""
+    for name in path.split("."):
+        if isinstance(result, dict):
+            result = result.get(name)
+        elif isinstance(result, list) and name.isdecimal() and int(name) < len(result):
+            result = result[int(name)]
+        else:
+            return None
+    return result
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def _call_checks(expect: Expectation, facts: Facts) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`agents/*.md`: an agent is a Markdown file with front matter, whose body is the prompt."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,17 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
 from contracts.model_settings import ModelOverrides
-from contracts.models import StrictModel
+from contracts.models import MAX_NESTING, StrictModel, nesting_depth
 from contracts.run.limits import LimitOverrides
-from contracts.strict_input import FRONT_MATTER, find_yaml_line, parse_yaml
+from contracts.strict_input import FRONT_MATTER, NESTED, find_yaml_line, parse_yaml
 from decisions import builtin_tools
 from decisions.mcp import server_of_tool
-from settings.file import LimitSettings, ModelNames
+from settings.file import LimitSettings, ModelNames, read_schema_file
 from settings.problems import (
     ProjectError,
     first_error,
     format_suggestion,
+    path_from,
     read_project_text,
 )
 from settings.tools import NATIVE_TOOLS
@@ -51,6 +53,10 @@ class _FrontMatter(ModelOverrides):
     """The agents that it may [delegate](../delegation.md) to."""
     limits: LimitOverrides = LimitOverrides()
     """The agent's [limits](#limits)."""
+    input_schema: dict[str, Any] | str | None = None
+    """The JSON Schema of a start's `context`; or the path of a JSON file with it, or `module:Model` of pydantic."""
+    output_schema: dict[str, Any] | str | None = None
+    """The JSON Schema of the [result](../results.md), or a path or model as above."""
     mailbox: bool = False
     """`true` for an agent outside that [exchanges files](../mailbox.md); it takes only name and description."""
 
@@ -144,6 +150,23 @@ def _split_front_matter(path: Path) -> tuple[str, str]:
     return f"\n{parts[1] or ''}", text[parts.end() :]
 
 
+def _read_schema(path: Path, setting: str, written: dict[str, Any] | str | None) -> dict[str, Any] | str | None:
+    """Return the schema, read from its file if it is a path. A `module:Model` is for the worker to import."""
+    place = place_in(path, setting)
+    if isinstance(written, dict) and nesting_depth(written) > MAX_NESTING:
+        raise ProjectError(f"{place}: {NESTED}")
+    if not isinstance(written, str):
+        return written
+    if written.endswith(".json"):
+        schema = read_schema_file(path.parent.parent / path_from(written), place)
+        if not isinstance(schema, dict):
+            raise ProjectError(f"{place}: {written} holds no JSON Schema")
+        return schema
+    if re.fullmatch(r"[\w.]+:\w+", written):
+        return written
+    raise ProjectError(f"{place}: expected a JSON Schema, the path of a .json file, or module:Model")
+
+
 def _read_agent(path: Path) -> Agent:
     """Read an agent file. The body is the system prompt."""
     front, body = _split_front_matter(path)
@@ -154,9 +177,11 @@ def _read_agent(path: Path) -> Agent:
         raise ProjectError(f"{place_in(path, *setting)}: {expected}") from None
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
+    schemas = {name: _read_schema(path, name, getattr(head, name)) for name in ("input_schema", "output_schema")}
     return Agent.model_validate(
         {
             **dict(head),
+            **schemas,
             "name": head.name or path.stem,
             "model": next(iter(head.model), None),
             "fallbacks": head.model[1:],

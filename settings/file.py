@@ -275,12 +275,16 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     for name, tool in tools.items() if isinstance(tools, dict) else ():
         schema = tool.get("input_schema") if isinstance(tool, dict) else None
         if isinstance(schema, str):
-            path = folder / path_from(schema)
-            try:
-                tool["input_schema"] = parse_strict_json(read_project_text(path), MAX_NESTING)
-            except JsonError as error:
-                raise ProjectError(f"{path} (input_schema of tool {name}): {error}") from None
+            tool["input_schema"] = read_schema_file(folder / path_from(schema), f"input_schema of tool {name}")
     return tables
+
+
+def read_schema_file(path: Path, use: str) -> Any:
+    """Return the JSON in a file, for the `use` that the message of an error names. Raises ProjectError."""
+    try:
+        return parse_strict_json(read_project_text(path), MAX_NESTING)
+    except JsonError as error:
+        raise ProjectError(f"{path} ({use}): {error}") from None
 
 
 def place_of(path: Path, setting: Sequence[str]) -> str:

@@ -120,7 +120,9 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
                 "AgentRun",
                 BeginEvent(
                     type="agentic.begin",
-                    payload=StartPayload(goal=goal, agent=subtask.agent, limits=limits),
+                    payload=StartPayload(
+                        goal=goal, agent=subtask.agent, limits=limits, output_schema=subtask.output_schema
+                    ),
                     assignment=assignment,
                     sender=DELEGATION,
                 ),

@@ -24,12 +24,12 @@ from activities.storage.workspace import Workspace
 from activities.telemetry.metrics import record_facts
 from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace
 from activities.temporal import own_run_id, own_workflow_id
-from activities.tools.json_schema import SchemaValidator
+from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from contracts.agent import Definition
 from contracts.failures import Stop
 from contracts.run.compaction import ContextFull
 from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
-from decisions.builtin_tools import unwrap_use
+from decisions.builtin_tools import FINISH, unwrap_use
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
@@ -80,13 +80,14 @@ class Turns:
             conversation = await self._transcripts.read_current(request.length, request.head)
             record_facts(model=definition.model)
             shown = conversation.model_view()
+            is_typed_end = request.is_closing and definition.output_schema is not None
             call = ModelCall(
                 definition=definition,
                 messages=shown.messages,
                 digest=shown.digest,
                 brief=shown.brief,
-                force=request.force,
-                is_closing=request.is_closing,
+                force=FINISH if is_typed_end else request.force,
+                is_closing=request.is_closing and not is_typed_end,
                 on_text=lambda text: coming.update(text=text),
                 on_held=lambda reason: coming.update(held=reason),
                 caller=f"{own_workflow_id()}/{activity.info().activity_id}",
@@ -108,6 +109,7 @@ class Turns:
         report_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
         turn = redact_turn(self._to_turn(reply, definition, perf_counter() - started), self._project.secrets)
+        turn = turn.model_copy(update={"invalid_results": find_invalid_results(turn, definition)})
         self._transcripts.feed_reply(own_workflow_id(), reply_part(turn))
         line = _trace_line(request.turn, phase, turn)
         if self._project.record_thinking and (text := join_thinking(turn.content)):
@@ -204,6 +206,28 @@ def _read_written_use(block: dict[str, Any], schemas: Mapping[str, dict[str, Any
         return block
     arguments = SchemaValidator(schemas[inner["name"]]).read_written_values(inner["input"])
     return {**block, "input": {**block["input"], "arguments": arguments}}
+
+
+def find_invalid_results(turn: ModelTurn, definition: Definition) -> dict[str, str]:
+    """Return the errors of each `finish` whose result does not match the output schema, by the id of its tool use."""
+    if definition.output_schema is None:
+        return {}
+    validator = SchemaValidator(definition.output_schema)
+    uses = (unwrap_use(block) for block in turn.content if block.get("type") == "tool_use")
+    finishes = (use for use in uses if use["name"] == FINISH)
+    errors = {
+        block["id"]: _result_errors(block["input"], validator) for block in finishes if block["id"] not in turn.broken
+    }
+    return {tool_use_id: text for tool_use_id, text in errors.items() if text}
+
+
+def _result_errors(arguments: Any, validator: SchemaValidator) -> str:
+    if not isinstance(arguments, dict) or "result" not in arguments:
+        return "`result` is required"
+    try:
+        return "; ".join(validator.find_errors(arguments["result"]))
+    except SchemaNotApplicableError as error:
+        return f"the schema cannot be applied: {error}"
 
 
 def front_tokens(definition: Definition) -> int:

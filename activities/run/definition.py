@@ -6,13 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import unified_diff
+from typing import Any
 
 from temporalio.exceptions import ApplicationError
 
 from activities.project import Project
 from activities.storage.store import Store, must_have_hash
-from contracts.agent import Agent, Definition, ToolSchema
+from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator, find_schema_error
+from contracts.agent import Agent, Definition, StartSnapshotRequest, ToolSchema
 from contracts.failures import RunFailure, Stop
+from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolKind
 from decisions import builtin_tools
 from decisions.ids import digest
@@ -37,11 +40,39 @@ def agent_of(project: Project, name: str) -> Agent:
     return agent
 
 
-def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
-    """Build the definition from the current project, with or without peers."""
+def must_be_valid_start(agent: Agent, request: StartSnapshotRequest) -> None:
+    """Raise ApplicationError `InvalidInput` if the requested output schema, or the context, is not valid."""
+    if request.output_schema is not None and (reason := find_schema_error(request.output_schema)):
+        raise _invalid_start(f"payload.output_schema: not a JSON Schema: {reason}")
+    if isinstance(agent.input_schema, dict) and request.context is not None:
+        given = {name: value for name, value in request.context.items() if name not in LimitOverrides.model_fields}
+        try:
+            errors = SchemaValidator(agent.input_schema).find_errors(given)
+        except SchemaNotApplicableError as error:
+            errors = [f"the schema cannot be applied: {error}"]
+        if errors:
+            raise _invalid_start(f"payload.context does not match input_schema of {agent.name}: {'; '.join(errors)}")
+
+
+def _invalid_start(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.invalid_input, non_retryable=True)
+
+
+def build_definition(
+    project: Project, agent: Agent, requested_schema: dict[str, Any] | None = None, *, may_delegate: bool
+) -> Definition:
+    """Build the definition from the current project, with or without peers.
+
+    The `requested_schema` of the result is used in place of the agent's.
+    """
+    agents_schema = agent.output_schema if isinstance(agent.output_schema, dict) else None
+    output_schema = requested_schema or agents_schema
     delegates = may_delegate and bool(agent.peers)
     own = builtin_tools.builtin_schemas(
-        delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None
+        delegates=delegates,
+        journal=agent.journal,
+        follow_ups=agent.follow_ups is not None,
+        output_schema=output_schema,
     )
     instructions = project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
     loaded, searched = split_tools(project, agent)
@@ -56,6 +87,8 @@ def build_definition(project: Project, agent: Agent, *, may_delegate: bool) -> D
         tools=(*own, *_search_schemas(searched), *loaded),
         searched=searched,
         may_delegate=may_delegate,
+        output_schema=output_schema,
+        is_schema_requested=requested_schema is not None,
     )
 
 
@@ -130,7 +163,8 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     are code, not part of the project, and the run keeps its copy.
     """
     agent = project.agents.get(old.agent)
-    new = build_definition(project, agent, may_delegate=old.may_delegate) if agent else None
+    requested = old.output_schema if old.is_schema_requested else None
+    new = build_definition(project, agent, requested, may_delegate=old.may_delegate) if agent else None
     ref = definition_ref(new) if new else ""
     if ref == refused or (new and definition_ref(_project_part(new)) == definition_ref(_project_part(old))):
         return
@@ -161,5 +195,7 @@ def _diff_lines(definition: Definition) -> list[str]:
     tools = {t.name: t.model_dump(exclude={"name"}) for t in (*definition.tools, *definition.searched)}
     options = [f"{name}: {json.dumps(value)}" for name, value in definition.options.model_dump(mode="json").items()]
     head = [f"model: {', '.join(definition.models)}", *options]
+    if definition.output_schema is not None:
+        head.append(f"output_schema: {json.dumps(definition.output_schema, sort_keys=True, ensure_ascii=False)}")
     lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]
     return [*head, *lines, *definition.system.splitlines()]

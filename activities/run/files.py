@@ -12,7 +12,7 @@ from activities.conversation import write_turn
 from activities.effects.attempts import heartbeating
 from activities.model.transcript_cache import TranscriptCache, digest_of_record, write_segment
 from activities.project import Project
-from activities.run.definition import agent_of, build_definition, write_definition
+from activities.run.definition import agent_of, build_definition, must_be_valid_start, write_definition
 from activities.storage.store import find_key_id
 from activities.storage.workspace import Workspace
 from activities.telemetry import trace
@@ -36,17 +36,19 @@ class RunFiles:
     async def open_run(self, request: StartSnapshotRequest) -> StartSnapshot:
         """Take the run's snapshot of its agent, and create its workspace.
 
-        Raises ApplicationError `UnknownAgent`, not retryable.
+        Raises ApplicationError `UnknownAgent`, or `InvalidInput` if the start's context or output schema is not valid.
         """
         async with heartbeating(own_run_id):
             agent = agent_of(self._project, request.agent)
+            must_be_valid_start(agent, request)
             workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
             goal = goal_of((await self._read_conversation(request.length, request.head)).parts)
             ceiling = values_set_in(self._project.ceiling)
             limits = apply_ceiling(merge_limits(agent.limits, self._project.limits), ceiling)
             requested = {} if request.max_depth is None else {"max_depth": request.max_depth}
             deepest = apply_ceiling(apply_requested(limits, requested), ceiling).max_depth
-            definition = build_definition(self._project, agent, may_delegate=request.depth < deepest)
+            may_delegate = request.depth < deepest
+            definition = build_definition(self._project, agent, request.output_schema, may_delegate=may_delegate)
             key_id = await asyncio.to_thread(find_key_id, store, workspace, own_run_id(), request.execution)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(write_definition, store, definition)
@@ -69,6 +71,7 @@ class RunFiles:
             answer_keys=dict(self._project.answer_keys),
             ceiling=ceiling,
             key_id=key_id,
+            is_typed=definition.output_schema is not None,
             fuse_reads=self._project.fuse_reads if agent.fuse_reads is None else agent.fuse_reads,
         )
 

@@ -39,6 +39,11 @@ class RunEnd:
         return event_text(self.event) if self.event else self.message
 
     @property
+    def result(self) -> Any:
+        """The result by the output schema, if the run has one and completed."""
+        return self.event["payload"].get("result") if self.event else None
+
+    @property
     def turn_end(self) -> Ended:
         return Ended(end=TurnEnd(self.status), said=self.text)
 
@@ -51,6 +56,7 @@ class SubtaskOutcome:
     text: str
     fault: str | None = None
     artifacts: tuple[str, ...] = ()
+    result: Any = None
 
 
 async def read_run_end(run: WorkflowHandle[Any, Any]) -> RunEnd:
@@ -104,7 +110,9 @@ async def wait_for_outcome(run: WorkflowHandle[Any, Any]) -> SubtaskOutcome | No
         payload = end.event["payload"]
         partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
         fault = None if status is SubtaskStatus.done else "Escalated"
-        return SubtaskOutcome(status, f"{partly}{end.text}", fault, tuple(map(str, payload.get("artifacts", ()))))
+        return SubtaskOutcome(
+            status, f"{partly}{end.text}", fault, tuple(map(str, payload.get("artifacts", ()))), end.result
+        )
     if cut_short := BY_TEMPORAL.get(end.kind):
         return SubtaskOutcome(cut_short, end.text, cut_short)
     if end.status is RunStatus.cancelled:

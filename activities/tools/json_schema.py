@@ -7,7 +7,9 @@ step into a schema checks the clock.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from time import thread_time
 from typing import Any
 
@@ -22,6 +24,7 @@ from contracts.models import MAX_NESTING, NESTING_MARGIN, nesting_depth, replace
 from contracts.strict_input import parse_strict_json
 
 _TYPE_KEYWORDS = ("type", "anyOf", "oneOf")  # the keywords that restrict the type of a value
+MAX_LISTED_ERRORS = 10
 MAX_CPU_SECONDS = 1.0  # seconds of CPU time for the arguments of a call; `regex` counts the time of the whole process
 
 _until: ContextVar[float] = ContextVar("_until")
@@ -66,15 +69,14 @@ class SchemaValidator:
 
     def find_error(self, arguments: dict[str, Any]) -> str | None:
         """Return the worst error, if any, as one line: `path: message`. Raises SchemaNotApplicableError."""
-        _until.set(thread_time() + MAX_CPU_SECONDS)
-        try:
+        with _bounded_check():
             wrong = best_match(self._validator.iter_errors(arguments))
-        except (RecursionError, Unresolvable, regex.error, TimeoutError) as error:
-            # A reference without end or target, an invalid pattern, or no time left.
-            raise SchemaNotApplicableError(str(error).partition("\n")[0][:200] or type(error).__name__) from None
-        if wrong is None:
-            return None
-        return f"{'/'.join(str(part) for part in wrong.absolute_path) or 'arguments'}: {wrong.message[:500]}"
+        return None if wrong is None else _format_error(wrong, "arguments")
+
+    def find_errors(self, value: Any, limit: int = MAX_LISTED_ERRORS) -> list[str]:
+        """Return the errors as lines `path: message`, at most `limit`. Raises SchemaNotApplicableError."""
+        with _bounded_check():
+            return [_format_error(error, "value") for error in islice(self._validator.iter_errors(value), limit)]
 
     def read_written_values(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with objects and lists parsed where a text holds their JSON.
@@ -104,6 +106,21 @@ class SchemaValidator:
             return None
         expected = self._validator.evolve(schema={wrong.validator: wrong.validator_value})
         return value if isinstance(value, dict | list) and expected.is_valid(value) else None
+
+
+@contextmanager
+def _bounded_check() -> Iterator[None]:
+    """Bound the time of a check. Raises SchemaNotApplicableError."""
+    _until.set(thread_time() + MAX_CPU_SECONDS)
+    try:
+        yield
+    except (RecursionError, Unresolvable, regex.error, TimeoutError) as error:
+        # A reference without end or target, an invalid pattern, or no time left.
+        raise SchemaNotApplicableError(str(error).partition("\n")[0][:200] or type(error).__name__) from None
+
+
+def _format_error(error: ValidationError, whole: str) -> str:
+    return f"{'/'.join(str(part) for part in error.absolute_path) or whole}: {error.message[:500]}"
 
 
 def _holds_written_value(value: Any) -> bool:

@@ -149,19 +149,24 @@ _UNNAMED = (
 
 def load_function(target: str) -> Callable[..., Any]:
     """Import the function that "package.module:function" names. Raises BadTargetError."""
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise BadTargetError(f'{target!r}: expected "package.module:function"')
-    try:
-        with in_tool():
-            function = getattr(importlib.import_module(module_name), name)
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        raise BadTargetError(f"{target}: {type(error).__name__}: {error}") from error
+    function = load_target(target)
     if not callable(function):
         raise BadTargetError(f"{target} is not a function")
     if inspect.isasyncgenfunction(function):
         raise BadTargetError(f"{target} is an async generator: return a list instead")
     return function  # type: ignore[no-any-return]  # narrowed by callable()
+
+
+def load_target(target: str) -> Any:
+    """Import what "package.module:name" names. Raises BadTargetError."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise BadTargetError(f'{target!r}: expected "package.module:function"')
+    try:
+        with in_tool():
+            return getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise BadTargetError(f"{target}: {type(error).__name__}: {error}") from error
 
 
 def _read_parameters(function: Callable[..., Any], target: str) -> Mapping[str, inspect.Parameter]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from contracts.conversation import Id
-from contracts.models import FrozenModel, StrictModel
+from contracts.models import FrozenModel, JsonResult, StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.run.state import RunStatus
 
@@ -22,16 +22,18 @@ Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 class Expectation(StrictModel):
     """The conditions that a run must meet at its end. Only `status` has a default; unset fields are not checked.
 
-    `contains`, `not_contains` and `matches` (a regular expression) apply to the run's final text. `artifact` names
-    files of its folder, by path or pattern. `calls` are tools that were called at least once, `never_calls` tools that
-    the model did not even try to call. `asks` requires a question to a person that contains this text (true: any), and
-    `answer` lists the answers in order; without `answer`, the first question ends the run.
+    `contains`, `not_contains` and `matches` (a regular expression) apply to the run's final text. `result` has values
+    of its typed result by path, such as `order.items.0.sku`. `artifact` names files of its folder, by path or pattern.
+    `calls` are tools that were called at least once, `never_calls` tools that the model did not even try to call.
+    `asks` requires a question to a person that contains this text (true: any), and `answer` lists the answers in
+    order; without `answer`, the first question ends the run.
     """
 
     status: Literal["completed", "escalated", "failed", "timed_out", "cancelled"] = RunStatus.completed.value
     contains: Texts = ()
     not_contains: Texts = ()
     matches: Texts = ()
+    result: dict[str, JsonResult] = Field(default_factory=dict)
     artifact: Texts = ()
     calls: Texts = ()
     never_calls: Texts = ()
@@ -71,6 +73,7 @@ class Facts(FrozenModel):
 
     status: str
     text: str = ""
+    result: JsonResult = None
     asked: tuple[str, ...] = ()
     unanswered: str | None = None  # the question without an answer, at which the run was cancelled
     files: tuple[str, ...] = ()

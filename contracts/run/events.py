@@ -11,6 +11,7 @@ from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
 from contracts.run.limits import Context, LimitOverrides
 from contracts.sender import Sender
 from contracts.tool import ToolError
+from contracts.typed_result import OutputSchema
 
 
 class StartPayload(StrictModel):
@@ -26,6 +27,8 @@ class StartPayload(StrictModel):
     """Shown as `ConversationId`. It opens no lane; submit a request for that."""
     limits: LimitOverrides = LimitOverrides()
     """Limits of this run."""
+    output_schema: OutputSchema | None = omit_default(None)
+    """The JSON Schema of the run's `result`, in place of the agent's."""
 
     @field_validator("goal")
     @classmethod
@@ -164,6 +167,8 @@ class CompletedPayload(FrozenModel):
     """Deliverables, relative to the workspace of the run."""
     partial: bool = omit_default(False)
     """`true` if delivered at the soft limit, else left out."""
+    result: JsonResult = omit_default(None)
+    """The result by the run's output schema, if it has one."""
 
 
 class CompletedEvent(FrozenModel):

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from contracts.conversation import Choice, Headers, SteerRequest
 from contracts.delegation import Assignment, Share, Spent
-from contracts.models import FrozenModel, StrictModel, omit_default
+from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
 from contracts.run.compaction import Recoveries
 from contracts.run.journal import Journal
 from contracts.run.limits import Limits
@@ -75,6 +75,7 @@ class Ending(FrozenModel):
     text: str  # the outcome, or the detail of an escalation or failure
     reason: str = ""  # `Escalation` or `RunFailure`
     is_partial: bool = False  # the outcome was delivered because time was used up
+    result: JsonResult = omit_default(None)  # by the output schema
 
 
 class ForcedTool(FrozenModel):
@@ -117,6 +118,9 @@ class RunState(FrozenModel):
     definition: str = ""
     workspace: str = ""
     tools: ToolTable = ()
+    output_schema: dict[str, Any] | None = omit_default(None)  # requested by the start
+    is_typed: bool = omit_default(default=False)  # it has an output schema, and completes only with a `result`
+    invalid_results: int = omit_default(0)  # replies that would end a typed run without a valid `result`
     fuse_reads: bool = omit_default(default=False)  # a turn of reads and the next model call are one activity
     peers: tuple[str, ...] = omit_default(())
     mailboxes: tuple[str, ...] = omit_default(())  # peers that live outside
@@ -274,6 +278,7 @@ class RunView(FrozenModel):
     )  # public keys by id; only answers signed with one of them are accepted
     delegated: Spent | None = omit_default(None)  # the usage of its subtasks, not included above
     follow_ups: int = omit_default(0)  # created follow-ups
+    result: JsonResult = omit_default(None)  # of a completed run with an output schema
 
 
 class TurnClose(FrozenModel):

@@ -3,6 +3,8 @@
 from datetime import timedelta
 from typing import Any
 
+from pydantic import Field
+
 from contracts.duration import Duration
 from contracts.models import FrozenModel, SparseModel, omit_default
 
@@ -71,7 +73,8 @@ class ModelTurn(SparseModel):
 
     `passed_over` are the models before it in the agent's list. `stop_reason` is the API's. `broken` names the tool
     uses whose arguments were not valid JSON; their `input` is empty. `repeated` names the tool uses that came with an
-    already used id, by their new ids. `cost_usd` is None if the model's price is not known.
+    already used id, by their new ids. `invalid_results` has the errors of each `finish` whose `result` does not match
+    the output schema, by the id of its tool use. `cost_usd` is None if the model's price is not known.
     """
 
     content: list[dict[str, Any]]
@@ -83,3 +86,4 @@ class ModelTurn(SparseModel):
     broken: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     passed_over: tuple[SkippedModel, ...] = ()
+    invalid_results: dict[str, str] = Field(default_factory=dict)

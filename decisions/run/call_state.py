@@ -130,7 +130,8 @@ def _finish_run(state: RunState, call: Call, outcome: str) -> RunState:
     if not outcome.strip():
         error = error_outcome(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
         return settle_call(state, call, error)
-    state = complete_run(state, outcome.strip(), artifacts_in(call.arguments))
+    result = call.arguments.get("result") if state.is_typed else None
+    state = complete_run(state, outcome.strip(), artifacts_in(call.arguments), result=result)
     return settle_call(state, call, ToolOutcome(result="finished"))
 
 

@@ -180,6 +180,16 @@ LAST_TURN = (
 )
 
 
+LAST_TYPED_TURN = (
+    "The time for this run is used up. This is its last turn: call `finish`, with the best result that the work so far "
+    "allows. No other tool can be called."
+)
+
+
+def final_turn_note(state: RunState) -> str:
+    return LAST_TYPED_TURN if state.is_typed else LAST_TURN
+
+
 def start_final_turn(state: RunState) -> RunState:
     """Make the next turn the last one (B6)."""
     return state.model_copy(update={"is_closing": True, "forced": None})

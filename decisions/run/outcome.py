@@ -6,7 +6,7 @@ from typing import Any
 from contracts.failures import Escalation
 from contracts.run.compaction import ContextFull
 from contracts.run.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
-from contracts.run.state import Ending, RunState, RunStatus
+from contracts.run.state import Call, Ending, RunState, RunStatus
 from decisions.run.limits import escalation_ending
 
 
@@ -23,6 +23,7 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
                 steps_taken=state.step,
                 artifacts=state.artifacts,
                 partial=state.ending.is_partial,
+                result=state.ending.result,
             )
         )
     return EscalatedEvent(
@@ -71,10 +72,12 @@ def parse_handoff(text: str) -> dict[str, str]:
     return {name.lower(): value for name, _, value in lines}
 
 
-def complete_run(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
+def complete_run(
+    state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False, result: Any = None
+) -> RunState:
     """Complete the run. `artifacts` are those that the agent names, in addition to those that its calls wrote."""
     all_artifacts = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
-    ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
+    ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial, result=result)
     return state.model_copy(update={"ending": ending, "artifacts": all_artifacts})
 
 
@@ -91,10 +94,30 @@ def escalate_overflow(state: RunState, full: ContextFull) -> RunState:
     return escalate_run(state, Escalation.context, detail)
 
 
-def complete_out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
-    """Complete with a partial outcome: the agent's text, or else what is known of its work."""
+MAX_INVALID_RESULTS = 3  # of a typed run, before it escalates
+
+
+def count_invalid_result(state: RunState, errors: str) -> RunState:
+    """Count a reply that would end a typed run without a valid result. Too many escalate the run."""
+    state = state.model_copy(update={"invalid_results": state.invalid_results + 1})
+    if state.invalid_results < MAX_INVALID_RESULTS:
+        return state
+    detail = f"{state.invalid_results} results did not match the output schema; the errors of the last one: {errors}"
+    return escalate_run(state, Escalation.result_invalid, detail)
+
+
+def complete_out_of_time(
+    state: RunState, outcome: str = "", artifacts: tuple[str, ...] = (), finish: Call | None = None
+) -> RunState:
+    """Complete with a partial outcome: the agent's text, or else what is known of its work.
+
+    A typed run needs the result of `finish`; without it, the run escalates.
+    """
+    if state.is_typed and finish is None:
+        return escalate_run(state, Escalation.result_invalid, "the time was used up before there was a valid result")
+    result = finish.arguments.get("result") if state.is_typed and finish else None
     reached = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
-    return complete_run(state, outcome or reached, artifacts, is_partial=True)
+    return complete_run(state, outcome or reached, artifacts, is_partial=True, result=result)
 
 
 def end_run(state: RunState, ending: Ending) -> RunState:

@@ -20,12 +20,13 @@ from decisions.ids import call_digest
 from decisions.run.call_state import OUTSIDE, artifacts_in
 from decisions.run.journal import JOURNAL_EXCERPT, frame_journal, parse_framing
 from decisions.run.limits import is_out_of_steps
-from decisions.run.outcome import complete_out_of_time, complete_run, escalate_run
+from decisions.run.outcome import complete_out_of_time, complete_run, count_invalid_result, escalate_run
 from decisions.run.transcript import PAGE_BYTES, join_text_blocks
 
 MAX_LISTED_TOOLS = 60  # in the error of an unknown tool
 MIN_SIMILARITY = 0.5  # of a name that an error suggests: the share of equal pairs of letters
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
+NO_RESULT = f"This run ends with `{FINISH}` and its `result`, not with text: call it now."
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of an incomplete reply
 
 
@@ -56,6 +57,8 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     if not calls:
         return _take_text(state, turn, text)
     state = _read_text(state, text)
+    if turn.invalid_results:
+        state = count_invalid_result(state, " ".join(turn.invalid_results.values()))
     is_over_budget = is_out_of_steps(state, state.step) and any(_asks_for_a_step(call) for call in calls)
     if is_over_budget and state.forced is None:
         detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
@@ -73,6 +76,9 @@ def _take_text(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
         return _take_unusable(state, keep=bool(text), note=note)
     if not text:
         return _take_unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
+    if state.is_typed:
+        state = count_invalid_result(_read_text(state, text), "there was only text")
+        return TurnTaken(state.model_copy(update={"forced": ForcedTool(tool=FINISH)}), note=NO_RESULT)
     return TurnTaken(complete_run(_read_text(state, text), text, ()))
 
 
@@ -86,10 +92,11 @@ def _keep_forced(state: RunState, calls: tuple[Call, ...]) -> ForcedTool | None:
 
 def _take_last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
     """Take the reply as the outcome, whatever it says. No tool can be called any more, except `finish`."""
-    finish = next((c for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), None)
+    endings = (call for call in calls if call.tool == FINISH and call.outcome is None)
+    finish = next((call for call in endings if isinstance(call.arguments.get("outcome"), str)), None)
     arguments = finish.arguments if finish else {}
     refused = error_outcome(ToolFault.budget, "the time of this run is used up")
-    state = complete_out_of_time(state, arguments.get("outcome", "").strip() or text, artifacts_in(arguments))
+    state = complete_out_of_time(state, arguments.get("outcome", "").strip() or text, artifacts_in(arguments), finish)
     outcomes = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
     calls = tuple(
         call if call.outcome else call.model_copy(update={"step": None, "outcome": outcomes[call.tool_use_id]})
@@ -205,6 +212,9 @@ def _reject_call(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolR
     elif name == CALL_TOOL:
         usage = f'{CALL_TOOL} takes {{"name": the name of another tool, "arguments": the arguments of that tool}}'
         outcome = error_outcome(ToolFault.invalid_arguments, usage)
+    elif block["id"] in turn.invalid_results:
+        errors = turn.invalid_results[block["id"]]
+        outcome = error_outcome(ToolFault.invalid_arguments, f"the result does not match its schema: {errors}")
     elif not isinstance(block.get("input"), dict):
         outcome = error_outcome(ToolFault.invalid_arguments, "the arguments must be a JSON object")
     else:

@@ -71,6 +71,7 @@ def resume_state(origin: RunState, run_id: str, execution: str, now: datetime) -
         "pending": (),
         "ending": None,
         "unusable_replies": 0,
+        "invalid_results": 0,
         "active_ms": 0,
         "is_closing": False,
         "recent": (),

@@ -28,7 +28,7 @@ def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
         name: getattr(snapshot, name)
         for name in (
             *("agent", "model", "definition", "tools", "workspace"),
-            *("peers", "mailboxes", "sessions", "fuse_reads"),
+            *("peers", "mailboxes", "sessions", "fuse_reads", "is_typed"),
         )
     }
     changes |= {

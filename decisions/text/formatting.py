@@ -241,6 +241,7 @@ def state_view(state: RunState) -> RunView:
         "active_seconds": state.active_ms / 1000,
         "origin": state.inherited[-1].run_id if state.inherited else None,
         "parent": state.assignment.by if state.assignment else None,
+        "result": state.ending.result if state.ending else None,
         "delegated": None if state.delegated == Spent() else state.delegated,
     }
     shared = {name: getattr(state, name) for name in RunView.model_fields if name in RunState.model_fields}

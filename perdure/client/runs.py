@@ -22,6 +22,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.followup import topic
 from activities.run.outcome import RunEnd, read_run_end
 from activities.temporal import QueryCache, await_update
+from activities.tools.json_schema import find_schema_error
 from contracts.followup import FollowUpState
 from contracts.models import escape_unprintable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
@@ -73,7 +74,7 @@ async def start_or_get_run(
 
     Only the handle of a new run has a `first_execution_run_id`. Raises RejectedError, TemporalUnavailableError.
     """
-    check_start_size(event)
+    check_start(event)
     return await _start_workflow(
         client, task_queue, event, run_id_for_start(event) if run_id is None else run_id, event.payload.goal
     )
@@ -91,8 +92,10 @@ async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def check_start_size(event: StartEvent) -> None:
-    """Raises StartTooLargeError if the server would reject the start for its size."""
+def check_start(event: StartEvent) -> None:
+    """Raises StartTooLargeError if the server would reject the start for its size, RejectedError for a bad schema."""
+    if event.payload.output_schema is not None and (reason := find_schema_error(event.payload.output_schema)):
+        raise RejectedError(f"payload.output_schema: not a JSON Schema: {reason}")
     if reason := start_rejection([goal_part(event.payload.goal, event.payload.context)]):
         raise StartTooLargeError(reason)
 

@@ -34,7 +34,7 @@ from contracts.sender import SCHEDULE
 from decisions import cron, ids
 from decisions.text.formatting import escape_markdown, truncate
 from perdure.client.errors import RejectedError, TemporalUnavailableError, to_unavailable_error
-from perdure.client.runs import check_start_size
+from perdure.client.runs import check_start
 
 SCHEDULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # A start that was missed for longer, with the server down, is skipped.
@@ -113,7 +113,7 @@ async def add_schedule(client: Client, task_queue: str, spec: NewSchedule) -> Sc
     if not SCHEDULE_NAME.fullmatch(spec.name):
         name = truncate(spec.name, 110)
         raise RejectedError(f"{name!r} is not a valid schedule name: use up to 100 letters, digits, - _ and .")
-    check_start_size(spec.event)
+    check_start(spec.event)
     spec = spec.with_time_zone()
     start = ScheduleActionStartWorkflow(
         "AgentRun",

@@ -1,13 +1,15 @@
 """Builds a `Project` from its settings: agents, tools, models, limits, stores and outbox."""
 
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.resources import files
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import PydanticUserError, TypeAdapter
 
 from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
 from activities.model.options import find_unusable, find_unusable_in_chat
@@ -21,7 +23,7 @@ from activities.tools.files import ListFiles, ReadFile, WriteFile
 from activities.tools.http import NO_HEADERS, HttpTool
 from activities.tools.interface import Tool
 from activities.tools.json_schema import find_schema_error
-from activities.tools.python import BadTargetError, PythonTool
+from activities.tools.python import BadTargetError, PythonTool, load_target
 from activities.tools.queue import QueueTool
 from activities.tools.signal import SignalTool
 from contracts.agent import Agent, ToolSchema
@@ -60,7 +62,7 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
             _check_tool(tools[name], settings)
     tools.update(mcp.tools)
     project = Project(
-        agents=mcp.agents,
+        agents=_with_schemas(mcp.agents, settings),
         tools=tools,
         model=settings.model,
         fallbacks=settings.fallbacks,
@@ -128,6 +130,43 @@ def _check_search(project: Project) -> None:
         if not agent.mailbox and split_tools(project, agent)[1]:
             reason = "its tools are searched, and the SQLite of this Python has no FTS5"
             raise ProjectError(f"agent {agent.name}: {reason}: use another Python, or set search_tools: false")
+
+
+def _with_schemas(agents: Mapping[str, Agent], settings: Settings) -> dict[str, Agent]:
+    """Return the agents with checked schemas, those of pydantic models included. Raises ProjectError."""
+    return {name: _with_agent_schemas(agent, settings) for name, agent in agents.items()}
+
+
+def _with_agent_schemas(agent: Agent, settings: Settings) -> Agent:
+    schemas = dict[str, Any]()
+    for setting in ("input_schema", "output_schema"):
+        written = getattr(agent, setting)
+        if written is None:
+            continue
+        try:
+            schemas[setting] = _import_schema(written, settings) if isinstance(written, str) else written
+            reason = find_schema_error(schemas[setting])
+        except BadTargetError as error:
+            reason = str(error)
+        if reason:
+            raise ProjectError(f"{settings.roster.at(agent.name, setting, '')}: {reason}")
+    return agent.model_copy(update=schemas)
+
+
+def _import_schema(target: str, settings: Settings) -> dict[str, Any]:
+    """Return the schema of a pydantic model, or of any type that pydantic knows. Raises BadTargetError."""
+    _make_importable(settings)
+    model = load_target(target)
+    try:
+        return TypeAdapter(model).json_schema()
+    except (PydanticUserError, NameError) as error:
+        raise BadTargetError(f"{target} has no JSON Schema: {error}") from None
+
+
+def _make_importable(settings: Settings) -> None:
+    folder = str(settings.folder)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last, so that a user's module never shadows one of Perdure's
 
 
 def _claude_priced(settings: Settings) -> frozenset[str]:
@@ -213,9 +252,7 @@ def _create_tool(
     headers = settings.headers.get(f"tools.{name}", NO_HEADERS)
     match described:
         case PythonToolSettings():
-            folder = str(settings.folder)
-            if folder not in sys.path:
-                sys.path.append(folder)  # last, so that a user's module never shadows one of Perdure's
+            _make_importable(settings)
             try:
                 return PythonTool(route, described.target, described.description)
             except BadTargetError as error:

@@ -125,6 +125,8 @@ def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventL
         outcome = end.event["payload"]["outcome"]
         if outcome != shown or width is None:
             yield _format_block(outcome, width)
+        if end.result is not None:
+            yield _format_block(json.dumps(end.result, ensure_ascii=False, indent=2), width)
     elif end.event:
         payload = end.event["payload"]
         yield format_line(f"  [yellow]{escape(payload['reason'])}[/]: ", payload["detail"])

@@ -1,5 +1,6 @@
 """Runs, follow-ups and tools as text for the terminal and as rows for JSON."""
 
+import json
 import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -263,6 +264,10 @@ def _print_end(console: Console, end: RunEnd, files: Path) -> None:
     payload = end.event["payload"] if end.event else {}
     if end.event:
         console.print(f"  ended    {escape(event_text(end.event))}")
+        if end.result is not None:
+            console.print(
+                f"  result   {escape(render_visible(json.dumps(end.result, ensure_ascii=False)))}", soft_wrap=True
+            )
     elif end.message:
         console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
     if end.handoff:

@@ -98,7 +98,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
                 case loop.FinalTurn():
                     events.emit_event(run, "agent.exhaustion.soft_limit", **formatting.run_figures(run.state))
                     run.state = loop.start_final_turn(run.state)
-                    run.transcript.append(note_part(loop.LAST_TURN))
+                    run.transcript.append(note_part(loop.final_turn_note(run.state)))
                 case loop.Rotate():
                     await self._archive_and_rotate(run)
                 case loop.End(ending):

@@ -63,6 +63,7 @@ def _begin_new_run(event: BeginEvent) -> RunContext:
         "assignment": event.assignment,
         "share": event.share,
         "choices": event.choices,
+        "output_schema": payload.output_schema,
     }
     parts = [brief_part(event.brief)] if event.brief else []
     parts.append(goal_part(payload.goal, payload.context))
@@ -165,6 +166,12 @@ def _continue_conversation(run: RunContext, joined: Joined) -> None:
         run.transcript.append(part)
 
 
+def _has_own_context(run: RunContext) -> bool:
+    """Return whether the context is the caller's own, to be checked: those of turns and subtasks are Perdure's."""
+    state = run.state
+    return not (state.definition or state.is_turn or state.assignment)
+
+
 async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
     """Take over the agent's definition from the project; only the one that a person was `shown`, if given."""
     request = StartSnapshotRequest(
@@ -174,6 +181,8 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
         depth=run.state.assignment.depth if run.state.assignment else 0,
         max_depth=run.state.requested.get("max_depth"),
         execution=run.state.execution,
+        output_schema=run.state.output_schema,
+        context=run.state.context if _has_own_context(run) else None,
     )
     try:
         opening = await run.execute_locally(RunFiles.open_run, request, "read agent, tools and limits")

@@ -205,6 +205,7 @@ class Evaluation:
         return Facts(
             status=end.status,
             text=event_text(end.event) if end.event else end.message,
+            result=end.result,
             asked=tuple(asked),
             unanswered=unanswered,
             files=await asyncio.to_thread(self._list_files, run_id, payload.get("artifacts", ())),

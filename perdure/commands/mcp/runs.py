@@ -63,7 +63,10 @@ class PendingQuestion(BaseModel):
 
 
 class RunStateResult(BaseModel):
-    """A run as it is now. `outcome` and `artifacts` (in `folder`) are there at its end, `failure` where it failed."""
+    """A run as it is now. At its end it has an `outcome` and `artifacts` (in `folder`), or a `failure`.
+
+    `result` is by its output schema, if it has one.
+    """
 
     run_id: str
     status: str
@@ -78,6 +81,7 @@ class RunStateResult(BaseModel):
     question: PendingQuestion | None = None
     cost_usd: float | None = None
     outcome: str = ""
+    result: Any = None
     failure: str = ""
     folder: str = ""
     artifacts: tuple[str, ...] = ()
@@ -240,6 +244,7 @@ class RunTools:
             "status": end.status,
             "question": None,
             "outcome": payload.get("outcome", ""),
+            "result": end.result,
             "failure": escalated or f"{end.kind}: {end.message}".strip(": "),
             "artifacts": tuple(payload.get("artifacts", result.artifacts)),
         }
