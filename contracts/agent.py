@@ -18,6 +18,7 @@ class Agent(FrozenModel):
     files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
     the run's own, in which its follow-ups may resume work; None: it may not create follow-ups. `fuse_reads` is the
     project's setting if it is None. `search_tools` says whether its tools are searched; None: if they are many.
+    `server_tools` are as in `ModelOptions`.
 
     `input_schema` is for the `context` of a start, `output_schema` for the `result` of a run: a JSON Schema, or
     `module:Model` until the worker imports it.
@@ -39,6 +40,7 @@ class Agent(FrozenModel):
     search_tools: bool | None = None
     input_schema: dict[str, Any] | str | None = None
     output_schema: dict[str, Any] | str | None = None
+    server_tools: tuple[dict[str, Any], ...] = ()
 
 
 class ToolSchema(FrozenModel):

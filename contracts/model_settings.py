@@ -92,7 +92,7 @@ class ModelOptions(FrozenModel):
     """The options of a request, apart from its conversation. None: the server's default.
 
     `thinking` is "off", "adaptive", or a budget in tokens. `extra` is merged into the body of the request, and never
-    replaces what Perdure sets itself.
+    replaces what Perdure sets itself. `server_tools` are tools that the provider runs, as the request has them.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -104,6 +104,7 @@ class ModelOptions(FrozenModel):
     betas: tuple[str, ...] = omit_default(())
     headers: dict[str, str] = omit_default({})
     extra: dict[str, Any] = omit_default({})
+    server_tools: tuple[dict[str, Any], ...] = omit_default(())
 
     @property
     def is_thinking(self) -> bool:

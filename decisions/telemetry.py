@@ -83,7 +83,7 @@ def count_tool_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
 def count_tokens(model: str, usage: Usage) -> tuple[Count, ...]:
     return tuple(
         Count(TOKENS, {"model": model, "direction": direction}, tokens)
-        for direction, tokens in usage.model_dump(exclude={"is_estimated"}).items()
+        for direction, tokens in usage.model_dump(exclude={"is_estimated", "searches"}).items()
         if tokens
     )
 

@@ -52,6 +52,9 @@ __all__ = ["REHEARSAL", "Deployment", "ProjectError", "Settings", "load_settings
 DEFAULT_MODEL = "claude-sonnet-5-5"
 REHEARSAL = "rehearsal"
 
+# The kinds of providers that run them, from the Claude Platform Docs of November 2026.
+SERVER_TOOL_KINDS = {"web_search": ("messages", "vertex"), "code_execution": ("messages",)}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -97,7 +100,10 @@ class Settings:
 
     def check_models(self) -> None:
         """Raise ProjectError if a model in use has neither a key nor an address. For workers: clients have no key."""
-        if self.is_rehearsal or self.api_key or self.base_url:
+        if self.is_rehearsal:
+            return
+        self._check_server_tools()
+        if self.api_key or self.base_url:
             return
         named = [("model", name) for name in (self.model, *self.fallbacks, self.file.model.summary) if name]
         for agent in self.agents.values():
@@ -110,6 +116,24 @@ class Settings:
                 server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
                 rehearsal = f"PERDURE_MODEL={REHEARSAL} answers by rule"
                 raise ProjectError(f"{place} {name} needs {server}{own}; {rehearsal}")
+
+    def _check_server_tools(self) -> None:
+        """Raise ProjectError if a model of an agent is at a provider that does not have its server tools."""
+        providers = self.file.model.providers
+        for agent in self.agents.values():
+            models = (agent.model, *agent.fallbacks) if agent.model else (self.model, *self.fallbacks)
+            kinds = {
+                name: providers[provider].kind
+                for name in models
+                if (provider := provider_of(name, providers)[0]) in providers
+            }
+            for tool in agent.server_tools:
+                for model, kind in kinds.items():
+                    if kind not in SERVER_TOOL_KINDS[tool["name"]]:
+                        place = self.roster.at(agent.name, "server_tools", tool["name"])
+                        raise ProjectError(
+                            f"{place}: {model} is at a provider of kind {kind}, which does not have {tool['name']}"
+                        )
 
     def check_headers(self) -> None:
         """Raise ProjectError if the variable of a header is not set. For workers, which send headers."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -32,6 +32,44 @@ class _FollowUps(StrictModel):
     """Other conversations in which its follow-ups may resume work; `x-*` matches a prefix."""
 
 
+Domains = Annotated[tuple[Annotated[str, Field(pattern=r"^[^\s:/]+\.[^\s:]+$")], ...], Field(min_length=1)]
+
+
+class _WebSearch(StrictModel):
+    type: Literal["web_search_20250305", "web_search_20260209", "web_search_20260318"] = "web_search_20250305"
+    """The version of the tool."""
+    max_uses: int | None = Field(default=None, ge=1)
+    """The searches of one model call."""
+    allowed_domains: Domains | None = None
+    """The only domains in the results, such as `example.com` or `example.com/docs`."""
+    blocked_domains: Domains | None = None
+    """Domains that are never in the results."""
+
+    @model_validator(mode="after")
+    def _check_domains(self) -> Self:
+        if self.allowed_domains and self.blocked_domains:
+            raise ValueError("takes allowed_domains or blocked_domains, not both")
+        return self
+
+
+class _CodeExecution(StrictModel):
+    type: Literal["code_execution_20250825", "code_execution_20260120", "code_execution_20260521"] = (
+        "code_execution_20250825"
+    )
+    """The version of the tool."""
+
+
+class _ServerTools(StrictModel):
+    web_search: _WebSearch | None = None
+    """Searches the web."""
+    code_execution: _CodeExecution | None = None
+    """Runs programs in a container of the provider."""
+
+    def to_request(self) -> tuple[dict[str, Any], ...]:
+        """Return the tools as a request lists them."""
+        return tuple({"name": name, **tool.model_dump(mode="json", exclude_none=True)} for name, tool in self if tool)
+
+
 class _FrontMatter(ModelOverrides):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     """The agent's name; by default the file's name without `.md`."""
@@ -41,6 +79,8 @@ class _FrontMatter(ModelOverrides):
     """A model, or a list to try in order, in place of the project's."""
     tools: tuple[str, ...] = NATIVE_TOOLS
     """The allow-list. `server__*` allows all tools of an MCP server; built-in tools are always allowed."""
+    server_tools: _ServerTools = _ServerTools()
+    """[Tools of the provider](../models.md#server-tools): a list, or a table with their settings."""
     journal: bool = True
     """The tools of the run journal."""
     fuse_reads: bool | None = None
@@ -69,6 +109,21 @@ class _FrontMatter(ModelOverrides):
         if not isinstance(value, dict):
             raise ValueError("expected {}, or {sessions: [...]} with the conversations that they may resume in")  # noqa: TRY004
         return value
+
+    @field_validator("server_tools", mode="before")
+    @classmethod
+    def _accept_list(cls, value: Any) -> Any:
+        """Accept a list of names, and a name without settings."""
+        named = dict.fromkeys(value) if isinstance(value, list) and all(isinstance(n, str) for n in value) else value
+        if not isinstance(named, dict):
+            raise ValueError("expected a list of web_search and code_execution, or a table with their settings")  # noqa: TRY004
+        return {name: {} if tool is None else tool for name, tool in named.items()}
+
+    @model_validator(mode="after")
+    def _check_server_tools(self) -> Self:
+        if clash := next((tool["name"] for tool in self.server_tools.to_request() if tool["name"] in self.tools), None):
+            raise ValueError(f"{clash} is a tool of the project and a server tool: remove one of them")
+        return self
 
     @model_validator(mode="after")
     def _check_mailbox(self) -> Self:
@@ -189,6 +244,7 @@ def _read_agent(path: Path) -> Agent:
             "options": {name: getattr(head, name) for name in ModelOverrides.model_fields},
             "peers": tuple(dict.fromkeys(head.peers)),
             "prompt": body,
+            "server_tools": head.server_tools.to_request(),
             "follow_ups": tuple(dict.fromkeys(head.follow_ups.sessions)) if head.follow_ups else None,
         }
     )

@@ -157,10 +157,65 @@ def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
         (f"{LOCAL}requests_per_minute = 0\n", "", "model.providers.local.requests_per_minute"),
         (f'{LOCAL}api_key_env = "not a name"\n', "", "model.providers.local.api_key_env"),
         (f'{LOCAL}api_key = "sk-1"\n', "", "model.providers.local.api_key: no such setting"),
+        ("", "server_tools: web_search", "server_tools: expected a list of web_search and code_execution, or a table"),
+        ("", "server_tools: [web_serch]", "line 2: server_tools.web_serch: no such setting"),
+        ("", "server_tools: {web_search: {max_uses: 0}}", "server_tools.web_search.max_uses"),
+        ("", "server_tools: {web_search: {type: web_search_1}}", "server_tools.web_search.type"),
+        (
+            "",
+            'server_tools: {web_search: {allowed_domains: ["https://a.b"]}}',
+            "server_tools.web_search.allowed_domains",
+        ),
+        (
+            "",
+            "server_tools: {web_search: {allowed_domains: [a.b], blocked_domains: [c.d]}}",
+            "takes allowed_domains or blocked_domains, not both",
+        ),
+        (
+            "",
+            "tools: [web_search]\nserver_tools: [web_search]",
+            "web_search is a tool of the project and a server tool: remove one of them",
+        ),
     ],
 )
 def test_wrong_model_settings_are_rejected_in_one_line(tmp_path: Path, toml: str, agent: str, words: str) -> None:
     assert words in rejection_line(tmp_path, toml, head=agent or None)
+
+
+def test_server_tools_are_sent_as_the_agent_lists_them(tmp_path: Path) -> None:
+    head = "server_tools: {code_execution: , web_search: {max_uses: 3, allowed_domains: [a.example/docs]}}"
+    domains = {"allowed_domains": ["a.example/docs"]}
+    search = {"name": "web_search", "type": "web_search_20250305", "max_uses": 3, **domains}
+    code = {"name": "code_execution", "type": "code_execution_20250825"}
+    agent = load_project(tmp_path, head=head).agent("a")
+    assert agent.server_tools == (search, code)
+    settings = load_project(tmp_path, head="server_tools: [code_execution]")
+    plain = build_definition(project(settings), settings.agent("a"), may_delegate=False)
+    assert plain.options.server_tools == (code,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool", "is_there"),
+    [
+        ("bedrock", "web_search", False),
+        ("bedrock", "code_execution", False),
+        ("vertex", "web_search", True),
+        ("vertex", "code_execution", False),
+    ],
+)
+def test_a_provider_without_a_server_tool_is_rejected_when_a_worker_starts(
+    tmp_path: Path, kind: str, tool: str, is_there: bool
+) -> None:
+    toml = f'[model]\ndefault = ["m", "x:m"]\n[model.providers.x]\nkind = "{kind}"\nregion = "r"\n'
+    toml += 'project = "p"\n' if kind == "vertex" else ""
+    settings = load_project(tmp_path, toml, head=f"server_tools: [{tool}]", ANTHROPIC_API_KEY=KEY)
+    if is_there:
+        settings.check_models()
+        return
+    with pytest.raises(ProjectError) as error:
+        settings.check_models()
+    words = f"server_tools: x:m is at a provider of kind {kind}, which does not have {tool}"
+    assert str(error.value).endswith(f"a.md, line 2: {words}")
 
 
 ADDRESSES = {

@@ -133,6 +133,18 @@ def test_thinking_that_the_provider_does_not_show_has_no_line(content: list[dict
     assert not any("thought" in str(line) for line in event_lines.format_event(reply, 100))
 
 
+def test_a_reply_names_the_searches_of_the_provider_and_what_it_cites() -> None:
+    citation = {"type": "web_search_result_location", "url": "https://a.example/[x]"}
+    content = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "agents"}},
+        {"type": "text", "text": "They last.", "citations": [citation, citation]},
+    ]
+    reply = ModelTurn(content=content, model="m", usage=Usage(input=1, output=2, searches=2), cost_usd=0.02)
+    lines = [str(line) for line in event_lines.format_event(ModelReplied("reflect", 2, reply), None)]
+    assert "1 → 2 tokens, 2 web searches · USD 0.0200" in lines[0]
+    assert lines[1:] == ["  ⌕ web_search agents", "  cites https://a.example/[x]"]
+
+
 def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:
     seen = StringIO()
     RunScreen(Console(file=seen, width=120)).show_end(RunEnd(RunStatus.cancelled, kind="Terminated", message="by eva"))
@@ -248,6 +260,7 @@ def test_the_end_has_the_totals(file: type[StringIO]) -> None:
         usage=Usage(input=100, cache_read=300, output=10),
         duration_ms=900,
         cost_usd=0.0123,
+        pieces=3,
     )
     call = ToolCall(step=1, tool="note", tool_use_id="u", arguments={})
     screen.show_event(RunStarted("go"), start)
@@ -255,7 +268,7 @@ def test_the_end_has_the_totals(file: type[StringIO]) -> None:
     screen.show_event(ToolCallFinished(call, ToolOutcome(result="x", duration_ms=1500)), start + timedelta(seconds=75))
     screen.show_end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
     said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
-    assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m" in said
+    assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m · 3 pieces" in said
     assert "✓ note  step 1 · 1.5 s" in said
     assert "■ completed  1 step · 1 turn · 400 (75% cached) → 10 tokens · USD 0.0123 · 1:15 min" in said
     assert "[done]" in said

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import Any
@@ -28,17 +28,20 @@ TYPE_OF_STATUS = {
 class DemoReply:
     """A model's text and tool calls. A call's input is a dict, or a string that is streamed unchanged.
 
-    Without a `stop_reason` it is `tool_use` if a tool is called, else `end_turn`.
+    `blocks` are other blocks, before both, and `usage` has figures beside the tokens. Without a `stop_reason` it is
+    `tool_use` if a tool is called, else `end_turn`.
     """
 
     text: str = ""
     calls: tuple[tuple[str, Json | str], ...] = ()
     stop_reason: str | None = None
+    blocks: tuple[Json, ...] = ()
+    usage: Json = field(default_factory=dict)
 
 
 def build_message(reply: DemoReply, body: Json, model: str, tool_use: str) -> Json:
     """Return the message that answers the request. `tool_use` is the start of the ids of its calls."""
-    content: list[Json] = [{"type": "text", "text": reply.text}] if reply.text else []
+    content = [*reply.blocks, *([{"type": "text", "text": reply.text}] if reply.text else [])]
     content += [
         {"type": "tool_use", "id": f"{tool_use}_{number}", "name": name, "input": arguments}
         for number, (name, arguments) in enumerate(reply.calls)
@@ -56,6 +59,7 @@ def build_message(reply: DemoReply, body: Json, model: str, tool_use: str) -> Js
             "output_tokens": estimate_tokens(content),
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
+            **reply.usage,
         },
     }
 
@@ -100,8 +104,10 @@ def _block_events(block: Json, piece: int) -> tuple[Json, list[Json]]:
     match block["type"]:
         case "text":
             deltas = [{"type": "text_delta", "text": part} for part in _split_pieces(block["text"], piece)]
-            return {**block, "text": ""}, deltas
-        case "tool_use":
+            cited = block.get("citations", [])
+            deltas += [{"type": "citations_delta", "citation": citation} for citation in cited]
+            return {**block, "text": "", **({"citations": []} if cited else {})}, deltas
+        case "tool_use" | "server_tool_use":
             raw = block["input"] if isinstance(block["input"], str) else json.dumps(block["input"])
             parts = ["", *_split_pieces(raw, piece)]  # the real stream opens with an empty piece
             return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]

@@ -22,7 +22,7 @@ from activities.model.options import build_options, can_force_tools
 from activities.model.plain_answer import is_document, read_body
 from activities.model.port import ModelCall, ModelReply
 from activities.model.reply import ReplyBuilder, call_leniently, expecting_api
-from decisions.run.transcript import THINKING_TYPES
+from decisions.run.transcript import is_thought
 
 _STREAM_ERRORS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
 
@@ -82,11 +82,11 @@ async def _read_reply(
 def relax_request(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
     """Return the request without the rejected part, if that part is optional."""
     about = refusal.message.lower()
-    thinks = any(_is_thought(block) for message in request["messages"] for block in message["content"])
+    thinks = any(is_thought(block) for message in request["messages"] for block in message["content"])
     if "tool_choice" in request and ("tool_choice" in about or ("thinking" in about and "signature" not in about)):
         return {name: value for name, value in request.items() if name != "tool_choice"}
     if thinks and ("thinking" in about or "signature" in about):
-        return {**request, "messages": _drop_blocks(request["messages"], _is_thought)}
+        return {**request, "messages": _drop_blocks(request["messages"], is_thought)}
     return None
 
 
@@ -94,10 +94,6 @@ def _drop_blocks(messages: list[dict[str, Any]], drops: Callable[[dict[str, Any]
     """Return the messages without such blocks. The API rejects empty messages, and accepts a repeated role."""
     rest = [{**row, "content": [block for block in row["content"] if not drops(block)]} for row in messages]
     return [message for message in rest if message["content"]]
-
-
-def _is_thought(block: dict[str, Any]) -> bool:
-    return block.get("type") in THINKING_TYPES
 
 
 def _is_unsigned(block: dict[str, Any]) -> bool:
@@ -114,7 +110,7 @@ def build_request(call: ModelCall) -> dict[str, Any]:
     definition = call.definition
     last = call.messages[-1]
     marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
-    if _is_thought(last["content"][-1]):
+    if is_thought(last["content"][-1]):
         marked = last
     system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in call.front]
     system[-1] |= mark
@@ -124,8 +120,8 @@ def build_request(call: ModelCall) -> dict[str, Any]:
         "system": system,
         "messages": [*call.messages[:-1], marked],
     }
-    if definition.tools:
-        request["tools"] = [tool.model_dump() for tool in definition.tools]
+    if tools := [*(tool.model_dump() for tool in definition.tools), *definition.options.server_tools]:
+        request["tools"] = tools
         if call.is_closing:
             request["tool_choice"] = {"type": "none"}
         elif call.force is not None and can_force_tools(definition.model, definition.options):

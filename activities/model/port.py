@@ -44,7 +44,8 @@ class ModelReply:
     """A reply. `broken` lists tool uses whose arguments were not valid JSON, `repeated` those with a reused id.
 
     `asked` is the project's name of the model that answered; "" is the definition's own model. `waited` is the seconds
-    that the call was held back before it was made.
+    that the call was held back before it was made. `pieces` counts the calls that it took. If it `is_too_large`, its
+    end was cut off because history cannot hold it.
     """
 
     content: list[dict[str, Any]]
@@ -56,6 +57,9 @@ class ModelReply:
     asked: str = ""
     waited: float = 0.0
     passed_over: tuple[SkippedModel, ...] = ()
+    cost_usd: float | None = None
+    pieces: int = 1
+    is_too_large: bool = False
 
 
 class Model(Protocol):

@@ -66,8 +66,11 @@ CHEAP_MODEL = "claude-haiku-5-5"
 DEFAULT_WINDOW = 200_000  # every Claude model has at least this; `[model] window` sets it for other models
 
 
+SEARCH_PRICE = 10 / 1000  # USD for a web search of the provider; "Pricing" in the Claude Platform Docs, November 2026
+
+
 def call_cost(usage: Usage, price: Price | None) -> float | None:
-    """Return the USD of one call, if the price is known."""
+    """Return the USD of one call with its web searches, if the price is known."""
     if price is None:
         return None
     prompt = usage.input + usage.cache_read + usage.cache_write
@@ -78,7 +81,7 @@ def call_cost(usage: Usage, price: Price | None) -> float | None:
         + usage.output * price.output
         + usage.cache_read * price.cache_read
         + usage.cache_write * price.cache_write
-    ) / 1e6
+    ) / 1e6 + usage.searches * SEARCH_PRICE
 
 
 def claude_window(model: str) -> int:

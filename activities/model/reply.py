@@ -155,7 +155,10 @@ class ReplyBuilder:
         numbers = {
             name: figures[key] for name, key in _USAGE_FIELDS.items() if isinstance(figures.get(key), int | float)
         }
-        known = self.usage.model_dump()
+        by_server = figures.get("server_tool_use")
+        if isinstance(by_server, dict) and isinstance(searches := by_server.get("web_search_requests"), int):
+            numbers["searches"] = searches
+        known = dict(self.usage)
         larger = {name: int(min(max(number, known[name]), MAX_CALL_TOKENS)) for name, number in numbers.items()}
         self.usage = self.usage.model_copy(update=larger)
 
@@ -232,8 +235,10 @@ def fit_to_history(reply: ModelReply) -> ModelReply:
             content.append({**block, "input": {}})
             broken.append(block["id"])
             left -= len(to_json(content[-1]))
-    stop_reason = "max_tokens" if is_cut and not broken else reply.stop_reason
-    return replace(reply, content=content, broken=tuple(broken), stop_reason=stop_reason) if is_cut else reply
+    if not is_cut:
+        return reply
+    stop_reason = reply.stop_reason if broken else "max_tokens"
+    return replace(reply, content=content, broken=tuple(broken), stop_reason=stop_reason, is_too_large=True)
 
 
 def _truncate_json_text(text: str, limit: int) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from temporalio import activity
@@ -12,6 +12,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
+from activities.model.pieces import can_continue, continuation_call, join_replies, read_pieces, save_pieces
 from activities.model.port import Model, ModelCall, ModelReply
 from activities.model.prices import call_cost
 from activities.model.rate_limit import RateLimitedError
@@ -33,7 +34,14 @@ from decisions.builtin_tools import FINISH, unwrap_use
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
-from decisions.run.transcript import THINKING_TYPES, join_text_blocks, join_thinking, reply_part
+from decisions.run.transcript import (
+    THINKING_TYPES,
+    cited_urls,
+    join_text_blocks,
+    join_thinking,
+    reply_part,
+    server_calls,
+)
 from decisions.text.formatting import call_line, truncate
 
 PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each retry: rate limits and overload pass within minutes
@@ -102,13 +110,12 @@ class Turns:
             if is_over_threshold(full, conversation.transcript.parts) and not request.unchecked:
                 return full
             started = perf_counter()
-            reply = await self._ask_model(call, full, attempt)
+            reply = await self._ask_until_whole(call, full, attempt, request)
         if isinstance(reply, ContextFull):
             return reply
-        reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
         report_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
-        turn = redact_turn(self._to_turn(reply, definition, perf_counter() - started), self._project.secrets)
+        turn = redact_turn(_to_turn(reply, perf_counter() - started), self._project.secrets)
         turn = turn.model_copy(update={"invalid_results": find_invalid_results(turn, definition)})
         self._transcripts.feed_reply(own_workflow_id(), reply_part(turn))
         line = _trace_line(request.turn, phase, turn)
@@ -117,22 +124,40 @@ class Turns:
         write_trace(workspace, line)
         return turn
 
-    def _to_turn(self, reply: ModelReply, definition: Definition, seconds: float) -> ModelTurn:
-        return ModelTurn(
-            content=reply.content,
-            stop_reason=reply.stop_reason,
-            model=reply.model,
-            usage=reply.usage,
-            duration_ms=round((seconds - reply.waited) * 1000),
-            cost_usd=call_cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
-            broken=reply.broken,
-            repeated=reply.repeated,
-            passed_over=reply.passed_over,
-        )
+    async def _ask_until_whole(
+        self, call: ModelCall, full: ContextFull, attempt: Attempt, request: TurnRequest
+    ) -> ModelReply | ContextFull:
+        """Return the reply, joined from its pieces if the length limit cuts it off.
+
+        If the provider rejects the call for the rest, the reply stays cut off.
+        """
+        store, began, stored = self._project.stores.of(own_run_id()), monotonic(), None
+        if activity.info().attempt > 1 or request.interrupted:
+            stored = await asyncio.to_thread(read_pieces, store, request)
+        reply = stored or await self._ask_model(call, full, attempt)
+        while isinstance(reply, ModelReply) and can_continue(reply, request):
+            with ignore_disk_errors("the pieces of a reply"):
+                await asyncio.to_thread(save_pieces, store, request, reply, self._project.secrets)
+            limit = None if call.limit is None else max(call.limit - (monotonic() - began), 1.0)
+            longer = full.model_copy(update={"tokens": full.tokens + estimate_content(reply.content)})
+            try:
+                rest = await self._ask_model(replace(continuation_call(call, reply), limit=limit), longer, attempt)
+            except ApplicationError as failure:
+                if not failure.non_retryable:
+                    raise
+                activity.logger.warning("the rest of a reply could not be asked for: %s", failure)
+                return reply
+            if isinstance(rest, ContextFull):
+                return reply
+            reply = join_replies(reply, rest)
+        return reply
 
     async def _ask_model(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
         try:
-            return await self._model.reply(call)
+            reply = await self._model.reply(call)
+            usage = complete_usage(reply.usage, full.tokens, reply.content)
+            price = self._project.price_of(reply.asked or call.definition.model)
+            return replace(reply, usage=usage, cost_usd=call_cost(usage, price))
         except ApplicationError as failure:
             if isinstance(failure, RateLimitedError):
                 record_facts(held=True)
@@ -159,6 +184,21 @@ class Turns:
             definition = await read_definition(self._project.stores.of(own_run_id()), ref)
             self._definitions[ref] = definition, front_tokens(definition)
         return self._definitions[ref]
+
+
+def _to_turn(reply: ModelReply, seconds: float) -> ModelTurn:
+    return ModelTurn(
+        content=reply.content,
+        stop_reason=reply.stop_reason,
+        model=reply.model,
+        usage=reply.usage,
+        duration_ms=round((seconds - reply.waited) * 1000),
+        cost_usd=reply.cost_usd,
+        broken=reply.broken,
+        repeated=reply.repeated,
+        passed_over=reply.passed_over,
+        pieces=reply.pieces,
+    )
 
 
 def _time_left(attempt: Attempt) -> float | None:
@@ -274,4 +314,11 @@ def _trace_line(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:
         "model": turn.model,
         "usage": turn.usage.model_dump(),
         "ms": turn.duration_ms,
+        **({"pieces": turn.pieces} if turn.pieces > 1 else {}),
+        **_server_tool_facts(turn),
     }
+
+
+def _server_tool_facts(turn: ModelTurn) -> dict[str, Any]:
+    uses = [call_line(block["name"], block["input"]) for block in server_calls(turn.content)]
+    return {"server_tools": uses, "cites": cited_urls(turn.content)} if uses else {}

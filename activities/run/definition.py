@@ -82,7 +82,7 @@ def build_definition(
         agent=agent.name,
         model=model,
         fallbacks=tuple(fallbacks),
-        options=project.options.override(agent.options),
+        options=project.options.override(agent.options).model_copy(update={"server_tools": agent.server_tools}),
         system="\n\n".join(text.strip() for text in prompts if text.strip()),
         tools=(*own, *_search_schemas(searched), *loaded),
         searched=searched,
@@ -195,6 +195,7 @@ def _diff_lines(definition: Definition) -> list[str]:
     tools = {t.name: t.model_dump(exclude={"name"}) for t in (*definition.tools, *definition.searched)}
     options = [f"{name}: {json.dumps(value)}" for name, value in definition.options.model_dump(mode="json").items()]
     head = [f"model: {', '.join(definition.models)}", *options]
+    head += [f"server tool {json.dumps(tool, sort_keys=True)}" for tool in definition.options.server_tools]
     if definition.output_schema is not None:
         head.append(f"output_schema: {json.dumps(definition.output_schema, sort_keys=True, ensure_ascii=False)}")
     lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from contracts.agent import Definition
-from contracts.models import FrozenModel
+from contracts.models import FrozenModel, omit_default
 from contracts.run.state import RunView
 from contracts.run.transcript import Part
 from contracts.run.turn import Usage
@@ -38,6 +38,8 @@ class ExportedTurn(FrozenModel):
     usage: Usage = Usage()
     cost_usd: float | None = None  # None: no known price, or no reply
     duration_ms: int = 0
+    cites: tuple[str, ...] = omit_default(())  # addresses, by the provider's web search
+    pieces: int = omit_default(1)  # model calls; more than one if the length limit cut the reply off
     definition: str = ""
     failure: str | None = None
 

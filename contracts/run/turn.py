@@ -14,13 +14,15 @@ TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the c
 class Usage(FrozenModel):
     """Tokens as counted by the provider. `input` excludes tokens written to or read from the cache.
 
-    `is_estimated`: some figures are our estimates, because the provider reported none.
+    `searches` are the provider's web searches, which it charges apart. `is_estimated`: some figures are our estimates,
+    because the provider reported none.
     """
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    searches: int = omit_default(0)
     is_estimated: bool = omit_default(default=False)
 
     @property
@@ -33,6 +35,7 @@ class Usage(FrozenModel):
             output=self.output + other.output,
             cache_read=self.cache_read + other.cache_read,
             cache_write=self.cache_write + other.cache_write,
+            searches=self.searches + other.searches,
             is_estimated=self.is_estimated or other.is_estimated,
         )
 
@@ -44,7 +47,7 @@ class TurnRequest(SparseModel):
     is the hash of a newer definition that a person rejected. The reply must call the tool `force`; with `is_closing`
     it may call none. `window` is the model's, if the provider reported it; `unchecked` skips the check against it.
     `told` are events for the trace. `turn_timeout` bounds the silence of the model's server; the activity's own
-    timeout bounds the whole turn.
+    timeout bounds the whole turn. `tokens_left` and `usd_left` are what the budgets allow, if there are any.
     """
 
     turn: int
@@ -59,6 +62,8 @@ class TurnRequest(SparseModel):
     unchecked: bool = False
     turn_timeout: Duration = timedelta(seconds=120)
     told: tuple[dict[str, Any], ...] = ()
+    tokens_left: int | None = None
+    usd_left: float | None = None
 
 
 class SkippedModel(FrozenModel):
@@ -74,7 +79,8 @@ class ModelTurn(SparseModel):
     `passed_over` are the models before it in the agent's list. `stop_reason` is the API's. `broken` names the tool
     uses whose arguments were not valid JSON; their `input` is empty. `repeated` names the tool uses that came with an
     already used id, by their new ids. `invalid_results` has the errors of each `finish` whose `result` does not match
-    the output schema, by the id of its tool use. `cost_usd` is None if the model's price is not known.
+    the output schema, by the id of its tool use. `cost_usd` is None if the model's price is not known. `pieces` counts
+    the model calls: more than one if the length limit cut the reply off and the rest was asked for.
     """
 
     content: list[dict[str, Any]]
@@ -87,3 +93,4 @@ class ModelTurn(SparseModel):
     repeated: tuple[str, ...] = ()
     passed_over: tuple[SkippedModel, ...] = ()
     invalid_results: dict[str, str] = Field(default_factory=dict)
+    pieces: int = 1

@@ -299,7 +299,7 @@ def _reply_entries(part: Part, limit: int) -> Iterator[str]:
     if text := join_text_blocks(part.content):
         yield format_entry("agent", text=_shorten_text(text, limit))
     for block in map(unwrap_use, part.content):
-        if block.get("type") == "tool_use":
+        if block.get("type") in ("tool_use", "server_tool_use"):
             arguments = _shorten_text(to_json(block["input"]).decode(), limit // 4)
             yield format_entry("agent", calls=block["name"], arguments=arguments)
 
@@ -318,7 +318,8 @@ def estimate_request(parts: Sequence[Part], messages: Sequence[ApiMessage], fron
         then = _estimate_all(messages_of(parts[:last], [], 0), front)
         return round(_estimate_all(messages, front) * min(max(counted / then, MIN_RATIO), 1.0))
     output = parts[last].about["usage"]["output"]
-    return int(counted + output + sum(estimate_content(part.content) for part in parts[last + 1 :]))
+    tokens = int(counted + output + sum(estimate_content(part.content) for part in parts[last + 1 :]))
+    return min(tokens, _estimate_all(messages, front)) if _counts_repeatedly(parts[last]) else tokens
 
 
 def is_over_threshold(full: ContextFull, parts: Sequence[Part]) -> bool:
@@ -330,6 +331,11 @@ def is_over_threshold(full: ContextFull, parts: Sequence[Part]) -> bool:
     at = _latest_summary(visible_parts(parts))
     is_fresh = at is not None and not any(part.kind is PartKind.reply for part in parts[at:])
     return full.tokens > (1.0 if is_fresh else COMPACT_AT) * full.window
+
+
+def _counts_repeatedly(reply: Part) -> bool:
+    """Return whether the usage may count the conversation several times: of several calls, or between server tools."""
+    return "pieces" in reply.about or any(block.get("type") == "server_tool_use" for block in reply.content)
 
 
 def _counted_prompt(reply: Part) -> int:

@@ -159,5 +159,16 @@ def budget_ending(state: RunState) -> Ending | None:
     return None
 
 
+def budgets_left(state: RunState) -> dict[str, Any]:
+    """Return the tokens and the USD that the next turn may use, if there is a budget of them."""
+    limits, used = state.limits, total_spent(state)
+    left: dict[str, Any] = {}
+    if limits.budget_tokens is not None:
+        left["tokens_left"] = limits.budget_tokens - used.tokens
+    if limits.budget_usd is not None and used.usd is not None:
+        left["usd_left"] = limits.budget_usd - used.usd
+    return left
+
+
 def escalation_ending(reason: Escalation, detail: str) -> Ending:
     return Ending(status=RunStatus.escalated, text=detail, reason=reason)

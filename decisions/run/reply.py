@@ -21,7 +21,7 @@ from decisions.run.call_state import OUTSIDE, artifacts_in
 from decisions.run.journal import JOURNAL_EXCERPT, frame_journal, parse_framing
 from decisions.run.limits import is_out_of_steps
 from decisions.run.outcome import complete_out_of_time, complete_run, count_invalid_result, escalate_run
-from decisions.run.transcript import PAGE_BYTES, join_text_blocks
+from decisions.run.transcript import PAGE_BYTES, is_thought, join_text_blocks
 
 MAX_LISTED_TOOLS = 60  # in the error of an unknown tool
 MIN_SIMILARITY = 0.5  # of a name that an error suggests: the share of equal pairs of letters
@@ -72,14 +72,23 @@ def _take_text(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
     if turn.stop_reason == "pause_turn" and turn.content:
         return TurnTaken(state)
     if turn.stop_reason in CUT_OFF:
-        note = "Your reply was cut off by the length limit. Go on in smaller pieces."
-        return _take_unusable(state, keep=bool(text), note=note)
+        return _take_unusable(state, keep=bool(text), note=_cut_off_note(turn))
     if not text:
         return _take_unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
     if state.is_typed:
         state = count_invalid_result(_read_text(state, text), "there was only text")
         return TurnTaken(state.model_copy(update={"forced": ForcedTool(tool=FINISH)}), note=NO_RESULT)
     return TurnTaken(complete_run(_read_text(state, text), text, ()))
+
+
+def _cut_off_note(turn: ModelTurn) -> str:
+    """Return the note on a reply that stays cut off. Only a whole reply can be the outcome."""
+    if turn.content and all(is_thought(block) for block in turn.content):
+        return "All tokens of your reply went to thinking, before any text or call. Think less, and answer."
+    return (
+        "Your reply was cut off by the length limit. Give the whole answer again, but shorter; write what is long to "
+        "files, in several calls."
+    )
 
 
 def _keep_forced(state: RunState, calls: tuple[Call, ...]) -> ForcedTool | None:
@@ -152,6 +161,8 @@ _BEYOND = error_outcome(
     f"not made: a reply may have {MAX_CALLS} calls; look at what these brought, and make it then if it is needed",
 )
 
+_BROKEN = "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole"
+_BROKEN_CUT = "the length limit cut off the arguments; make the call again, shorter, or divide it into several calls"
 REPEATED = "not made: it has the id of another call in the same reply; make it again if it is wanted"
 
 
@@ -207,7 +218,7 @@ def _reject_call(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolR
     elif block["id"] in turn.broken:
         outcome = error_outcome(
             ToolFault.broken_json,
-            "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole",
+            _BROKEN_CUT if turn.stop_reason in CUT_OFF else _BROKEN,
         )
     elif name == CALL_TOOL:
         usage = f'{CALL_TOOL} takes {{"name": the name of another tool, "arguments": the arguments of that tool}}'

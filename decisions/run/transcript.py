@@ -115,6 +115,8 @@ def _to_text(value: Any) -> str:
 
 def reply_part(turn: ModelTurn) -> Part:
     about = {"model": turn.model, "usage": turn.usage.model_dump(), "ms": turn.duration_ms}
+    if turn.pieces > 1:
+        about["pieces"] = turn.pieces
     return Part(kind=PartKind.reply, content=turn.content, about=about)
 
 
@@ -159,7 +161,8 @@ def journal_part(rendered: str, digest: str) -> Part:
 def add_message(messages: list[dict[str, Any]], part: Part) -> None:
     """Append a part to Messages API messages; adjacent parts of one role become one message.
 
-    The journal becomes two: a request, and the agent's own text. A brief is not a message.
+    The journal becomes two: a request, and the agent's own text. A brief is not a message. Before the user speaks, a
+    server tool without its result is dropped: the provider continues it only at the end of the conversation.
     """
     if part.kind is PartKind.brief:
         return
@@ -168,6 +171,10 @@ def add_message(messages: list[dict[str, Any]], part: Part) -> None:
         add_message(messages, part.model_copy(update={"kind": PartKind.reply}))
         return
     role = "assistant" if part.kind is PartKind.reply else "user"
+    if messages and messages[-1]["role"] != role == "user":
+        messages[-1]["content"] = _drop_unfinished(messages[-1]["content"])
+        if not messages[-1]["content"]:
+            messages.pop()
     if messages and messages[-1]["role"] == role:
         messages[-1]["content"].extend(part.content)
     else:
@@ -179,6 +186,33 @@ def join_thinking(content: Iterable[dict[str, Any]]) -> str:
     return "\n".join(str(b.get("thinking", "")) for b in content if b.get("type") == "thinking").strip()
 
 
+def _drop_unfinished(content: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    finished = {block.get("tool_use_id") for block in content}
+    return [block for block in content if block.get("type") != "server_tool_use" or block["id"] in finished]
+
+
+def is_thought(block: dict[str, Any]) -> bool:
+    return block.get("type") in THINKING_TYPES
+
+
 def join_text_blocks(content: Iterable[dict[str, Any]]) -> str:
-    """Return the text blocks of a message, joined."""
-    return "\n".join(str(b.get("text", "")) for b in content if b.get("type") == "text").strip()
+    """Return the text blocks of a message as lines. Blocks that citations divide are one text."""
+    text = ""
+    last: dict[str, Any] = {}
+    for block in content:
+        if block.get("type") == "text":
+            is_same = last.get("type") == "text" and ("citations" in last or "citations" in block)
+            text += ("" if is_same or not text else "\n") + str(block.get("text", ""))
+        last = block
+    return text.strip()
+
+
+def cited_urls(content: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the addresses that the texts of a message cite, once each."""
+    citations = [citation for block in content for citation in block.get("citations") or () if block["type"] == "text"]
+    return tuple(dict.fromkeys(str(citation["url"]) for citation in citations if citation.get("url")))
+
+
+def server_calls(content: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the uses of tools that the provider ran."""
+    return tuple(block for block in content if block.get("type") == "server_tool_use")

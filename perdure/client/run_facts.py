@@ -22,6 +22,7 @@ from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import ToolCall, ToolOutcome
 from decisions.builtin_tools import ASK_HUMAN, unwrap_use
 from decisions.ids import call_digest, generation_of, question_id
+from decisions.run.transcript import cited_urls
 from decisions.sender import sent_by
 from decisions.telemetry import MODEL_TURNS
 from decisions.text.formatting import format_wait
@@ -309,17 +310,21 @@ class _Collector:
         return waiting_for.removeprefix("human: ")
 
 
+_REPLY_FIELDS = {"model", "stop_reason", "usage", "cost_usd", "duration_ms", "pieces"}
+
+
 def _export_turn(
     activity: OpenActivity, at: datetime, reply: ModelTurn | Summary | None, failure: str | None = None
 ) -> ExportedTurn:
     """Return the turn of a reply or a summary, or of none for a `failure`."""
-    fields = reply.model_dump(include={"model", "stop_reason", "usage", "cost_usd", "duration_ms"}) if reply else {}
+    fields = reply.model_dump(include=_REPLY_FIELDS) if reply else {}
     return ExportedTurn(
         activity=activity.kind,
         turn=activity.request.get("turn"),
         ended_at=at,
         definition=activity.request.get("definition", ""),
         failure=failure,
+        cites=cited_urls(reply.content) if isinstance(reply, ModelTurn) else (),
         **_activity_fields(activity),
         **fields,
     )

@@ -20,7 +20,7 @@ from contracts.run.loop_detection import Rung
 from contracts.run.turn import ModelTurn
 from contracts.sender import SentBy
 from contracts.tool import ToolOutcome
-from decisions.run.transcript import join_text_blocks, join_thinking
+from decisions.run.transcript import cited_urls, join_text_blocks, join_thinking, server_calls
 from decisions.sender import format_sent_by
 from decisions.text.formatting import call_line, truncate
 from decisions.text.visible_text import render_visible
@@ -37,6 +37,7 @@ RUNG_TEXTS = {
 }
 RETRIED_NAMES = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
 PLAIN_PREVIEW_LENGTH = 200  # characters of a preview
+MAX_CITED = 300  # characters of the addresses that a reply cites
 
 
 EventLines = Iterator[RenderableType]
@@ -144,13 +145,18 @@ def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventL
         format_cost(reply.cost_usd or 0.0),
         format_seconds(reply.duration_ms / 1000),
         truncate(reply.model, 60),
+        f"{reply.pieces} pieces" if reply.pieces > 1 else "",
     )
     in_line = f": {' '.join(text.split())}" if width is None and text else ""
     yield format_line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
     yield from format_thinking(reply)
     yield from format_fallbacks(reply)
+    for use in server_calls(reply.content):
+        yield format_line("  [cyan]⌕[/] ", call_line(use["name"], use["input"]))
     if text and width is not None:
         yield _format_block(text, width)
+    if urls := cited_urls(reply.content):
+        yield format_line("  [dim]cites[/] ", truncate(", ".join(urls), MAX_CITED), "dim")
 
 
 def _format_call(called: run_events.ToolCallFinished, width: int | None) -> EventLines:

@@ -203,11 +203,15 @@ def utc_now() -> datetime:
 
 
 def format_tokens(usage: Usage) -> str:
-    """Format token counts: `12,345 (67% cached) → 1,234 tokens`."""
+    """Format token counts, and the web searches: `12,345 (67% cached) → 1,234 tokens, 2 web searches`."""
     read = usage.total - usage.output
     cached = f" ({usage.cache_read * 100 // read}% cached)" if usage.cache_read else ""
     about = "about " if usage.is_estimated else ""
-    return f"{about}{read:,}{cached} → {usage.output:,} tokens"
+    return f"{about}{read:,}{cached} → {usage.output:,} tokens{format_searches(usage)}"
+
+
+def format_searches(usage: Usage) -> str:
+    return "" if not usage.searches else f", {usage.searches} web search{'es' if usage.searches > 1 else ''}"
 
 
 def format_cost(cost_usd: float | None) -> str:

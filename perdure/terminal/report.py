@@ -28,7 +28,7 @@ from decisions.sender import format_sent_by
 from decisions.text.formatting import truncate
 from decisions.text.visible_text import render_visible
 from perdure.client.run_list import RunInfo
-from perdure.terminal.progress import format_cost, format_count
+from perdure.terminal.progress import format_cost, format_count, format_searches
 
 if TYPE_CHECKING:
     from activities.tools.interface import Tool
@@ -220,7 +220,8 @@ def _print_view(console: Console, view: RunView) -> None:
     console.print(f"  steps    {view.step} of {view.max_steps}, {format_count(view.turns, 'turn')}, {reframes}")
     estimated = " (estimated: the provider reports none)" if usage.is_estimated else ""
     console.print(
-        f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{estimated}{cost}"
+        f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{estimated}"
+        f"{format_searches(usage)}{cost}"
     )
     if view.delegated:
         spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""

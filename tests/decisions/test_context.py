@@ -220,6 +220,21 @@ def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
     )
 
 
+@pytest.mark.parametrize("several", ["pieces", "server tools"])
+def test_a_prompt_that_was_counted_several_times_is_estimated_if_that_is_less(several: str) -> None:
+    counted = reply("u1", usage={**USAGE, "input": 90_000})
+    once = [GOAL, counted, result("u1", 1)]
+    assert estimate_request(once, render(once), 0) > 90_000
+    use = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    changes: dict[str, dict[str, Any]] = {
+        "pieces": {"about": {**counted.about, "pieces": 4}},
+        "server tools": {"content": [use, found, *counted.content]},
+    }
+    parts = [GOAL, counted.model_copy(update=changes[several]), result("u1", 1)]
+    assert estimate_request(parts, render(parts), 0) < 1000
+
+
 def test_an_image_is_no_text() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 900_000}}
     parts = [GOAL, reply("u1"), Part(kind=PartKind.note, content=[image])]

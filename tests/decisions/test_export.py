@@ -48,6 +48,13 @@ def test_turns_add_up_and_a_price_that_is_not_known_makes_the_whole_unknown() ->
     assert fold(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=None)).cost_usd is None
 
 
+def test_a_turn_has_its_pieces_and_what_it_cites() -> None:
+    citation = {"type": "web_search_result_location", "url": "https://a.example"}
+    content = [{"type": "text", "text": "so", "citations": [citation]}]
+    (turn,) = fold(activity("plan", turn=1, definition="d"), reply(1, content=content, pieces=2)).turns
+    assert (turn.pieces, turn.cites) == (2, ("https://a.example",))
+
+
 def test_a_turn_that_failed_says_why_and_costs_nothing() -> None:
     failure = {"message": "wrapped", "application_failure_info": {"type": "RateLimited"}, "cause": {"message": "429"}}
     failed = {"type": "activity_task_failed", "scheduled_event_id": 1, "failure": failure}

@@ -7,19 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from contracts.run.transcript import Part, TranscriptPage
+from contracts.run.transcript import Part, PartKind, TranscriptPage
 from contracts.tool import ToolError, ToolOutcome
 from decisions.run.transcript import (
     PAGE_BYTES,
     Transcript,
     add_message,
     call_part,
+    cited_urls,
     goal_part,
+    join_text_blocks,
     note_part,
     reply_part,
     result_part,
 )
 from tests.decisions.runs import new_call, new_turn
+
+SEARCH = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -173,3 +178,30 @@ def test_neighbours_of_one_role_become_one_message_and_parts_stay_as_they_are() 
 def test_a_call_without_an_outcome_has_no_part() -> None:
     with pytest.raises(AssertionError, match="not settled"):
         call_part(new_call())
+
+
+def test_blocks_that_citations_divide_are_one_text() -> None:
+    cited = {"type": "text", "text": "b", "citations": [{"url": "https://x"}, {"title": "a document"}]}
+    plain, other = {"type": "text", "text": "a "}, {"type": "text", "text": ", c"}
+    assert join_text_blocks([plain, cited, other]) == "a b, c"
+    assert join_text_blocks([plain, other]) == "a \n, c"
+    assert join_text_blocks([cited, SEARCH, FOUND, cited]) == "b\nb"
+    assert cited_urls([plain, cited, cited]) == ("https://x",)
+
+
+@pytest.mark.parametrize(
+    ("replies", "kept"),
+    [
+        ([[SEARCH]], []),
+        ([[SEARCH], [FOUND]], [SEARCH, FOUND]),
+        ([[{"type": "text", "text": "a"}, SEARCH]], [{"type": "text", "text": "a"}]),
+    ],
+)
+def test_a_search_without_its_result_is_dropped_before_the_user_speaks(replies: Any, kept: Any) -> None:
+    messages: list[Any] = []
+    for content in replies:
+        add_message(messages, Part(kind=PartKind.reply, content=content))
+    assert messages[-1]["content"] == [block for content in replies for block in content]
+    add_message(messages, note_part("go on"))
+    said = {"role": "user", "content": [{"type": "text", "text": "go on"}]}
+    assert messages == [*([{"role": "assistant", "content": kept}] if kept else []), said]

@@ -267,9 +267,15 @@ def shown(messages: Any) -> list[Any]:
 @pytest.mark.parametrize("fuses", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_real_loop_and_the_pure_one_come_to_the_same(
-    world: MakeWorld, client: Client, short_history_client: Client, seed: int, fuses: bool
+    world: MakeWorld,
+    client: Client,
+    short_history_client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    fuses: bool,
 ) -> None:
     """Where the history is soon long, no reads are fused, so these plays need a server where it is not."""
+    monkeypatch.setattr("activities.model.pieces.MAX_CONTINUATIONS", 0)  # the pure loop sees whole replies only
     held = HeldSteps()
     async with world(held.script, *held.tools, server=client if fuses else short_history_client, fuses=fuses) as it:
         play = Play(seed, it, held)

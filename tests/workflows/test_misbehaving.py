@@ -11,6 +11,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError
 
+from activities.model.pieces import MAX_CONTINUATIONS
 from contracts.failures import Escalation, RunFailure
 from contracts.run.state import RunStatus
 from contracts.tool import Approval, Effect
@@ -210,7 +211,7 @@ async def test_broken_arguments_of_an_ending_for_ever_end_with_the_turns(world: 
 async def test_empty_or_cut_replies_end_the_run_as_unusable_after_three(world: MakeWorld, reply: Reply) -> None:
     async with world(lambda _: reply) as it:
         await expect_end(it, "failed: ModelUnusable")
-        assert len(it.model.requests) == 3
+        assert len(it.model.requests) == 3 * (1 + MAX_CONTINUATIONS if reply.text == "half" else 1)
 
 
 async def test_a_pause_for_ever_ends_with_the_turns(world: MakeWorld) -> None:

@@ -9,6 +9,7 @@ from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
 from contracts.run.turn import ModelTurn, TurnRequest
 from decisions.run import call_state
+from decisions.run.limits import budgets_left
 from decisions.run.recovery import MAX_LOST, FailureKind, is_recovery_used_up
 from decisions.run.reply import take_turn
 from decisions.run.state import mark_interrupted, reject_definition, restore_ending
@@ -94,6 +95,7 @@ def turn_request(run: RunContext) -> TurnRequest:
         or (forced is not None and forced.asks is QuestionKind.recovery),
         turn_timeout=state.limits.turn_timeout,
         told=events.take_trace_lines(run),
+        **budgets_left(state),
     )
 
 

@@ -1,0 +1,120 @@
+"""A reply in pieces: the rest of one that the length limit cut off is asked for, and the pieces become one reply.
+
+The model sees its piece and a note, as newer models accept no prefilled reply. Pieces are stored before the next call,
+so that a retry of the turn continues from them.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from activities.model.port import ModelCall, ModelReply
+from activities.model.reply import fit_to_history
+from activities.security.secrets import Secrets
+from activities.storage.store import Store
+from contracts.run.transcript import Part, PartKind
+from contracts.run.turn import TurnRequest
+from decisions.ids import digest
+from decisions.run.transcript import add_message, is_thought, join_text_blocks, note_part
+
+MAX_CONTINUATIONS = 3  # of one reply
+SHOWN_END = 80  # characters of the piece's end that the note quotes
+_STORED = TypeAdapter(ModelReply)
+
+Json = dict[str, Any]
+
+
+def can_continue(reply: ModelReply, request: TurnRequest) -> bool:
+    """Return whether to ask for the rest: the reply was cut off in a text or in its only call, and budgets allow it.
+
+    A reply with a whole call is not continued: the call needs its result first. Nor is one that is all thinking.
+    """
+    calls = {block["id"] for block in reply.content if block["type"] == "tool_use"}
+    return (
+        reply.stop_reason == "max_tokens"
+        and not reply.is_too_large
+        and reply.pieces <= MAX_CONTINUATIONS
+        and calls <= {*reply.broken}
+        and bool(calls or join_text_blocks(reply.content))
+        and (request.tokens_left is None or reply.usage.total < request.tokens_left)
+        and (request.usd_left is None or (reply.cost_usd or 0.0) < request.usd_left)
+    )
+
+
+def continuation_call(call: ModelCall, reply: ModelReply) -> ModelCall:
+    """Return the call for the rest of the reply."""
+    kept = _whole_blocks(reply)
+    messages = [*call.messages[:-1], {**call.messages[-1], "content": list(call.messages[-1]["content"])}]
+    if kept:
+        add_message(messages, Part(kind=PartKind.reply, content=kept))
+    add_message(messages, note_part(_continuation_note(reply, kept)))
+    text = "".join(block["text"] for block in kept if block["type"] == "text")
+    return replace(call, messages=messages, on_text=lambda more: call.on_text(text + more))
+
+
+def _whole_blocks(reply: ModelReply) -> list[Json]:
+    """Return the content without calls that were cut off, and without what cannot end a reply."""
+    kept = [block for block in reply.content if block["type"] != "tool_use"]
+    while kept and (is_thought(kept[-1]) or kept[-1]["type"] == "server_tool_use"):
+        kept.pop()
+    return kept
+
+
+def _continuation_note(reply: ModelReply, kept: Sequence[Json]) -> str:
+    call = next((block["name"] for block in reply.content if block["type"] == "tool_use"), None)
+    if call is not None:
+        return (
+            f"Your reply was cut off by the length limit in the arguments of `{call}`, so that call was not made. Make "
+            "it again, with shorter arguments: divide what is long into several calls. Repeat no text."
+        )
+    return (
+        f"Your reply was cut off by the length limit, after {join_text_blocks(kept)[-SHOWN_END:]!r}. Continue exactly "
+        "there, even within a word. Repeat nothing and do not mention the limit: what you write is appended as it is."
+    )
+
+
+def join_replies(first: ModelReply, rest: ModelReply) -> ModelReply:
+    """Return both as one reply. The thoughts of the rest are left out, so that its text continues the first text."""
+    content = _whole_blocks(first)
+    more = [block for block in rest.content if not content or not is_thought(block)]
+    if content and more and content[-1]["type"] == more[0]["type"] == "text":
+        content[-1] = _join_texts(content[-1], more.pop(0))
+    costs = (first.cost_usd, rest.cost_usd)
+    joined = replace(
+        rest,
+        content=[*content, *more],
+        model=first.model,
+        asked=first.asked,
+        usage=first.usage + rest.usage,
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        waited=first.waited + rest.waited,
+        passed_over=first.passed_over,
+        pieces=first.pieces + 1,
+    )
+    return fit_to_history(joined)
+
+
+def _join_texts(first: Json, rest: Json) -> Json:
+    citations = [*first.get("citations", ()), *rest.get("citations", ())]
+    return {**first, "text": first["text"] + rest["text"], **({"citations": citations} if citations else {})}
+
+
+def save_pieces(store: Store, request: TurnRequest, reply: ModelReply, secrets: Secrets) -> None:
+    """Store the pieces so far. Raises OSError."""
+    clean = replace(reply, content=secrets.redact_value(reply.content))
+    store.write(_file_name(request), _STORED.dump_json(clean))
+
+
+def read_pieces(store: Store, request: TurnRequest) -> ModelReply | None:
+    """Return the pieces that an earlier attempt of the same request stored, if any."""
+    with suppress(OSError, ValidationError):
+        return _STORED.validate_json(store.read(_file_name(request)))
+    return None
+
+
+def _file_name(request: TurnRequest) -> str:
+    same = (request.turn, request.length, request.head, request.definition, request.force, request.is_closing)
+    return f"pieces-{digest(repr(same).encode(), 12)}.json"
