@@ -39,7 +39,6 @@ class Project:
     remote: Stores | None = None
     window: int | None = None
     summary_model: str | None = None
-    on_journal: str = ""  # for every agent with a journal, inserted at the mark in `instructions`
     builtins: tuple[ToolRoute, ...] = ROUTES  # with the project's approvals
     on_delegation: str = ""  # for every agent with peers: when to delegate and how
     fallbacks: tuple[str, ...] = ()

@@ -35,11 +35,15 @@ def _property_schema(written: Any) -> Any:
     """Return the schema of a property: a description is a text's, one in a list is that of a list of texts."""
     match written:
         case str():
-            return {"type": "string", "description": written}
+            return {"type": "string", **_described(written)}
         case [description]:
-            return {"type": "array", "items": {"type": "string"}, "description": description}
+            return {"type": "array", "items": {"type": "string"}, **_described(description)}
         case _:
             return written
+
+
+def _described(text: str) -> dict[str, str]:
+    return {"description": text} if text else {}
 
 
 def _object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
@@ -51,82 +55,50 @@ def _tool_schema(name: str, description: str, properties: dict[str, Any], *requi
     return ToolSchema(name=name, description=description, input_schema=_object_schema(properties, *required))
 
 
+_KIND_INPUTS = "; ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()) + ". All: timeoutMs?"
+
+# Sent with every call, so each thing is said once: in the name, a description, or the prompt.
 SCHEMAS = (
     _tool_schema(
         FINISH,
-        "End the run: the goal is reached. Say what was achieved, and name the files that hold it.",
-        {"outcome": "What was achieved, in one to three sentences.", "artifacts": ["Paths of the results."]},
+        "End the run.",
+        {"outcome": "One to three sentences.", "artifacts": ["Paths of the results."]},
         "outcome",
     ),
-    _tool_schema(
-        REFRAME,
-        "The approach does not work: state the task anew, and go on from there.",
-        {"frame": "The task as you see it now.", "reason": "Why the old one failed."},
-        "frame",
-    ),
+    _tool_schema(REFRAME, "Restate the task, and go on.", {"frame": ""}, "frame"),
     _tool_schema(
         ESCALATE,
-        "Give the task back to a person: it cannot be done with these tools or rights.",
-        {"reason": "What stands in the way, and what a person would have to do."},
+        "Give the task back to a person.",
+        {"reason": "What is in the way, and what a person must do."},
         "reason",
     ),
     _tool_schema(
         ASK_HUMAN,
-        "Ask a person one question and wait for the answer, however long it takes.",
-        {
-            "question": "One question, understandable without the conversation.",
-            "options": ["Suggested answers, if any."],
-        },
+        "Ask a person, and wait.",
+        {"question": "One question, with its context.", "options": [""]},
         "question",
     ),
-    _tool_schema(GET_JOURNAL, "Read your run journal: your own notes, which outlast the conversation.", {}),
+    _tool_schema(GET_JOURNAL, "Read your run journal.", {}),
     _tool_schema(
         UPDATE_JOURNAL,
-        "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
-        "milestone: old messages are dropped when the conversation grows long, the journal is not.",
-        {
-            "objective": "The task in your own words.",
-            "current_state": "Where the work stands, in a few sentences.",
-            "handoff_next_action": "What should happen next if you stopped here, in one line.",
-            "verified_findings": ["What you have confirmed."],
-            "decisions": ["What was decided, and why."],
-            "artifacts": ["Where the results are: paths, ids."],
-            "open_questions": ["What is unresolved."],
-            "blockers": ["What stands in the way; an empty list once it is gone."],
-        },
+        "Replace sections of your run journal, at milestones: it stays when old messages are dropped.",
+        {**dict.fromkeys(TEXT_SECTIONS, ""), **{name: [""] for name in LIST_SECTIONS}, "decisions": ["With reasons."]},
     ),
     _tool_schema(
-        APPEND_JOURNAL,
-        "Add one entry to a list of your run journal.",
-        {
-            "section": {"type": "string", "enum": list(LIST_SECTIONS)},
-            "entry": "One sentence, understandable without the conversation.",
-        },
-        "section",
-        "entry",
+        APPEND_JOURNAL, "Add one sentence to a list of the journal.", {"section": "", "entry": ""}, "section", "entry"
     ),
     _tool_schema(
         WORKFLOW_CREATE,
-        "Create a follow-up: tasks that resolve later, after this run has ended. When they have, a new request "
-        "goes on with the work, in the session of resumeTarget. Add its tasks, then end this run.",
+        "Create a follow-up: add its tasks, then end this run; the work resumes when they resolve.",
         {
             "definition": _object_schema(
                 {
-                    "summary": "What is being done and what is waited for; nothing else is known on resume.",
-                    "completion": {
-                        "type": "string",
-                        "enum": list(Completion),
-                        "description": "Resume after all tasks (the default), or after any of them.",
+                    "summary": "All that is known on resume.",
+                    "completion": {"type": "string", "enum": list(Completion)},
+                    "resumeTarget": {
+                        "type": "object",
+                        "description": "session_id?, request_client?, mention_user_id?",
                     },
-                    "resumeTarget": _object_schema(
-                        {
-                            "session_id": "The session to go on in; this one by default.",
-                            "request_client": "Its platform, e.g. discord.",
-                            "mention_user_id": "Who is to be mentioned there.",
-                        }
-                    ),
-                    "origin": {"type": "object", "description": "By default this run's own request."},
-                    "version": {"type": "integer", "enum": [2]},
                 },
                 "summary",
             )
@@ -135,16 +107,8 @@ SCHEMAS = (
     ),
     _tool_schema(
         WORKFLOW_TASK_CREATE,
-        "Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
-        {
-            "workflowId": "As workflow_create returned it.",
-            "kind": {"type": "string", "enum": list(KINDS)},
-            "description": "What is waited for, understandable without the conversation.",
-            "input": {
-                "type": "object",
-                "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
-            },
-        },
+        "Add a task to a follow-up.",
+        {"workflowId": "", "kind": "", "description": "", "input": {"type": "object", "description": _KIND_INPUTS}},
         "workflowId",
         "kind",
         "description",
@@ -152,20 +116,16 @@ SCHEMAS = (
     ),
     _tool_schema(
         WORKFLOW_WAIT_FOR_REPLY,
-        "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
-        "created for it, which goes on with the work in this session.",
+        "Wait for a chat reply after this run; without workflowId in a new follow-up.",
         {
-            "workflowId": "A follow-up to add it to, if any.",
-            "description": "What is waited for, understandable without the conversation.",
-            "platform": "Where the message was sent: discord (the default), slack, github, …",
-            "channelId": "The channel of the message.",
-            "messageId": "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue.",
-            "after": (
-                "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
-                "GitHub the id of your comment. Only what was written after it counts."
-            ),
-            "fromUserId": "Only a reply of this user counts.",
-            "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
+            "workflowId": "",
+            "description": "",
+            "platform": "Default: discord.",
+            "channelId": "",
+            "messageId": "",
+            "after": "Your message in a Slack thread or GitHub issue.",
+            "fromUserId": "",
+            "timeoutMs": {"type": "integer"},
         },
         "description",
         "channelId",
@@ -176,23 +136,19 @@ SCHEMAS = (
 # Only for agents that have peers, if the depth limit allows it.
 DELEGATE_SCHEMA = _tool_schema(
     DELEGATE,
-    "Have peers do parts of the task: a DAG of subtasks, each a run of its own. Those that wait for nothing start "
-    "at once. Comes back when all are done, with their results, which you put together; or when one has failed.",
+    "Have peers do parts of the task, as a DAG of subtasks. Returns all their results, or the first failure.",
     {
         "subtasks": {
             "type": "array",
             "items": _object_schema(
                 {
-                    "id": "A short name: letters, digits, - and _.",
-                    "agent": "Which peer does it.",
-                    "instructions": "All that the peer must know: it sees neither this conversation nor the DAG.",
-                    "depends_on": ["Ids of the subtasks whose results it needs, and is given."],
-                    "expected_output": "What it should bring back, and in which form.",
-                    "timeout": 'How long it may take, such as "10m".',
-                    "output_schema": {
-                        "type": "object",
-                        "description": "The JSON Schema of its `result`, if you need one.",
-                    },
+                    "id": "Letters, digits, - and _.",
+                    "agent": "The peer.",
+                    "instructions": "",
+                    "depends_on": ["Ids of subtasks whose results it needs."],
+                    "expected_output": "What to bring back, in which form.",
+                    "timeout": 'Such as "10m".',
+                    "output_schema": {"type": "object", "description": "JSON Schema of its `result`."},
                 },
                 "id",
                 "agent",
@@ -202,7 +158,7 @@ DELEGATE_SCHEMA = _tool_schema(
         "join": {
             "type": "string",
             "enum": ["all", "any"],
-            "description": "all (the default): each must be done. any: the first that is done ends the others.",
+            "description": "all (default): each must be done. any: the first that is done ends the others.",
         },
     },
     "subtasks",

@@ -81,9 +81,11 @@ def count_tool_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
 
 
 def count_tokens(model: str, usage: Usage) -> tuple[Count, ...]:
+    """Count each token once, by its direction."""
+    short = {"cache_write": usage.cache_write - usage.cache_write_1h}
     return tuple(
         Count(TOKENS, {"model": model, "direction": direction}, tokens)
-        for direction, tokens in usage.model_dump(exclude={"is_estimated", "searches"}).items()
+        for direction, tokens in {**usage.model_dump(exclude={"is_estimated", "searches"}), **short}.items()
         if tokens
     )
 

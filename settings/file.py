@@ -167,7 +167,9 @@ class PriceSettings(StrictModel):
     cache_read: float = Field(default=0, ge=0)
     """Input tokens read from the cache."""
     cache_write: float = Field(default=0, ge=0)
-    """Input tokens written to the cache."""
+    """Input tokens written to the cache, for 5 minutes."""
+    cache_write_1h: float | None = Field(default=None, ge=0)
+    """Input tokens written to the cache for an hour; by default 1.6 times `cache_write`."""
 
 
 class WorkerSettings(StrictModel):

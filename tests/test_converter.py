@@ -141,7 +141,7 @@ TURNS = st.builds(
     content=st.just([{"type": "text", "text": ""}]),
     stop_reason=st.none() | TEXTS,
     model=TEXTS,
-    usage=st.builds(Usage, input=COUNTS, output=COUNTS, cache_read=COUNTS, cache_write=COUNTS),
+    usage=st.builds(Usage, input=COUNTS, output=COUNTS, cache_read=COUNTS, cache_write=COUNTS, cache_write_1h=COUNTS),
     duration_ms=COUNTS,
     cost_usd=st.none() | st.just(0.0) | st.just(0.5),
     broken=st.lists(TEXTS, max_size=2).map(tuple),

@@ -1,6 +1,7 @@
 """Model calls: one turn, its provider, its price.
 
 anthropic         the Messages API client: requests out, streamed replies in
+cache_marks       the places up to which a provider caches a request
 errors            provider failures as named kinds
 fallback          the first model of a list that can answer
 fused_turn        `read_and_reflect`: the reads of a turn and the next model call

@@ -12,6 +12,7 @@ from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVerte
 from anthropic.types import RawMessageStreamEvent
 from temporalio.exceptions import ApplicationError
 
+from activities.model.cache_marks import drop_ttl, mark_for_cache
 from activities.model.errors import (
     WrongApiError,
     is_missing_credentials,
@@ -38,7 +39,8 @@ class MessagesModel:
 
         A reply still streaming at `call.limit` is cut, and the call is not retried. If a provider rejects
         `tool_choice`, the call is repeated without it, since a note already names the tool; if it rejects another
-        model's signed thinking, the call is repeated without thinking. Thinking of another API is never sent.
+        model's signed thinking, without thinking; if it rejects a cache's lifetime, without that. Thinking of another
+        API is never sent.
         """
         signed = replace(call, messages=_drop_blocks(call.messages, _is_unsigned))
         return await call_leniently(call, build_request(signed), partial(self._stream_reply, call), relax_request)
@@ -82,6 +84,8 @@ async def _read_reply(
 def relax_request(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
     """Return the request without the rejected part, if that part is optional."""
     about = refusal.message.lower()
+    if "ttl" in about and (milder := drop_ttl(request)):
+        return milder
     thinks = any(is_thought(block) for message in request["messages"] for block in message["content"])
     if "tool_choice" in request and ("tool_choice" in about or ("thinking" in about and "signature" not in about)):
         return {name: value for name, value in request.items() if name != "tool_choice"}
@@ -102,23 +106,13 @@ def _is_unsigned(block: dict[str, Any]) -> bool:
 
 
 def build_request(call: ModelCall) -> dict[str, Any]:
-    """Build the request. The fixed front and the last message are marked for the provider's cache.
-
-    Everything before a mark must stay the same from call to call, or the cache is missed.
-    """
-    mark = {"cache_control": {"type": "ephemeral"}}
+    """Build the request, with marks for the provider's cache."""
     definition = call.definition
-    last = call.messages[-1]
-    marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
-    if is_thought(last["content"][-1]):
-        marked = last
     system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in call.front]
-    system[-1] |= mark
     request: dict[str, Any] = {
         "model": definition.model,
         **build_options(definition.model, definition.options),
-        "system": system,
-        "messages": [*call.messages[:-1], marked],
+        **mark_for_cache(system, call.messages, definition.options.cache),
     }
     if tools := [*(tool.model_dump() for tool in definition.tools), *definition.options.server_tools]:
         request["tools"] = tools

@@ -6,12 +6,15 @@ from types import MappingProxyType
 
 from contracts.run.turn import Usage
 
+HOUR_RATIO = 2 / 1.25  # of a cache write for an hour to one for 5 minutes
+
 
 @dataclass(frozen=True)
 class Price:
     """USD per million tokens.
 
-    If the prompt has more than `long_prompt` tokens, cached ones included, the whole call is charged by `long`.
+    If the prompt has more than `long_prompt` tokens, cached ones included, the whole call is charged by `long`. If
+    `cache_write_1h` is None, it is in Anthropic's ratio to `cache_write`: twice the input's price to 1.25 times.
     """
 
     input: float
@@ -20,6 +23,11 @@ class Price:
     cache_write: float
     long_prompt: int | None = None
     long: "Price | None" = None
+    cache_write_1h: float | None = None
+
+    @property
+    def hour_write(self) -> float:
+        return HOUR_RATIO * self.cache_write if self.cache_write_1h is None else self.cache_write_1h
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,8 @@ def _price(usd: float, cache_read: float) -> Price:
 
 # Read in November 2026 from the Claude Platform Docs: "Pricing", "Models overview", "Model IDs and versioning", each
 # model's own page, and the "Claude Platform release notes" for later changes (Sonnet 5.5's cache reads). Cache writes
-# are those that live 5 minutes, the only kind used here. For Fable 5.2 they list $8 and $40 but no cache prices, and
-# most of a long run is read from the cache.
+# are those that live 5 minutes; an hour costs twice the input's price for each model. For Fable 5.2 they list $8 and
+# $40 but no cache prices, and most of a long run is read from the cache.
 #
 # Ids since generation 4.6 have no date and no alias; earlier models have both, and both are listed.
 _BY_IDS = {
@@ -80,7 +88,8 @@ def call_cost(usage: Usage, price: Price | None) -> float | None:
         usage.input * price.input
         + usage.output * price.output
         + usage.cache_read * price.cache_read
-        + usage.cache_write * price.cache_write
+        + (usage.cache_write - usage.cache_write_1h) * price.cache_write
+        + usage.cache_write_1h * price.hour_write
     ) / 1e6 + usage.searches * SEARCH_PRICE
 
 

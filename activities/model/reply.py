@@ -31,6 +31,7 @@ _USAGE_FIELDS = {
     "output": "output_tokens",
     "cache_read": "cache_read_input_tokens",
     "cache_write": "cache_creation_input_tokens",
+    "cache_write_1h": "ephemeral_1h_input_tokens",  # of `cache_creation`
 }
 
 Json = dict[str, Any]
@@ -152,6 +153,8 @@ class ReplyBuilder:
         """Keep the larger of two figures: they are totals, and servers send null or 0 for those they do not repeat."""
         figures = usage.model_dump(warnings=False) if isinstance(usage, BaseModel) else usage
         figures = figures if isinstance(figures, dict) else {}
+        by_time = figures.get("cache_creation")
+        figures = {**figures, **by_time} if isinstance(by_time, dict) else figures
         numbers = {
             name: figures[key] for name, key in _USAGE_FIELDS.items() if isinstance(figures.get(key), int | float)
         }
@@ -160,7 +163,9 @@ class ReplyBuilder:
             numbers["searches"] = searches
         known = dict(self.usage)
         larger = {name: int(min(max(number, known[name]), MAX_CALL_TOKENS)) for name, number in numbers.items()}
-        self.usage = self.usage.model_copy(update=larger)
+        counted = self.usage.model_copy(update=larger)
+        hour = min(counted.cache_write_1h, counted.cache_write)
+        self.usage = counted.model_copy(update={"cache_write_1h": hour})
 
     def build_reply(self) -> ModelReply:
         """Return the reply. Raises ApplicationError if it has no end."""

@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from datetime import timedelta
 from difflib import unified_diff
 from typing import Any
 
@@ -15,16 +16,17 @@ from activities.storage.store import Store, must_have_hash
 from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator, find_schema_error
 from contracts.agent import Agent, Definition, StartSnapshotRequest, ToolSchema
 from contracts.failures import RunFailure, Stop
+from contracts.model_settings import ModelOptions
 from contracts.run.limits import LimitOverrides
-from contracts.tool import ToolKind
+from contracts.tool import Approval, ToolKind, ToolRoute
 from decisions import builtin_tools
 from decisions.ids import digest
 from decisions.mcp import server_of_tool
 from decisions.run.compaction import estimate_content
 
-JOURNAL_MARK = "{journal}\n"  # the place of the journal's part in the instructions
 MAX_DIFF = 6000  # characters of a diff in a question
 MAX_LOADED_TOOLS, MAX_LOADED_TOKENS = 40, 8_000  # of an agent, in each request; if it has more, they are searched
+SHORT_CACHE = timedelta(minutes=5)
 
 
 def agent_of(project: Project, name: str) -> Agent:
@@ -74,15 +76,14 @@ def build_definition(
         follow_ups=agent.follow_ups is not None,
         output_schema=output_schema,
     )
-    instructions = project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
     loaded, searched = split_tools(project, agent)
-    prompts = (instructions, _describe_peers(project, agent) if delegates else "", agent.prompt)
+    prompts = (project.instructions, _describe_peers(project, agent) if delegates else "", agent.prompt)
     model, *fallbacks = project.models_of(agent)
     return Definition(
         agent=agent.name,
         model=model,
         fallbacks=tuple(fallbacks),
-        options=project.options.override(agent.options).model_copy(update={"server_tools": agent.server_tools}),
+        options=_resolve_options(project, agent, own),
         system="\n\n".join(text.strip() for text in prompts if text.strip()),
         tools=(*own, *_search_schemas(searched), *loaded),
         searched=searched,
@@ -125,6 +126,23 @@ def _search_schemas(searched: Sequence[ToolSchema]) -> tuple[ToolSchema, ...]:
     return (schema.model_copy(update={"description": description}), builtin_tools.CALL_SCHEMA)
 
 
+def _resolve_options(project: Project, agent: Agent, own: Collection[ToolSchema]) -> ModelOptions:
+    """Return the agent's options over the project's. A cache is kept an hour by `auto` if calls may wait long."""
+    options = project.options.override(agent.options).model_copy(update={"server_tools": agent.server_tools})
+    if options.cache != "auto":
+        return options
+    offered = {tool.name for tool in own}
+    routes = [route for route in project.builtins if route.name in offered]
+    routes += [project.tools[name].route for name in agent.tools]
+    is_slow = builtin_tools.DELEGATE in offered or any(_may_wait(route) for route in routes)
+    return options.model_copy(update={"cache": "1h" if is_slow else "5m"})
+
+
+def _may_wait(route: ToolRoute) -> bool:
+    needs_approval = route.approval is Approval.always or bool(route.approval_kinds)
+    return needs_approval or route.kind in (ToolKind.signal, ToolKind.queue) or route.timeout > SHORT_CACHE
+
+
 def _describe_peers(project: Project, agent: Agent) -> str:
     """Describe when to delegate, and the agent's peers (D3)."""
     outside = " (works outside and may take its time; it sees no files, only what you write)"
@@ -160,7 +178,7 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     """Raise ApplicationError `DefinitionChanged` with the new definition's hash and the diff, for a person to decide.
 
     `refused` is the hash of a new definition that a person rejected. Descriptions of built-in tools do not count: they
-    are code, not part of the project, and the run keeps its copy.
+    are code, not part of the project, and the run keeps its copy. Nor does the cache's lifetime.
     """
     agent = project.agents.get(old.agent)
     requested = old.output_schema if old.is_schema_requested else None
@@ -179,9 +197,10 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
 
 
 def _project_part(definition: Definition) -> Definition:
-    """Return the definition without built-in tools. Peers stay, since the prompt names them."""
+    """Return the definition without built-in tools and cache lifetime. Peers stay, since the prompt names them."""
     tools = tuple(tool for tool in definition.tools if tool.name not in builtin_tools.BUILTIN_NAMES)
-    return definition.model_copy(update={"tools": tools})
+    options = definition.options.model_copy(update={"cache": "auto"})
+    return definition.model_copy(update={"tools": tools, "options": options})
 
 
 def definition_diff(old: Definition, new: Definition) -> str:

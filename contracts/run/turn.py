@@ -14,8 +14,9 @@ TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the c
 class Usage(FrozenModel):
     """Tokens as counted by the provider. `input` excludes tokens written to or read from the cache.
 
-    `searches` are the provider's web searches, which it charges apart. `is_estimated`: some figures are our estimates,
-    because the provider reported none.
+    `cache_write_1h` is the part of `cache_write` that the cache keeps for an hour, at a higher price. `searches` are
+    the provider's web searches, which it charges apart. `is_estimated`: some figures are our estimates, because the
+    provider reported none.
     """
 
     input: int = 0
@@ -23,6 +24,7 @@ class Usage(FrozenModel):
     cache_read: int = 0
     cache_write: int = 0
     searches: int = omit_default(0)
+    cache_write_1h: int = omit_default(0)
     is_estimated: bool = omit_default(default=False)
 
     @property
@@ -36,6 +38,7 @@ class Usage(FrozenModel):
             cache_read=self.cache_read + other.cache_read,
             cache_write=self.cache_write + other.cache_write,
             searches=self.searches + other.searches,
+            cache_write_1h=self.cache_write_1h + other.cache_write_1h,
             is_estimated=self.is_estimated or other.is_estimated,
         )
 

@@ -96,10 +96,11 @@ class NotifyInput(Outbound, KindInput):
 class TaskKind:
     """The behavior of a kind's tasks. Each function takes the parsed `input` first; a missing one does not apply.
 
-    `topic` is the key of the topic that a task waits on. `result` returns the result of an event, or None if the event
-    does not resolve the task. `due` is the time at which the clock resolves it, given the current time. `rejects`
-    returns the reason why an input is not valid at that time. If `asks`, the input is a question to a person. If
-    `is_awaited` is False, the work does not wait for the task. `format_result` is for the resumed agent.
+    `about` lists the fields of the input, for the model. `topic` is the key of the topic that a task waits on. `result`
+    returns the result of an event, or None if the event does not resolve the task. `due` is the time at which the clock
+    resolves it, given the current time. `rejects` returns the reason why an input is not valid at that time. If `asks`,
+    the input is a question to a person. If `is_awaited` is False, the work does not wait for the task. `format_result`
+    is for the resumed agent.
     """
 
     name: str
@@ -167,7 +168,7 @@ def _reject_until(wait: WaitInput, now: int) -> str | None:
 
 DISCORD_REPLY = TaskKind(  # the source's kind
     name="discord.wait_for_reply",
-    about="a reply to one Discord message: {channelId, messageId, fromUserId?, timeoutMs?}",
+    about="channelId, messageId, fromUserId?",
     input=ReplyInput,
     topic=reply_topic,
     result=match_reply,
@@ -176,19 +177,19 @@ DISCORD_REPLY = TaskKind(  # the source's kind
 ANY_REPLY = replace(
     DISCORD_REPLY,
     name="wait_for_reply",
-    about="the same on another platform: {platform, channelId, messageId, after?, fromUserId?, timeoutMs?}",
+    about="also platform, after?",
     input=AnyReplyInput,
 )
 PROMPT = TaskKind(
     name="prompt",
-    about="a person's answer: {text, options?, timeoutMs?}",
+    about="text, options?",
     input=PromptInput,
     asks=True,
     format_result=_format_answer,
 )
 WAIT = TaskKind(
     name="wait",
-    about='a time: {until (ms since 1970, or "2030-01-31T12:00:00Z")} or {delayMs}',
+    about="until (ISO date or ms) or delayMs",
     input=WaitInput,
     due=lambda wait, now: wait.until if wait.until is not None else now + wait.delay_ms,
     rejects=_reject_until,
@@ -196,7 +197,7 @@ WAIT = TaskKind(
 )
 NOTIFY = TaskKind(
     name="notify",
-    about='sends one message: {channelId, text, platform?, completion?: "none" | "ack"}',
+    about="channelId, text, platform?, completion?: ack",
     input=NotifyInput,
     sends=lambda message: Outbound(channel_id=message.channel_id, text=message.text, platform=message.platform),
     is_awaited=lambda message: message.completion is NotifyCompletion.ack,

@@ -87,7 +87,6 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         outbox=_create_outbox(settings, client),
         answer_keys=settings.answer_keys.public,
         on_delegation=_read_prompt("delegate"),
-        on_journal=_read_prompt("journal"),
         builtins=gated_routes(_approval_timeouts(settings)),
     )
     _check_options(project, settings)

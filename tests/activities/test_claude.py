@@ -62,6 +62,8 @@ def test_a_model_of_a_date_is_the_same_as_its_alias(name: str) -> None:
         (Usage(output=MILLION), 10),
         (Usage(cache_read=MILLION), 0.1),
         (Usage(cache_write=MILLION), 2.5),
+        (Usage(cache_write=MILLION, cache_write_1h=MILLION), 4),
+        (Usage(cache_write=MILLION, cache_write_1h=400_000), 3.1),
         (Usage(input=1000, output=200, cache_read=50_000, cache_write=3000), 0.0165),
     ],
 )
@@ -122,6 +124,15 @@ def test_prices_of_the_project_come_before_those_of_the_table_and_beside_them(tm
     assert its.price_of("mine") == Price(input=1, output=2, cache_read=0, cache_write=0)
     assert its.price_of("claude-haiku-5-5") == Price(input=3, output=4, cache_read=0, cache_write=0)
     assert its.price_of("claude-sonnet-5-5") == CLAUDE_PRICES["claude-sonnet-5-5"]
+
+
+@pytest.mark.parametrize(("line", "usd"), [("", 1.6), ("cache_write_1h = 5", 5), ("cache_write_1h = 0", 0)])
+def test_a_project_sets_the_price_of_a_write_for_an_hour_or_it_follows_from_the_other(
+    tmp_path: Path, line: str, usd: float
+) -> None:
+    its = project(tmp_path, f"[prices.mine]\ninput = 1\noutput = 2\ncache_write = 1\n{line}\n")
+    written = Usage(cache_write=MILLION, cache_write_1h=MILLION)
+    assert call_cost(written, its.price_of("mine")) == pytest.approx(usd)
 
 
 @pytest.mark.parametrize("line", ["window = 999", 'window = "1M"', 'summary = ""'])

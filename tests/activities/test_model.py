@@ -17,7 +17,7 @@ from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_stream
-from activities.model.anthropic import MessagesModel
+from activities.model.anthropic import MessagesModel, build_request
 from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
 from activities.model.port import ModelCall, ModelReply
 from activities.model.reply import MAX_CALL_TOKENS
@@ -83,6 +83,40 @@ async def test_the_fixed_front_and_the_last_message_are_marked_for_the_cache(ser
     assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "see", **mark}]}]
     assert body["tools"] == [LOOK.model_dump()]
     assert (body["model"], body["max_tokens"], body["stream"]) == ("scripted", 99, True)
+
+
+async def test_an_hours_cache_is_asked_for_at_every_mark(server: ScriptedModel) -> None:
+    hour = DEFINITION.model_copy(update={"options": ModelOptions(cache="1h")})
+    await ask(server, definition=hour)
+    (body,) = server.requests
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    assert [body["system"][0]["cache_control"], body["messages"][0]["content"][0]["cache_control"]] == [mark, mark]
+
+
+def test_the_ends_of_this_request_and_of_the_one_before_are_marked_beside_what_the_runs_share() -> None:
+    """A turn of many calls has more blocks than a provider looks back, so the older end needs a mark of its own."""
+    reply = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}] * 30}
+    results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}] * 30}
+    before = [*GOAL, reply, results]
+    request = build_request(
+        ModelCall(DEFINITION, [*before, reply, results], digest="notes", brief="resumed after an answer")
+    )
+    blocks = [block for message in request["messages"] for block in message["content"]]
+    marked = [at for at, block in enumerate(blocks) if "cache_control" in block]
+    assert marked == [60, 120]
+    assert ["cache_control" in block for block in request["system"]] == [True, False, False]
+
+
+def reject_lifetimes(body: dict[str, Any]) -> model_server.ScriptedAnswer:
+    return fails(400, message="cache_control.ttl: not supported") if '"ttl"' in json.dumps(body) else says("hello")
+
+
+@pytest.mark.parametrize("script", [reject_lifetimes])
+async def test_a_server_that_rejects_a_caches_lifetime_is_asked_without_it(server: ScriptedModel) -> None:
+    hour = DEFINITION.model_copy(update={"options": ModelOptions(cache="1h")})
+    assert (await ask(server, definition=hour)).content == [{"type": "text", "text": "hello"}]
+    assert [json.dumps(body).count('"ttl"') for body in server.requests] == [2, 0]
+    assert json.dumps(server.requests[1]).count('"ephemeral"') == 2
 
 
 async def test_marking_leaves_the_conversation_itself_as_it_is(server: ScriptedModel) -> None:
@@ -196,6 +230,22 @@ async def test_a_stream_may_leave_out_usage_and_count_blocks_as_it_likes(
     assert reply.content == [{"type": "text", "text": "hi"}]
     assert (reply.usage.input, reply.usage.output) == counted
     assert type(reply.usage.output) is int
+
+
+@pytest.mark.parametrize(
+    ("by_time", "hour"),
+    [
+        ({"ephemeral_1h_input_tokens": 7, "ephemeral_5m_input_tokens": 3}, 7),
+        ({"ephemeral_1h_input_tokens": 99}, 10),  # never more than all writes
+        ({}, 0),
+        (None, 0),
+        (4, 0),
+    ],
+)
+async def test_tokens_written_for_an_hour_are_a_part_of_those_written(by_time: Any, hour: int) -> None:
+    usage = {"input_tokens": 5, "output_tokens": 1, "cache_creation_input_tokens": 10, "cache_creation": by_time}
+    reply = await read_events(start={"type": "message_start", "message": {"model": "m", "usage": usage}})
+    assert (reply.usage.cache_write, reply.usage.cache_write_1h, reply.usage.total) == (10, hour, 18)
 
 
 @pytest.mark.parametrize(

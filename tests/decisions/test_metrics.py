@@ -48,3 +48,8 @@ def test_tokens_are_counted_by_direction_and_none_is_not_counted() -> None:
         Count("perdure_tokens", {"model": "m", "direction": "input"}, 7),
         Count("perdure_tokens", {"model": "m", "direction": "output"}, 3),
     )
+
+
+def test_a_token_that_is_written_for_an_hour_is_counted_once() -> None:
+    counts = count_tokens("m", Usage(cache_write=10, cache_write_1h=7))
+    assert {count.labels["direction"]: count.by for count in counts} == {"cache_write": 3, "cache_write_1h": 7}

@@ -170,6 +170,6 @@ def _section(section: Section) -> Iterator[str]:
         yield "#### Pick policy\n\n" + list_words(PickPolicy, "`pick_policy`")
     if section.model is TaskCommand:
         rows = ((code(kind.name), kind.about) for kind in KINDS.values())
-        yield "#### Kinds of tasks\n\n" + table(("`kind`", "waits for: {input}"), rows)
+        yield "#### Kinds of tasks\n\n" + table(("`kind`", "`input`, beside `timeoutMs`"), rows)
     if section.after:
         yield section.after

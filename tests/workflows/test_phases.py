@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 
-from activities.run.definition import JOURNAL_MARK
 from perdure.process.project import build_project
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
@@ -140,6 +139,6 @@ async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: Ma
         async with it.worker():
             await result_of(await it.start("find the cause"))
         plan, reflect = it.model.requests
-    system = "\n".join(prompt(name) for name in PROMPTS).replace(JOURNAL_MARK, prompt("journal"))
+    system = "\n".join(prompt(name) for name in PROMPTS)
     assert plan["system"][0]["text"].startswith(system.strip())
     assert plan["system"] == reflect["system"]
