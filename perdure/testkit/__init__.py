@@ -1,6 +1,7 @@
 """Fakes for tests of agents, with the real protocols.
 
 chat_completions  the Chat Completions API of that server
+message_batches   its Message Batches API
 model_server      a scripted model server on loopback
 tools             a scripted tool that records its calls
 """

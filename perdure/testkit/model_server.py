@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import uvicorn
 from starlette.applications import Starlette
@@ -38,6 +38,7 @@ from perdure.testkit.chat_completions import (
     encode_data,
     read_chat_request,
 )
+from perdure.testkit.message_batches import ScriptedBatches
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,16 @@ def fails(
     return ErrorReply(status=status, type=error_type, message=message, retry_after=retry_after, times=times, then=then)
 
 
+def expires(
+    *,
+    type: Literal["expired", "canceled"] = "expired",  # noqa: A002 - the API's own word
+    times: int = 1,
+    then: ScriptedAnswer | None = None,
+) -> ErrorReply:
+    """Return a request of a batch that is not answered; with `then`, only the first `times`. It has no use live."""
+    return ErrorReply(status=504, type=type, message="not answered in a batch", times=times, then=then)
+
+
 def cut(reply: Reply, *, error: str | None = None) -> Reply:
     """Return a stream that ends after `message_start`, with an `error` event if given ("overloaded_error")."""
     return replace(reply, is_cut=True, error=error)
@@ -128,10 +139,12 @@ class ScriptedModel:
     its end the server answers 400. A function takes the request's body instead. Conversations that the API would
     reject (a `tool_use` without its `tool_result`) are rejected. A request for `/v1/chat/completions` is answered by
     the same script, which sees it in the Messages API's form. The server stops at the end of the `with` block.
+    `batches` answers the Message Batches API from the same script.
     """
 
-    def __init__(self, script: Script, *, port: int = 0) -> None:
+    def __init__(self, script: Script, *, port: int = 0, batches: ScriptedBatches | None = None) -> None:
         self._script = script
+        self.batches = batches or ScriptedBatches()
         self._port = port
         self._requests: list[Json] = []
         self._seen: Counter[str] = Counter()
@@ -148,9 +161,8 @@ class ScriptedModel:
         listener = socket.create_server(("127.0.0.1", self._port))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         wires = {"/v1/messages": MESSAGES, "/v1/chat/completions": CHAT}
-        app = Starlette(
-            routes=[Route(path, partial(self._handle, wire), methods=["POST"]) for path, wire in wires.items()]
-        )
+        routes = [Route(path, partial(self._handle, wire), methods=["POST"]) for path, wire in wires.items()]
+        app = Starlette(routes=[*routes, *self.batches.build_routes(self._build_result)])
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -188,14 +200,22 @@ class ScriptedModel:
         earlier = self._record_request(body)
         if reason := request_error(body):
             return _error_response(wire, 400, "invalid_request_error", reason)
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        answer = self._pick_answer(body, turn)
-        while isinstance(answer, ErrorReply):
-            if answer.then is None or earlier < answer.times:
-                return _error_response(wire, answer.status, answer.type, answer.message, answer.retry_after)
-            earlier -= answer.times
-            answer = answer.then
-        return self._to_response(wire, answer, body, turn)
+        answer = self._pick_answer(body, earlier)
+        if isinstance(answer, ErrorReply):
+            return _error_response(wire, answer.status, answer.type, answer.message, answer.retry_after)
+        return self._to_response(wire, answer, body)
+
+    def _build_result(self, params: Json, earlier: int) -> Json:
+        """Return the result of a request in a batch. `earlier` counts the requests in batches for its conversation."""
+        reason = request_error(params)
+        answer = fails(400, message=reason) if reason else self._pick_answer(params, earlier)
+        match answer:
+            case ErrorReply(type="expired" | "canceled"):
+                return {"type": answer.type}
+            case ErrorReply():
+                return {"type": "errored", "error": error_body(answer.type, answer.message)}
+            case Reply():
+                return {"type": "succeeded", "message": _message(answer, params, _count_turns(params))}
 
     def _record_request(self, body: Json) -> int:
         """Record the body; return the number of earlier requests for this conversation."""
@@ -205,16 +225,25 @@ class ScriptedModel:
             self._seen[key] += 1
             return self._seen[key] - 1
 
-    def _pick_answer(self, body: Json, turn: int) -> ScriptedAnswer:
+    def _pick_answer(self, body: Json, earlier: int) -> ScriptedAnswer:
+        """Return the script's answer, after `earlier` requests for the same conversation."""
+        answer = self._read_script(body)
+        while isinstance(answer, ErrorReply) and answer.then is not None and earlier >= answer.times:
+            earlier -= answer.times
+            answer = answer.then
+        return answer
+
+    def _read_script(self, body: Json) -> ScriptedAnswer:
         if callable(self._script):
             return self._script(body)
+        turn = _count_turns(body)
         if turn < len(self._script):
             return self._script[turn]
         message = f"the script has {len(self._script)} replies, and this is a request for turn {turn}"
         return ErrorReply(status=400, type="invalid_request_error", message=message)
 
-    def _to_response(self, wire: Wire, reply: Reply, body: Json, turn: int) -> Response:
-        message = _message(reply, body, turn)
+    def _to_response(self, wire: Wire, reply: Reply, body: Json) -> Response:
+        message = _message(reply, body, _count_turns(body))
         if not body.get("stream"):
             return JSONResponse(wire.build(message))
         events = list(wire.stream(message))
@@ -240,6 +269,10 @@ class ScriptedModel:
 
 def _message(reply: Reply, body: Json, turn: int) -> Json:
     return build_message(reply, body, body["model"], f"toolu_{turn}")
+
+
+def _count_turns(body: Json) -> int:
+    return sum(message["role"] == "assistant" for message in body["messages"])
 
 
 async def _read_body(request: Request, wire: Wire) -> Json:
