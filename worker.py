@@ -23,11 +23,11 @@ from activities.effects.beats import BeatInterceptor, BeatPolicy
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
 from activities.model.fused_turn import FusedTurns
-from activities.model.port import Model
 from activities.model.summarize import Summaries
 from activities.model.transcript_cache import TranscriptCache
 from activities.model.turn import Turns
 from activities.project import Project
+from activities.providers.port import Model
 from activities.reconcile.reconcile import Reconciler
 from activities.run.files import RunFiles
 from activities.run.fork import Inheritances

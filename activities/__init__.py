@@ -10,7 +10,8 @@ followup/     Follow-ups: topics, outgoing messages, and the lane that resumes t
 http/         HTTP to untrusted servers: URLs, addresses, bodies, delays
 mailbox/      Mailbox folders: claim, deliver, answer and archive messages as files
 mcp/          MCP servers and their tools
-model/        Model calls: one turn, its provider, its price
+model/        Model calls: one turn, its conversation and its summaries
+providers/    Providers of models: one port, a file for each API, and what they have in common
 reconcile/    The reconciler: find runs and stores that need repair
 run/          A run's files: opened, closed, forked, and read after its end
 security/     Secrets, redaction, and private files

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.followup.outbox import Outbox
-from activities.model.prices import CLAUDE_PRICES, Price, claude_summary_model, claude_window
+from activities.providers.prices import CLAUDE_PRICES, Price, claude_summary_model, claude_window
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.storage.store import LocalStores, Stores
 from activities.storage.workspace import Workspace, folder_name

@@ -10,8 +10,8 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.model.port import ModelCall, ModelReply
 from activities.project import Project
+from activities.providers.port import ModelCall, ModelReply
 from activities.tools.interface import CallContext
 from bench.work import Marks, Work, text
 from contracts.agent import Agent, ToolSchema

@@ -18,8 +18,8 @@ from anthropic.lib.aws._auth import _get_session
 from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_event, encode_stream
-from activities.model.port import ModelCall, ModelReply
 from activities.project import Project
+from activities.providers.port import ModelCall, ModelReply
 from activities.run.definition import build_definition
 from activities.security.secrets import MIN_SECRET
 from contracts.agent import Definition

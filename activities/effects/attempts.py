@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.beats import Pulse, beat_policy, start_pulse
-from activities.model.rate_limit import RateLimitedError
+from activities.providers.rate_limit import RateLimitedError
 from activities.storage.store import StoredFileChangedError
 from activities.storage.watchers import LOOK_EVERY
 from activities.temporal import own_run_id

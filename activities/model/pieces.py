@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from activities.model.port import ModelCall, ModelReply
-from activities.model.reply import fit_to_history
+from activities.providers.port import ModelCall, ModelReply
+from activities.providers.reply import fit_to_history
 from activities.security.secrets import Secrets
 from activities.storage.store import Store
 from contracts.run.transcript import Part, PartKind

@@ -10,13 +10,13 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import Attempt, counting_holds, heartbeating, this_attempt
-from activities.model.options import abilities_of
-from activities.model.port import Model, ModelCall
-from activities.model.prices import call_cost
-from activities.model.rate_limit import RateLimitedError
 from activities.model.transcript_cache import TranscriptCache
 from activities.model.turn import front_tokens, report_fallback
 from activities.project import Project
+from activities.providers.options import abilities_of
+from activities.providers.port import Model, ModelCall
+from activities.providers.prices import call_cost
+from activities.providers.rate_limit import RateLimitedError
 from activities.run.definition import read_definition
 from activities.security.redaction import redact_model
 from activities.telemetry.metrics import record_facts

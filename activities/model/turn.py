@@ -13,11 +13,11 @@ from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
 from activities.model.pieces import can_continue, continuation_call, join_replies, read_pieces, save_pieces
-from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.prices import call_cost
-from activities.model.rate_limit import RateLimitedError
 from activities.model.transcript_cache import TranscriptCache
 from activities.project import Project
+from activities.providers.port import Model, ModelCall, ModelReply
+from activities.providers.prices import call_cost
+from activities.providers.rate_limit import RateLimitedError
 from activities.run.definition import must_be_unchanged, read_definition
 from activities.security.redaction import redact_model
 from activities.security.secrets import Secrets

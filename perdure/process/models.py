@@ -10,11 +10,11 @@ import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex, DefaultAsyncHttpxClient
 
 from activities.demo.model import RehearsalTransport
-from activities.model.anthropic import MessagesModel
-from activities.model.fallback import FallbackModel, Provider
-from activities.model.plain_answer import bound_body
-from activities.model.port import Model
-from activities.model.rate_limit import RateLimiter
+from activities.providers.anthropic import MessagesModel
+from activities.providers.fallback import FallbackModel, Provider
+from activities.providers.plain_answer import bound_body
+from activities.providers.port import Model
+from activities.providers.rate_limit import RateLimiter
 from decisions.model_names import DEFAULT
 from settings import ProjectError, Settings
 from settings.file import ProviderSettings
@@ -46,7 +46,7 @@ def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
 def _create_endpoint(client: ModelClient) -> Model:
     if isinstance(client, AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex):
         return MessagesModel(client)
-    from activities.model.openai import ChatModel  # its SDK is optional, and takes a quarter of a second to load
+    from activities.providers.openai import ChatModel  # its SDK is optional, and takes a quarter of a second to load
 
     return ChatModel(client)
 

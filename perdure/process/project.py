@@ -12,9 +12,9 @@ import httpx
 from pydantic import PydanticUserError, TypeAdapter
 
 from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
-from activities.model.options import find_unusable, find_unusable_in_chat
-from activities.model.prices import FREE, Price
 from activities.project import Project
+from activities.providers.options import find_unusable, find_unusable_in_chat
+from activities.providers.prices import FREE, Price
 from activities.run.definition import split_tools
 from activities.run.tool_search import has_full_text_search
 from activities.storage.store import Stores

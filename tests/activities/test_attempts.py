@@ -10,7 +10,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.effects import attempts
 from activities.effects.attempts import WORKER_SHUTDOWN, counting_attempts
-from activities.model.rate_limit import RateLimitedError
+from activities.providers.rate_limit import RateLimitedError
 
 MOST = 6
 HELD = RateLimitedError("held back", type="RateLimited", next_retry_delay=timedelta(seconds=9))

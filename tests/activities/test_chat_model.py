@@ -11,9 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from temporalio.exceptions import ApplicationError
 
-from activities.model.errors import to_model_failure
-from activities.model.openai import ChatModel
-from activities.model.port import JOURNAL_HEADING, ModelCall, ModelReply
+from activities.providers.errors import to_model_failure
+from activities.providers.openai import ChatModel
+from activities.providers.port import JOURNAL_HEADING, ModelCall, ModelReply
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from temporalio.exceptions import ApplicationError
 
-from activities.model.openai import ERROR_PREFIX, ChatModel, to_chat_messages
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.openai import ERROR_PREFIX, ChatModel, to_chat_messages
+from activities.providers.port import ModelCall, ModelReply
 from contracts.agent import Definition
 from perdure.testkit.chat_completions import encode_chunks, read_chat_request
 

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from anthropic.types import Model
 
-from activities.model.prices import (
+from activities.project import Project
+from activities.providers.prices import (
     CHEAP_MODEL,
     CLAUDE_MODELS,
     CLAUDE_PRICES,
@@ -18,7 +19,6 @@ from activities.model.prices import (
     claude_summary_model,
     claude_window,
 )
-from activities.project import Project
 from contracts.run.turn import Usage
 from perdure.process.project import build_project
 from settings import ProjectError, load_settings

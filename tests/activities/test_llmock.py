@@ -13,8 +13,8 @@ from anthropic import AsyncAnthropic
 from llmock.pytest_plugin import LLMock
 from temporalio.exceptions import ApplicationError
 
-from activities.model.anthropic import MessagesModel
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.anthropic import MessagesModel
+from activities.providers.port import ModelCall, ModelReply
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions
 

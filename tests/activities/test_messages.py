@@ -3,8 +3,8 @@
 import pytest
 from pydantic_core import to_json
 
-from activities.model.port import ModelReply
-from activities.model.reply import MAX_REPLY_BYTES, fit_to_history
+from activities.providers.port import ModelReply
+from activities.providers.reply import MAX_REPLY_BYTES, fit_to_history
 from contracts.run.turn import Usage
 
 

@@ -17,10 +17,10 @@ from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_stream
-from activities.model.anthropic import MessagesModel, build_request
-from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
-from activities.model.port import ModelCall, ModelReply
-from activities.model.reply import MAX_CALL_TOKENS
+from activities.providers.anthropic import MessagesModel, build_request
+from activities.providers.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
+from activities.providers.port import ModelCall, ModelReply
+from activities.providers.reply import MAX_CALL_TOKENS
 from activities.tools.json_schema import read_arguments
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from temporalio.exceptions import ApplicationError
 
-from activities.model.anthropic import MessagesModel
-from activities.model.options import abilities_of, build_options, can_force_tools, find_unusable, usable_options
-from activities.model.port import ModelCall, ModelReply
-from activities.model.prices import CLAUDE_MODELS
 from activities.model.summarize import MAX_SUMMARY_TOKENS, summary_options
 from activities.model.turn import redact_turn
 from activities.project import Project
+from activities.providers.anthropic import MessagesModel
+from activities.providers.options import abilities_of, build_options, can_force_tools, find_unusable, usable_options
+from activities.providers.port import ModelCall, ModelReply
+from activities.providers.prices import CLAUDE_MODELS
 from activities.run.definition import build_definition, definition_diff
 from activities.security.secrets import Secrets
 from contracts.agent import Definition, ToolSchema
@@ -50,10 +50,10 @@ def test_an_agents_settings_come_before_the_projects_field_by_field(tmp_path: Pa
     toml = '[model]\ndefault = "local"\nmax_tokens = 5000\neffort = "high"\nbetas = ["one"]\nheaders = {x-team = "a"}\n'
     its = project(tmp_path, toml, "max_tokens: 4000\nthinking: 2048\nheaders: {x-agent: b}")
     assert options_of(its, "default") == ModelOptions(
-        max_tokens=5000, effort="high", betas=("one",), headers={"x-team": "a"}
+        max_tokens=5000, effort="high", cache="5m", betas=("one",), headers={"x-team": "a"}
     )
     assert options_of(its, "a") == ModelOptions(
-        max_tokens=4000, effort="high", betas=("one",), headers={"x-agent": "b"}, thinking=2048
+        max_tokens=4000, effort="high", cache="5m", betas=("one",), headers={"x-agent": "b"}, thinking=2048
     )
 
 

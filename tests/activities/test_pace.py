@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.model import rate_limit
-from activities.model.rate_limit import (
+from activities.providers import rate_limit
+from activities.providers.rate_limit import (
     MAX_RETURN_SPREAD,
     MAX_SHUT_TIME,
     MAX_SLOT_WAIT,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.model.pieces import can_continue, continuation_call, join_replies
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.port import ModelCall, ModelReply
 from contracts.agent import Definition
 from contracts.run.turn import TurnRequest, Usage
 

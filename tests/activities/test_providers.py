@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.model import fallback
-from activities.model.fallback import REST_SECONDS, FallbackModel, Provider
-from activities.model.port import ModelCall, ModelReply
-from activities.model.rate_limit import RateLimitedError, RateLimiter
+from activities.providers import fallback
+from activities.providers.fallback import REST_SECONDS, FallbackModel, Provider
+from activities.providers.port import ModelCall, ModelReply
+from activities.providers.rate_limit import RateLimitedError, RateLimiter
 from contracts.agent import Definition
 from contracts.failures import RunFailure, Stop
 from contracts.model_settings import ModelOptions

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 from temporalio.client import Client
 
-from activities.model.port import ModelReply
 from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, TranscriptMismatchError, write_segment
 from activities.model.turn import rename_used_ids
+from activities.providers.port import ModelReply
 from activities.storage.store import LocalStore, LocalStores
 from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
 from contracts.run.turn import Usage

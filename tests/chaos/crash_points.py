@@ -20,9 +20,9 @@ from activities.effects.ledger import LedgerEntry
 from activities.mailbox.folder import MailFolder
 from activities.mailbox.intake import Intake
 from activities.mailbox.writer import MailWriter
-from activities.model.anthropic import MessagesModel
 from activities.model.fused_turn import FusedTurns
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.anthropic import MessagesModel
+from activities.providers.port import ModelCall, ModelReply
 from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
 from activities.storage.store import LocalStore

@@ -15,7 +15,7 @@ from anthropic import AsyncAnthropic
 
 from activities.demo.model import RehearsalTransport
 from activities.mailbox.folder import MailFolder
-from activities.model.anthropic import MessagesModel
+from activities.providers.anthropic import MessagesModel
 from activities.security.secrets import NO_SECRETS
 from perdure.client.connection import connect
 from perdure.client.errors import TemporalUnavailableError

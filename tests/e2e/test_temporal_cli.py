@@ -15,8 +15,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.model.anthropic import MessagesModel
 from activities.project import Project
+from activities.providers.anthropic import MessagesModel
 from contracts.agent import Agent
 from contracts.model_settings import ModelOptions
 from contracts.run.limits import LimitOverrides

@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.effects.ledger import LedgerEntry
 from activities.followup.topic import signal_event
-from activities.model.prices import Price
+from activities.providers.prices import Price
 from activities.run.status import read_snapshot
 from activities.storage.store import LocalStore
 from activities.tools.interface import PreflightTool

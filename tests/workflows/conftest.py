@@ -21,10 +21,10 @@ from temporalio.converter import DataConverter
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Replayer, Worker
 
-from activities.model.anthropic import MessagesModel
-from activities.model.port import Model
-from activities.model.prices import Price
 from activities.project import Project
+from activities.providers.anthropic import MessagesModel
+from activities.providers.port import Model
+from activities.providers.prices import Price
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.tools.interface import Tool
 from contracts.agent import Agent

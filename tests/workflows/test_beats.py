@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.worker import ActivityInboundInterceptor, ActivityOutboundInterceptor, Interceptor
 
 from activities.effects.beats import Pulse, beat_interval
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.port import ModelCall, ModelReply
 from contracts.run.turn import Usage
 from contracts.tool import QueueRoute, ToolKind
 from perdure.client.run_events import PartialText

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from activities.model.prices import Price, call_cost
+from activities.providers.prices import Price, call_cost
 from contracts.failures import Escalation
 from contracts.run.events import StartEvent
 from contracts.run.state import RunState

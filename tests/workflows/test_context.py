@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from activities.model.anthropic import MessagesModel
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.anthropic import MessagesModel
+from activities.providers.port import ModelCall, ModelReply
 from contracts.failures import Escalation
 from contracts.run.compaction import ContextFull, Recoveries
 from contracts.run.state import RunState

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
-from activities.model.anthropic import MessagesModel
-from activities.model.fallback import FallbackModel, Provider
-from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.prices import Price
-from activities.model.rate_limit import RateLimitedError, RateLimiter
+from activities.providers.anthropic import MessagesModel
+from activities.providers.fallback import FallbackModel, Provider
+from activities.providers.port import Model, ModelCall, ModelReply
+from activities.providers.prices import Price
+from activities.providers.rate_limit import RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
 from perdure.client.run_events import PartialText
 from perdure.client.watch import Watch

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from activities.model.prices import Price
+from activities.providers.prices import Price
 from activities.telemetry.metrics import MetricsInterceptor
 from activities.telemetry.spans import SpanInterceptor
 from activities.tools.interface import TransientToolError

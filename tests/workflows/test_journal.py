@@ -7,7 +7,7 @@ from typing import Any
 
 from temporalio.client import Client
 
-from activities.model.port import JOURNAL_HEADING
+from activities.providers.port import JOURNAL_HEADING
 from contracts.failures import Escalation
 from contracts.run.journal import Journal
 from decisions.run.journal import DIGEST, READ, digest_journal, render_journal

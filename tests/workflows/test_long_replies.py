@@ -8,7 +8,7 @@ from temporalio.exceptions import CancelledError
 
 from activities.demo.sse import estimate_tokens
 from activities.model.pieces import MAX_CONTINUATIONS
-from activities.model.prices import Price
+from activities.providers.prices import Price
 from contracts.failures import Escalation
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool

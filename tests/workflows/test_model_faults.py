@@ -167,7 +167,7 @@ async def test_a_reply_of_any_size_never_stops_a_run(
     world: MakeWorld, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client takes long to read a large stream, so the bound is a tenth of what it is."""
-    monkeypatch.setattr("activities.model.reply.MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr("activities.providers.reply.MAX_REPLY_BYTES", 100_000)
     long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
     replies = [
         calls(("look", {"text": long})),

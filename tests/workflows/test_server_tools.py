@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from activities.model.prices import Price
+from activities.providers.prices import Price
 from contracts.agent import Agent
 from perdure.testkit.model_server import Reply, ScriptedAnswer, says
 from perdure.testkit.tools import ScriptedTool

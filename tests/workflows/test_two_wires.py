@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from activities.model.fallback import FallbackModel, Provider
-from activities.model.openai import ChatModel
-from activities.model.rate_limit import RateLimiter
+from activities.providers.fallback import FallbackModel, Provider
+from activities.providers.openai import ChatModel
+from activities.providers.rate_limit import RateLimiter
 from contracts.tool import ToolOutcome, error_outcome
 from perdure.testkit import model_server
 from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, fails, says
@@ -83,7 +83,7 @@ async def test_a_conversation_goes_from_one_api_to_the_other_and_back(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_server, "_message", with_thinking)
-    monkeypatch.setattr("activities.model.fallback.REST_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("activities.providers.fallback.REST_SECONDS", (0.0, 0.0))
     chat_script: list[ScriptedAnswer] = [LOOK, fails(500), LOOK, fails(500)]
     async with world([fails(529), LOOK, fails(529), FINISH], ScriptedTool("look"), works=False) as it:
         with ScriptedModel(chat_script) as chat:

@@ -12,10 +12,10 @@ from openai.types.chat import ChatCompletionChunk
 from pydantic_core import to_json
 from temporalio.exceptions import ApplicationError
 
-from activities.model.errors import WrongApiError, model_refused_error, to_model_failure
-from activities.model.plain_answer import is_document, read_body
-from activities.model.port import ModelCall, ModelReply
-from activities.model.reply import Json, ReplyBuilder, call_leniently, expecting_api
+from activities.providers.errors import WrongApiError, model_refused_error, to_model_failure
+from activities.providers.plain_answer import is_document, read_body
+from activities.providers.port import ModelCall, ModelReply
+from activities.providers.reply import Json, ReplyBuilder, call_leniently, expecting_api
 from contracts.models import replace_surrogates
 
 ERROR_PREFIX = "Error: "  # of a result that is one: the wire has no mark for it

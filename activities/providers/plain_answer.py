@@ -15,7 +15,7 @@ import anthropic
 import httpx2
 from temporalio.exceptions import ApplicationError
 
-from activities.model.errors import to_model_failure
+from activities.providers.errors import to_model_failure
 from contracts.failures import RunFailure
 
 MAX_BODY_BYTES = 4 * 1024 * 1024  # of an answer that is no stream, and of an error's body

@@ -7,8 +7,8 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError
 
-from activities.model.port import Model, ModelCall, ModelReply
-from activities.model.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
+from activities.providers.port import Model, ModelCall, ModelReply
+from activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
 from contracts.run.turn import SkippedModel
 from decisions.model_names import DEFAULT, provider_of

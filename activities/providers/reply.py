@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 from temporalio.exceptions import ApplicationError
 
-from activities.model.errors import WrongApiError, model_unavailable_error
-from activities.model.options import name_setting
-from activities.model.port import ModelCall, ModelReply
+from activities.providers.errors import WrongApiError, model_unavailable_error
+from activities.providers.options import name_setting
+from activities.providers.port import ModelCall, ModelReply
 from activities.tools.json_schema import read_arguments
 from contracts.failures import RunFailure
 from contracts.models import replace_surrogates

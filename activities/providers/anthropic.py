@@ -12,17 +12,17 @@ from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVerte
 from anthropic.types import RawMessageStreamEvent
 from temporalio.exceptions import ApplicationError
 
-from activities.model.cache_marks import drop_ttl, mark_for_cache
-from activities.model.errors import (
+from activities.providers.cache_marks import drop_ttl, mark_for_cache
+from activities.providers.errors import (
     WrongApiError,
     is_missing_credentials,
     model_unavailable_error,
     to_model_failure,
 )
-from activities.model.options import build_options, can_force_tools
-from activities.model.plain_answer import is_document, read_body
-from activities.model.port import ModelCall, ModelReply
-from activities.model.reply import ReplyBuilder, call_leniently, expecting_api
+from activities.providers.options import build_options, can_force_tools
+from activities.providers.plain_answer import is_document, read_body
+from activities.providers.port import ModelCall, ModelReply
+from activities.providers.reply import ReplyBuilder, call_leniently, expecting_api
 from decisions.run.transcript import is_thought
 
 _STREAM_ERRORS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
