@@ -45,16 +45,26 @@ async def cancel_own_workflow(client: Client, reason: str) -> None:
 
 
 class VisibilityPace:
-    """Spaces the lists of a loop: a namespace of Temporal Cloud allows 30 a second, for all of its processes."""
+    """Spaces lists: a namespace of Temporal Cloud allows 30 a second, for all of its processes."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
-    async def wait(self) -> None:
-        """Wait for the turn of the next list: some are free, then `VISIBILITY_RATE` a second."""
+    def reserve(self, limit: float = math.inf) -> float:
+        """Reserve a list, and return the seconds until it may start: some are free, then `VISIBILITY_RATE` a second.
+
+        Raises TimeoutError, and reserves none, if that is more than `limit`.
+        """
         now = asyncio.get_running_loop().time()
-        self._next = max(self._next, now - FREE_VISIBILITY_CALLS / VISIBILITY_RATE) + 1 / VISIBILITY_RATE
-        await asyncio.sleep(self._next - now)
+        start = max(self._next, now - FREE_VISIBILITY_CALLS / VISIBILITY_RATE) + 1 / VISIBILITY_RATE
+        if start - now > limit:
+            raise TimeoutError
+        self._next = start
+        return start - now
+
+    async def wait(self) -> None:
+        """Wait until the next list may start."""
+        await asyncio.sleep(self.reserve())
 
 
 class IgnoreMissing(AbstractContextManager[None, bool]):

@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
-from contracts.typed_result import OutputSchema
+from contracts.models import FrozenModel, JsonResult, OutputSchema, StrictModel, omit_default
 
 MAX_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 

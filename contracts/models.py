@@ -7,6 +7,7 @@ from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic_core import to_json
 
 
 class FrozenModel(BaseModel):
@@ -52,6 +53,7 @@ _JOINERS = "\u200c\u200d"
 
 MAX_NESTING = 50  # levels of a value from outside: payloads nested 200 deep cannot be read, and other values wrap it
 MAX_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
+MAX_SCHEMA_BYTES = 64 * 1024
 NESTING_MARGIN = 16  # levels; more than wrap a result or arguments anywhere in a run's state
 
 
@@ -138,6 +140,18 @@ ForeignText = Annotated[str, BeforeValidator(replace_surrogates)]
 
 # JSON has no NaN or infinities, which would be written as null: they become their names.
 JsonResult = Annotated[Any, AfterValidator(_replace_nonfinite)]
+
+
+def _check_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    if nesting_depth(schema) > MAX_NESTING:
+        raise ValueError(f"nested more than {MAX_NESTING} deep")
+    if (size := len(to_json(schema))) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"{size:,} bytes; the maximum is {MAX_SCHEMA_BYTES:,}")
+    return schema
+
+
+# The JSON Schema that a start or a subtask gives for the result of its run.
+OutputSchema = Annotated[dict[str, Any], AfterValidator(_check_bounds)]
 
 
 class Undecodable(FrozenModel):

@@ -8,7 +8,6 @@ from contracts.agent import ToolSchema
 from contracts.followup import Completion
 from contracts.tool import Approval, Effect, ToolKind, ToolRoute
 from decisions.followup.kinds import KINDS
-from decisions.typed_result import add_result_parameter
 
 FINISH, REFRAME, ESCALATE, ASK_HUMAN = "finish", "reframe", "escalate", "ask_human"
 GET_JOURNAL, UPDATE_JOURNAL = "get_run_journal", "update_run_journal"
@@ -220,6 +219,46 @@ def builtin_schemas(
     if output_schema is None:
         return tuple(schemas)
     return tuple(add_result_parameter(tool, output_schema) if tool.name == FINISH else tool for tool in schemas)
+
+
+_RESULT = "#/properties/result"
+_DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")  # these hold schemas by a name
+_DATA = ("const", "enum", "default", "examples")
+
+
+def add_result_parameter(finish: ToolSchema, output_schema: dict[str, Any]) -> ToolSchema:
+    """Return `finish` with the required parameter `result`.
+
+    Definitions move to the top, where models and servers expect them; other references are adjusted.
+    """
+    schema = finish.input_schema
+    own = {name: value for name, value in output_schema.items() if name not in (*_DEFINITIONS, "$schema", "$id")}
+    definitions = {name: _adjust_keyword(name, output_schema[name]) for name in _DEFINITIONS if name in output_schema}
+    changes = {
+        "properties": {**schema["properties"], "result": _adjust_references(own)},
+        "required": [*schema["required"], "result"],
+    }
+    return finish.model_copy(update={"input_schema": {**schema, **changes, **definitions}})
+
+
+def _adjust_references(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_adjust_references(inner) for inner in schema]
+    if not isinstance(schema, dict) or "$id" in schema:  # references below an `$id` are relative to it
+        return schema
+    return {keyword: _adjust_keyword(keyword, value) for keyword, value in schema.items()}
+
+
+def _adjust_keyword(keyword: str, value: Any) -> Any:
+    if keyword in _DATA:
+        return value
+    if keyword in _BY_NAME and isinstance(value, dict):
+        return {name: _adjust_references(inner) for name, inner in value.items()}
+    if keyword in ("$ref", "$dynamicRef") and isinstance(value, str):
+        is_moved = value == "#" or (value.startswith("#/") and value.split("/")[1] not in _DEFINITIONS)
+        return _RESULT + value[1:] if is_moved else value
+    return _adjust_references(value)
 
 
 def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]:

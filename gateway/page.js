@@ -263,7 +263,10 @@ function happened(runId, it) {
 function step(what, text) {
   const row = element("li");
   row.append(element("span", what), " ", element("span", brief(text)));
-  byId("steps").append(row);
+  const list = byId("steps");
+  const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40; // else the reader has scrolled up
+  list.append(row);
+  if (isAtEnd) list.scrollTop = list.scrollHeight;
 }
 
 async function showFacts(runId) {

@@ -82,14 +82,13 @@ async def test_a_wrong_tool_table_is_rejected_in_one_line(tmp_path: Path, toml: 
         await project(tmp_path, toml)
 
 
-async def test_an_agent_without_a_journal_has_no_journal_tools_or_prompt(tmp_path: Path) -> None:
+async def test_an_agent_without_a_journal_has_no_journal_tools(tmp_path: Path) -> None:
     made = await project(tmp_path, agent="tools: []\njournal: false")
     without = build_definition(made, made.agents["a"], may_delegate=True)
     with_one = build_definition(made, made.agents["default"], may_delegate=True)
     assert {tool.name for tool in without.tools}.isdisjoint({*JOURNAL_TOOLS, "fetch", "read_file", "write_file"})
     assert {tool.name for tool in with_one.tools}.issuperset(JOURNAL_TOOLS)
-    assert "{journal}" not in without.system + with_one.system
-    assert ("journal" in without.system, "journal" in with_one.system) == (False, True)
+    assert "journal" not in without.system
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def build_definition(
     The `requested_schema` of the result is used in place of the agent's.
     """
     agents_schema = agent.output_schema if isinstance(agent.output_schema, dict) else None
-    output_schema = requested_schema or agents_schema
+    output_schema = agents_schema if requested_schema is None else requested_schema
     delegates = may_delegate and bool(agent.peers)
     own = builtin_tools.builtin_schemas(
         delegates=delegates,

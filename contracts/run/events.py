@@ -7,11 +7,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment, Share
-from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
+from contracts.models import FrozenModel, JsonResult, OutputSchema, StrictModel, omit_default
 from contracts.run.limits import Context, LimitOverrides
 from contracts.sender import Sender
 from contracts.tool import ToolError
-from contracts.typed_result import OutputSchema
 
 
 class StartPayload(StrictModel):

@@ -47,6 +47,18 @@ def enter(driver: Any, gateway: Gateway, run_id: str = "") -> None:
     driver.find_element(By.ID, "token").send_keys(gateway.token + Keys.ENTER)
 
 
+SHRINK = """
+const steps = document.getElementById("steps");
+steps.style.maxHeight = "4rem";
+steps.scrollTop = steps.scrollHeight;
+"""
+IS_AT_END = """
+const steps = document.getElementById("steps");
+return steps.scrollHeight > 2 * steps.clientHeight
+  && steps.scrollHeight - steps.scrollTop - steps.clientHeight < 2;
+"""
+
+
 @needs_browser
 async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(gateway: Gateway, driver: Any) -> None:
     run_id = await gateway.waiting("ask: which colour")
@@ -55,8 +67,10 @@ async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(gateway:
     until(driver, lambda: driver.find_element(By.XPATH, card))
     shows(driver, "#waiting pre", "Shall it be red, or blue?")
     shows(driver, "#steps", "waiting")
+    driver.execute_script(SHRINK)
     driver.find_element(By.XPATH, f"{card}//input").send_keys("green" + Keys.ENTER)
     shows(driver, "#end", "completed: done")
+    assert driver.execute_script(IS_AT_END), "the list of events does not follow the latest one"
     assert "green" in driver.find_element(By.ID, "end").text
     until(driver, lambda: not driver.find_elements(By.XPATH, card))
     told = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]

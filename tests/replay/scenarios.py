@@ -41,6 +41,8 @@ Tool = Callable[[], ScriptedTool]
 
 REPLIES = "discord.wait_for_reply"
 GOAL = {"type": "agentic.start", "payload": {"goal": "do it"}}
+TYPED = {**GOAL, "payload": {"goal": "do it", "output_schema": {"type": "object", "required": ["total"]}}}
+RESULT = calls(("finish", {"outcome": "counted", "result": {"total": 3}}))
 FINISH = calls(("finish", {"outcome": "done", "artifacts": ["artifacts/a.md"]}))
 LOOK = calls(("look", {"at": "x"}), text="Frame: see.\nPlan: look.")
 VOTE = calls(("vote", {}))
@@ -632,6 +634,8 @@ SCENARIOS = (
         limits={"budget_usd": 1e-9, "prices": {"scripted": Price(input=1, output=1, cache_read=1, cache_write=1)}},
     ),
     Scenario("context-too-long", "escalated context", [TOO_LONG], play=answers({"decision": "continue"})),
+    Scenario("no-valid-result", "escalated result_invalid", lambda _: says("Done."), args=(TYPED,)),
+    Scenario("typed-result", "completed", [FINISH, RESULT], args=(TYPED,)),
     Scenario("model-declined", "escalated model_declined", [says("I will not.", stop_reason="refusal")]),
     # failed
     Scenario("invalid-input", "failed InvalidInput", [], args=({"type": "agentic.start"},)),

@@ -61,8 +61,14 @@ class BreakingScript:
 
 
 def same_prefix(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """The share of a request that the next one begins with, in the order in which a provider's cache reads it."""
-    one, two = (json.dumps([request["tools"], request["system"], request["messages"]]) for request in (before, after))
+    """The share of a request that the next one begins with, in the order in which a provider's cache reads it.
+
+    The marks move on with the conversation, and are no part of what is cached.
+    """
+    one, two = (
+        json.dumps([request["tools"], request["system"], without_cache_marks(request["messages"])])
+        for request in (before, after)
+    )
     common = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     return common / len(one)
 

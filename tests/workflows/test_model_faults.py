@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -120,7 +121,7 @@ async def test_a_reply_without_usage_is_whole_and_one_without_a_block_is_retried
                 yield encode_event(data)
 
     monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
-    monkeypatch.setattr(model_server, "encode_stream", odd)
+    monkeypatch.setattr(model_server, "MESSAGES", replace(model_server.MESSAGES, stream=odd))
     async with world(lambda _: FINISH) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
         assert len(it.model.requests) == (2 if leaves_out == "content_block_start" else 1)
