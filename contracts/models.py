@@ -142,7 +142,8 @@ ForeignText = Annotated[str, BeforeValidator(replace_surrogates)]
 JsonResult = Annotated[Any, AfterValidator(_replace_nonfinite)]
 
 
-def _check_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+def check_schema_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema. Raises ValueError if it is nested too deeply or too large."""
     if nesting_depth(schema) > MAX_NESTING:
         raise ValueError(f"nested more than {MAX_NESTING} deep")
     if (size := len(to_json(schema))) > MAX_SCHEMA_BYTES:
@@ -151,7 +152,7 @@ def _check_bounds(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 # The JSON Schema that a start or a subtask gives for the result of its run.
-OutputSchema = Annotated[dict[str, Any], AfterValidator(_check_bounds)]
+OutputSchema = Annotated[dict[str, Any], AfterValidator(check_schema_bounds)]
 
 
 class Undecodable(FrozenModel):

@@ -11,9 +11,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
 from contracts.model_settings import ModelOverrides
-from contracts.models import MAX_NESTING, StrictModel, nesting_depth
+from contracts.models import StrictModel
 from contracts.run.limits import LimitOverrides
-from contracts.strict_input import FRONT_MATTER, NESTED, find_yaml_line, parse_yaml
+from contracts.strict_input import FRONT_MATTER, find_yaml_line, parse_yaml
 from decisions import builtin_tools
 from decisions.mcp import server_of_tool
 from settings.file import LimitSettings, ModelNames, read_schema_file
@@ -208,8 +208,6 @@ def _split_front_matter(path: Path) -> tuple[str, str]:
 def _read_schema(path: Path, setting: str, written: dict[str, Any] | str | None) -> dict[str, Any] | str | None:
     """Return the schema, read from its file if it is a path. A `module:Model` is for the worker to import."""
     place = place_in(path, setting)
-    if isinstance(written, dict) and nesting_depth(written) > MAX_NESTING:
-        raise ProjectError(f"{place}: {NESTED}")
     if not isinstance(written, str):
         return written
     if written.endswith(".json"):

@@ -287,6 +287,8 @@ def read_schema_file(path: Path, use: str) -> Any:
         return parse_strict_json(read_project_text(path), MAX_NESTING)
     except JsonError as error:
         raise ProjectError(f"{path} ({use}): {error}") from None
+    except ProjectError as error:
+        raise ProjectError(f"{error} ({use})") from None
 
 
 def place_of(path: Path, setting: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def run_command(
     whole = _read_stdin() if goal == "-" else goal
     if output and detach:
         raise click.UsageError("--output is written at the end of the run, and --detach does not wait for it")
+    if output and not os.access(output.absolute().parent, os.W_OK):
+        raise click.UsageError(f"--output: {output.absolute().parent} is no folder that can be written to")
     schema = _read_schema(output_schema) if output_schema else None
     event = start_event(whole[:MAX_GOAL_LENGTH], agent, context, max_steps, dedupe_key, schema)
 

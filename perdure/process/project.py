@@ -28,6 +28,7 @@ from activities.tools.queue import QueueTool
 from activities.tools.signal import SignalTool
 from contracts.agent import Agent, ToolSchema
 from contracts.model_settings import ModelOptions
+from contracts.models import check_schema_bounds
 from contracts.tool import Approval, QueueRoute
 from decisions.api_tool import api_rejection
 from decisions.builtin_tools import gated_routes
@@ -144,8 +145,9 @@ def _with_agent_schemas(agent: Agent, settings: Settings) -> Agent:
             continue
         try:
             schemas[setting] = _import_schema(written, settings) if isinstance(written, str) else written
-            reason = find_schema_error(schemas[setting])
-        except BadTargetError as error:
+            flaw = find_schema_error(check_schema_bounds(schemas[setting]))
+            reason = flaw and f"not a JSON Schema: {flaw}"
+        except (BadTargetError, ValueError) as error:
             reason = str(error)
         if reason:
             raise ProjectError(f"{settings.roster.at(agent.name, setting, '')}: {reason}")

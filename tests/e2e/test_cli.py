@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 
+from perdure.client.errors import RunNotFoundError
+from perdure.client.run_list import find_run
 from tests.e2e.projects import CommandResult, Served, until_asked
 from tests.e2e.terminal import at_terminal
 
@@ -204,3 +206,35 @@ async def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(served: Served, criti
     assert await completions(served, "left") == []
     assert (await asyncio.to_thread(served.project.perdure, "watch", "left")).code == 0
     assert len(await completions(served, "left")) == 1
+
+
+def test_without_a_schema_the_output_file_has_the_outcome(served: Served, critique: str) -> None:
+    done = served.project.perdure("run", "--json", "--output", "outcome.txt", critique)
+    written = (served.project.folder / "outcome.txt").read_text(encoding="utf-8")
+    assert (done.code, done.err) == (0, "")
+    assert written == json.loads(done.out)["event"]["payload"]["outcome"] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--output", "no/such/folder/a.json"), "no/such/folder is no folder that can be written to"),
+        (("--output", "a.json", "--detach"), "--detach does not wait for it"),
+        (("--output-schema", "missing.json"), "missing.json"),
+        (("--output-schema", "text.json"), "text.json (--output-schema)"),
+        (("--output-schema", "list.json"), "output_schema"),
+        (("--output-schema", "wrong.json"), "payload.output_schema: not a JSON Schema: 'sentence' is not valid"),
+    ],
+    ids=["folder", "detach", "missing", "text", "list", "schema"],
+)
+async def test_a_wrong_output_option_starts_no_run(served: Served, options: tuple[str, ...], reason: str) -> None:
+    contents = {"text.json": "{total", "list.json": "[]", "wrong.json": '{"type": "sentence"}'}
+    for name, text in contents.items():
+        served.project.write(name, text)
+    run_id = f"never-{'-'.join(options).strip('-').replace('/', '-')}"
+    done = served.project.perdure("run", "--id", run_id, *options, "do it")
+    assert done.code != 0
+    assert reason in done.err
+    assert "Traceback" not in done.err
+    with pytest.raises(RunNotFoundError):
+        await find_run(served.client, run_id)

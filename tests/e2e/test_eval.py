@@ -23,6 +23,7 @@ SCRIPTS: dict[str, list[Any]] = {
     "which shop": [ASK, says("to the market")],
     "note it": [NOTE, says("noted")],
     "break": [fails(401, message="no such key")],
+    "count them": [calls(("finish", {"outcome": "three", "result": {"total": 3, "of": [{"sku": "mug"}]}}))],
     "take your time": [slow(says("at last"), 120)],
 }
 CASES = """
@@ -167,3 +168,16 @@ async def test_ctrl_c_cancels_what_it_started(table: Project, served: Served) ->
 def test_what_cannot_be_evaluated_is_one_line(table: Project, args: tuple[str, ...], code: int, says_: str) -> None:
     table.write("misspelt.yaml", "- goal: pay\n  expect: {calls: [write_file, finish], never_calls: refnud}\n")
     assert table.perdure("eval", *args).error(code).startswith(f"perdure: {says_}")
+
+
+def test_values_of_a_typed_result_are_compared_by_their_paths(table: Project) -> None:
+    table.write("agents/counter.md", "---\ntools: []\noutput_schema: {type: object}\n---\nYou count.\n")
+    table.write(
+        "counted.yaml",
+        "- goal: count them\n  name: right\n  expect: {result: {total: 3, of.0.sku: mug}}\n"
+        "- goal: count them\n  name: wrong\n  expect: {result: {total: 4}}\n",
+    )
+    done = table.perdure("eval", "counted.yaml", "--agent", "counter", "--json")
+    right, wrong = json.loads(done.out)["cases"]
+    assert (done.code, right["passed"], wrong["passed"]) == (1, 1, 0)
+    assert wrong["results"][0]["why"] == ["its result has total = 3, not 4"]

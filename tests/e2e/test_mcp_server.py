@@ -54,6 +54,7 @@ def note(text: str) -> str:
 AGENT = "---\ndescription: takes notes\ntools: [hold, note]\n---\nYou take notes.\n"
 FINISH = calls(("finish", {"outcome": "done", "artifacts": ["notes.md"]}))
 SCRIPTS: dict[str, list[Any]] = {
+    "count": [calls(("finish", {"outcome": "three", "result": {"total": 3}}))],
     "hold on": [calls(("hold", {}), text="Frame: patience\nPlan: hold, then finish."), FINISH],
     "note it": [calls(("note", {"text": "milk"})), FINISH],
     "ask": [calls(("ask_human", {"question": "Which shop?"})), FINISH],
@@ -64,7 +65,9 @@ SCRIPTS: dict[str, list[Any]] = {
 def clerk(served: Served) -> Iterator[Project]:
     """A project whose agent has a scripted model, beside an embedded server that is held up."""
     project = served.project
-    project.write_all({"perdure.toml": TOOLS, "helpers.py": CODE, "agents/clerk.md": AGENT})
+    counter = "---\ntools: []\noutput_schema: {type: object}\n---\nYou count.\n"
+    agents = {"agents/clerk.md": AGENT, "agents/counter.md": counter}
+    project.write_all({"perdure.toml": TOOLS, "helpers.py": CODE, **agents})
     with ScriptedModel(reply_by_goal(SCRIPTS)) as model:
         project.env |= use_model(model)
         yield project
@@ -92,7 +95,7 @@ async def call(it: Client, tool: str, **arguments: Any) -> Any:
     answer = await it.call_tool(tool, arguments)
     assert not answer.is_error, answer.content
     said = answer.structured_content or {}
-    return said.get("result", said)
+    return said["result"] if said.keys() == {"result"} else said
 
 
 async def call_and_fail(it: Client, tool: str, **arguments: Any) -> str:
@@ -147,6 +150,13 @@ async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Pro
     assert (end["status"], end["outcome"], end["artifacts"]) == ("completed", "done", ["notes.md"])
     assert end["folder"].endswith(f"/.perdure/runs/{run_id}")
     assert again == end
+
+
+async def test_a_typed_result_is_in_the_state_of_its_run(clerk: Project) -> None:
+    async with connect(clerk) as it:
+        run_id = (await call(it, "start_run", goal="count", agent="counter"))["run_id"]
+        end = await wait_for_run(it, run_id)
+    assert (end["status"], end["result"]) == ("completed", {"total": 3})
 
 
 async def test_an_approval_is_left_to_a_person_unless_the_server_may_approve(clerk: Project) -> None:

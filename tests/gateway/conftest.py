@@ -62,7 +62,7 @@ Json = dict[str, Any]
 
 
 def replies(body: Json) -> ScriptedAnswer:
-    """By the first word of the goal: `say`, `ask`, `charge`, `lookup`; then it finishes with what came back."""
+    """By the first word of the goal: `say`, `ask`, `charge`, `count`, `lookup`; then it finishes with what came."""
     turn = turn_of(body)
     said = str(body["messages"][0]["content"])
     if turn == 0 and "ask:" in said:
@@ -71,6 +71,8 @@ def replies(body: Json) -> ScriptedAnswer:
         return calls(("charge", {"amount": 42}), text="1. Charge\n2. Tell")
     if turn == 0 and "lookup" in said:
         return calls(("lookup", {"what": "parcel 7"}))
+    if "count:" in said:
+        return calls(("finish", {"outcome": "three", "result": {"total": 3}}))
     if turn == 1 and "lookup to confirm:" in said:
         return calls(("ask_human", {"question": "Is that right?"}))
     last = body["messages"][-1]["content"]

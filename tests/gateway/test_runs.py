@@ -34,6 +34,17 @@ async def test_a_run_starts_ends_and_tells_its_result(gateway: Gateway) -> None:
     assert run_id in [run["run_id"] for run in (await gateway.get("/v1/runs")).json()["runs"]]
 
 
+async def test_a_start_with_a_schema_ends_with_a_typed_result(gateway: Gateway) -> None:
+    schema = {"type": "object", "required": ["total"]}
+    answer = await gateway.post("/v1/runs", {"payload": {"goal": "count: all", "output_schema": schema}})
+    told: Any = await wait_for_end(gateway, answer.json()["run_id"])
+    assert told["event"]["payload"]["result"] == {"total": 3}
+    wrong = {"payload": {"goal": "count: all", "output_schema": {"type": "sentence"}}}
+    refused = await gateway.post("/v1/runs", wrong)
+    assert refused.status_code == 409
+    assert "payload.output_schema: not a JSON Schema" in refused.json()["detail"]
+
+
 async def test_fifty_callers_with_one_key_start_one_run(gateway: Gateway) -> None:
     key, body = uuid4().hex, {"payload": {"goal": "say: once"}}
     async with gateway.http as http:

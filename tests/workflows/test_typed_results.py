@@ -6,19 +6,23 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
+from activities.security.secrets import collect_secrets
 from contracts.agent import Agent
 from contracts.failures import RunFailure
 from decisions.run.loop import LAST_TYPED_TURN
 from decisions.run.outcome import MAX_INVALID_RESULTS
 from decisions.run.reply import NO_RESULT
 from perdure.client.errors import RejectedError
+from perdure.converter import data_converter
+from perdure.stubs import AgentRun, CompletedEvent, StartEvent, StartPayload
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
 from tests.workflows.runs import failure_of, result_of
-from tests.workflows.script import FINISH, agent_of, by_turn, count_replies, forced_tool, tool_results
+from tests.workflows.script import FINISH, agent_of, by_turn, count_replies, forced_tool, is_summary, tool_results
 
 
 class Item(BaseModel):
@@ -66,6 +70,12 @@ async def test_the_start_event_gives_a_schema_of_its_own(world: MakeWorld) -> No
     async with world([finishes({"total": 3})], agents=[CLERK]) as it:
         event = await result_of(await it.start(output_schema={"type": "object", "required": ["total"]}))
     assert event["payload"]["result"] == {"total": 3}
+
+
+async def test_an_empty_schema_of_a_start_accepts_any_result(world: MakeWorld) -> None:
+    async with world([finishes("three")], agents=[CLERK]) as it:
+        event = await result_of(await it.start(output_schema={}))
+    assert event["payload"]["result"] == "three"
 
 
 async def test_a_wrong_result_goes_back_with_the_path_of_each_error(world: MakeWorld) -> None:
@@ -184,3 +194,97 @@ async def test_a_subtask_with_a_schema_gives_its_parent_json(world: MakeWorld) -
         await it.replay()
     assert event["type"] == "agent.completed"
     assert json.loads(result)["subtasks"][0]["result"] == GOOD
+
+
+async def test_a_result_that_is_too_long_for_its_parent_fails_the_subtask(world: MakeWorld) -> None:
+    agents = [
+        Agent(name="lead", prompt="I am lead.", tools=(), peers=("finder",)),
+        Agent(name="finder", prompt="I am finder.", description="finds", tools=()),
+    ]
+    delegate = calls(
+        ("delegate", {"subtasks": [{"id": "a", "agent": "finder", "instructions": "Find.", "output_schema": {}}]})
+    )
+
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        if agent_of(body) == "finder":
+            return finishes("x" * 300_000)
+        return FINISH if count_replies(body) else delegate
+
+    async with world(script, agents=agents) as it:
+        await result_of(await it.start(agent="lead"))
+        (result,) = tool_results(it.model.requests[-1])
+    assert "its result has 300,002 bytes; delegate smaller parts" in result
+    assert "xxx" not in result
+
+
+def looks_then(*answers: ScriptedAnswer, most: int) -> Callable[[dict[str, Any]], ScriptedAnswer]:
+    """A script that looks `most` times, and then gives these answers."""
+    replies = iter([*(calls(("look", {"n": n})) for n in range(most)), *answers])
+    return lambda body: says("So far: looked.") if is_summary(body) else next(replies)
+
+
+def look(size: int = 10) -> ScriptedTool:
+    return ScriptedTool("look", lambda arguments, _: f"{arguments['n']}: " + "lorem " * (size // 6))
+
+
+LOOKING = CLERK.model_copy(update={"tools": ("look",)})
+
+
+async def test_a_fused_read_brings_an_invalid_result_and_then_a_valid_one(world: MakeWorld) -> None:
+    async with world(looks_then(finishes(WRONG), finishes(GOOD), most=1), look(), agents=[LOOKING], fuses=True) as it:
+        run = await it.start()
+        event = await result_of(run)
+        assert b"read_and_reflect" in await it.raw_history(run)
+        _, error = tool_results(it.model.requests[-1])
+    assert event["payload"]["result"] == GOOD
+    assert "items/0: 'cents' is a required property" in error
+
+
+async def test_a_compacted_run_ends_with_its_result(world: MakeWorld) -> None:
+    script = looks_then(finishes(GOOD), most=16)
+    async with world(script, look(4_000), agents=[LOOKING], window=20_000, max_steps=50) as it:
+        event = await result_of(await it.start())
+        assert any(map(is_summary, it.model.requests))
+    assert event["payload"]["result"] == GOOD
+
+
+async def test_invalid_results_are_counted_across_a_continue_as_new(
+    world: MakeWorld, short_history_client: Client
+) -> None:
+    wrong = finishes(WRONG)
+    answers = (wrong, *(calls(("look", {"n": n})) for n in range(15)), wrong, wrong)
+    script = looks_then(*answers, most=0)
+    async with world(script, look(), agents=[LOOKING], server=short_history_client, max_steps=40) as it:
+        run = await it.start()
+        first = (await run.describe()).raw_description.workflow_execution_info.first_run_id
+        event = await result_of(run)
+        last = (await it.client.get_workflow_handle(run.id).describe()).run_id
+    assert event["payload"]["reason"] == "result_invalid"
+    assert last != first
+
+
+async def test_a_secret_in_a_result_is_redacted(world: MakeWorld) -> None:
+    secret = "canary-Xq7vK2mZ9-4711"
+    leak = {**GOOD, "number": f"the key is {secret}"}
+    wrong = {**GOOD, "number": [secret]}
+    secrets = collect_secrets({"SHOP_API_KEY": secret})
+    async with world([finishes(wrong), finishes(leak)], agents=[CLERK], secrets=secrets) as it:
+        run = await it.start()
+        event = await result_of(run)
+        raw = await it.raw_history(run)
+        assert secret not in json.dumps(it.model.requests)
+    assert event["payload"]["result"]["number"].startswith("the key is ")
+    assert secret not in json.dumps(event)
+    assert secret.encode() not in raw
+
+
+async def test_a_typed_client_validates_the_result_with_its_own_model(world: MakeWorld) -> None:
+    start = StartEvent(type="agentic.start", payload=StartPayload(goal="find order A-1", output_schema=ORDER))
+    async with world([finishes(GOOD)]) as it:
+        host = it.client.service_client.config.target_host
+        client = await Client.connect(host, data_converter=data_converter)
+        it.started.append("run:typed-caller")
+        end = await client.execute_workflow(AgentRun.run, start, id="run:typed-caller", task_queue=it.queue)
+    assert isinstance(end, CompletedEvent)
+    order = Order.model_validate(end.payload.result)
+    assert [item.sku for item in order.items] == ["mug"]
