@@ -55,6 +55,7 @@ MOST_FUSED_EVENTS = 6.4
 MOST_MISS = 0.1  # seconds
 MOST_LOST = 5.5  # seconds until the runs of a killed worker go on
 MOST_ACTIONS = 2.2  # a step
+MOST_FUSED_ACTIONS = 1.35
 MOST_ACTIONS_SLOW = 2.6  # with a model that takes its time
 FLAT = 1.2  # of the last quarter over the first: what noise may add
 TOLD = 10  # bytes a step by which a type of event must differ to be told of
@@ -109,6 +110,7 @@ class Bench:
         yield await self._finishes(Work(long, 20 * KIB))
         for thinks, streams in ((0.0, False), (self.sizes.thinks, True), (self.sizes.thinks, False)):
             yield await self._actions(Work(self.sizes.short, thinks=thinks, streams=streams))
+        yield await self._fused_actions(Work(self.sizes.short))
         for row in _growth(await self._pairs(Work(long))):
             yield row
 
@@ -169,6 +171,11 @@ class Bench:
         most = MOST_ACTIONS_SLOW if work.thinks else MOST_ACTIONS
         figure = f"billable actions a step, {work}, {model}"
         return Row(figure, f"{raw:.2f}", f"{ours:.2f}", ours / raw, f"≤ {most}", ours <= most)
+
+    async def _fused_actions(self, work: Work) -> Row:
+        fused = await self.actions.of(run(self.fused, work)) / work.steps
+        figure = f"fused: billable actions a step, {work}"
+        return Row(figure, "", f"{fused:.2f}", None, f"≤ {MOST_FUSED_ACTIONS}", fused <= MOST_FUSED_ACTIONS)
 
     @property
     def _repeats(self) -> range:

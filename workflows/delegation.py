@@ -40,6 +40,7 @@ from workflows.cancellation import Cancellation
 from workflows.execution import watch_or_cancel
 from workflows.handlers import ValidatedWorkflow, invalid_input, read_argument
 from workflows.policies import FILES
+from workflows.search_attributes import ShownAttributes
 
 REMINDER, MAX_REMINDER = timedelta(hours=1), timedelta(days=1)  # between repeats, as a mailbox may have forgotten it
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
@@ -58,6 +59,7 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
     def __init__(self, *args: Any) -> None:
         super().__init__(_read_request, args)
         self._cancellation = Cancellation()
+        self._attributes = ShownAttributes()
         self._replies: dict[str, MailReply] = {}  # of external peers
         self._expired: list[str] = []
         with suppress(ApplicationError):  # a rejected start has no state
@@ -115,20 +117,15 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
         goal = delegation.peer_message(request, self._state, subtask)
         limits = LimitOverrides(max_depth=request.max_depth)
         workflow_id = ids.run_workflow_id(ids.subtask_run_id(request.id_base, request.step, subtask.id))
+        payload = StartPayload(goal=goal, agent=subtask.agent, limits=limits, output_schema=subtask.output_schema)
         try:
             child = await workflow.start_child_workflow(
                 "AgentRun",
-                BeginEvent(
-                    type="agentic.begin",
-                    payload=StartPayload(
-                        goal=goal, agent=subtask.agent, limits=limits, output_schema=subtask.output_schema
-                    ),
-                    assignment=assignment,
-                    sender=DELEGATION,
-                ),
+                BeginEvent(type="agentic.begin", payload=payload, assignment=assignment, sender=DELEGATION),
                 id=workflow_id,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
+                search_attributes=self._attributes.of_child(payload),
                 static_summary=formatting.truncate(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
             )
         except WorkflowAlreadyStartedError:  # by this delegation, before it was reset

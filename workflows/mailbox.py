@@ -15,7 +15,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from activities.mailbox.client import Mailboxes
-from activities.telemetry.attributes import AGENT_NAME
+from activities.telemetry.attributes import AGENT_NAME, format_keyword
 from activities.telemetry.metrics import add_counts
 from contracts.conversation import LaneFault
 from contracts.mail.commands import BridgeBatch, BridgeResults
@@ -38,7 +38,6 @@ from decisions import ids, telemetry
 from decisions.mailbox import capacity, commands, peers, view
 from decisions.mailbox import state as mailbox
 from decisions.text.formatting import truncate
-from workflows import search_attributes
 from workflows.cancellation import Cancellation
 from workflows.handlers import (
     ValidatedWorkflow,
@@ -50,6 +49,7 @@ from workflows.handlers import (
 )
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
 from workflows.rotation import Rotation, continue_as_new
+from workflows.search_attributes import ShownAttributes
 
 MAX_REST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
 BRIDGE_REST = timedelta(seconds=30)  # of a folder whose bridge has returned a bad answer
@@ -78,7 +78,7 @@ class Mailbox(ValidatedWorkflow[MailboxState]):
 
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        search_attributes.show_once(AGENT_NAME, truncate(self._box.agent, search_attributes.MAX_CHARACTERS))
+        ShownAttributes().show_once(AGENT_NAME, format_keyword(self._box.agent))
         await self._cancellation.shield(self._run_loop())
         if self._cancellation.reason is not None:
             raise asyncio.CancelledError

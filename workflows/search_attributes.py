@@ -1,7 +1,7 @@
 """The search attributes of a run.
 
-An upsert is an event in history, so they change with the run's status and not with each step. A value over 2 KiB
-would make the server end the run, so every text is truncated.
+An upsert is an event in history, so they change with the run's status and not with each step. A run sets none that its
+start has set.
 """
 
 from typing import Any
@@ -10,16 +10,18 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
 
 from activities.telemetry.attributes import (
-    AGENT_NAME,
     AGENT_STATUS,
-    AGENT_STEP,
     CONVERSATION_ID,
     COST_USD,
     KEYS,
     PENDING_TOOLS,
     WAITING_FOR,
+    format_keyword,
+    list_begin_pairs,
+    of_start,
 )
 from contracts.followup import FollowUpState, FollowUpStatus
+from contracts.run.events import StartPayload
 from contracts.run.question import Question
 from contracts.run.state import RunState, RunStatus
 from decisions.followup import state as followup
@@ -29,24 +31,12 @@ from decisions.run.question import TEXTUAL
 from decisions.text.formatting import waiting_for_person
 from workflows.interceptors import is_confidential, is_unsearchable
 
-MAX_CHARACTERS = 200  # characters of a value
 UNSEARCHABLE = "without-search-attributes"  # the patch of runs that set none
-
-
-def format_keyword(text: str) -> str:
-    """Return one line of a name or id, with nothing escaped, so that a search finds it."""
-    return " ".join(text.split())[:MAX_CHARACTERS]
 
 
 def of_run(state: RunState) -> TypedSearchAttributes:
     """Return the attributes of a run in this state; those that do not apply are left out."""
-    pairs: list[SearchAttributePair[Any]] = [
-        SearchAttributePair(AGENT_NAME, format_keyword(state.agent)),
-        SearchAttributePair(AGENT_STATUS, state.status.value),
-        SearchAttributePair(AGENT_STEP, state.step),
-    ]
-    if state.conversation_id:
-        pairs.append(SearchAttributePair(CONVERSATION_ID, format_keyword(state.conversation_id)))
+    pairs = list_begin_pairs(state.agent, state.conversation_id, state.status, state.step)
     if state.question is not None:
         pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(state.question)))
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
@@ -69,18 +59,20 @@ class ShownAttributes:
         may_be_unsearchable = is_unsearchable() or workflow.unsafe.is_replaying()
         self._is_unsearchable = may_be_unsearchable and workflow.patched(UNSEARCHABLE)
 
+    def show_once(self, key: SearchAttributeKey[str], value: str) -> None:
+        """Set the one attribute of a workflow that sets no others, unless an earlier execution has."""
+        if self._shown.get(key) is None:
+            self.update(TypedSearchAttributes([SearchAttributePair(key, value)]))
+
+    def of_child(self, payload: StartPayload) -> TypedSearchAttributes | None:
+        """Return what the start of a child run sets."""
+        return None if self._is_unsearchable else of_start(payload)
+
     def update(self, new: TypedSearchAttributes) -> None:
         """Set what has changed, which costs one event."""
         if (updates := _updates_between(self._shown, new)) and not self._is_unsearchable:
             workflow.upsert_search_attributes(updates)
         self._shown = new
-
-
-def show_once(key: SearchAttributeKey[str], value: str) -> None:
-    """Set the one attribute of a workflow that sets no others, unless an earlier execution has."""
-    shown = ShownAttributes()
-    if workflow.info().typed_search_attributes.get(key) is None:
-        shown.update(TypedSearchAttributes([SearchAttributePair(key, value)]))
 
 
 def _updates_between(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:

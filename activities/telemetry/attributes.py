@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from temporalio.common import SearchAttributeKey
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+
+from contracts.agent import DEFAULT_AGENT
+from contracts.run.events import StartPayload
+from contracts.run.state import RunStatus
 
 AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")
 AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")  # a `RunStatus`, also of follow-ups
@@ -22,4 +26,30 @@ KEYS: tuple[SearchAttributeKey[Any], ...] = (
     COST_USD,
 )
 
+MAX_CHARACTERS = 200  # characters of a value: the server ends a run that sets one over 2 KiB
+
 REPORTED_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own
+
+
+def format_keyword(text: str) -> str:
+    """Return one line of a name or id, with nothing escaped, so that a search finds it."""
+    return " ".join(text.split())[:MAX_CHARACTERS]
+
+
+def list_begin_pairs(
+    agent: str | None, conversation_id: str | None, status: RunStatus = RunStatus.running, step: int = 0
+) -> list[SearchAttributePair[Any]]:
+    """Return the attributes that a run has when it begins to work. At its start they are free, later an event."""
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(AGENT_NAME, format_keyword(agent or DEFAULT_AGENT)),
+        SearchAttributePair(AGENT_STATUS, status.value),
+        SearchAttributePair(AGENT_STEP, step),
+    ]
+    if conversation_id:
+        pairs.append(SearchAttributePair(CONVERSATION_ID, format_keyword(conversation_id)))
+    return pairs
+
+
+def of_start(payload: StartPayload) -> TypedSearchAttributes:
+    """Return the attributes that the start of a run sets, so that the run need not."""
+    return TypedSearchAttributes(list_begin_pairs(payload.agent, payload.conversation_id))

@@ -20,6 +20,7 @@ from decisions.text.formatting import truncate
 from perdure.client.errors import NotSearchableError, RejectedError, TemporalUnavailableError, convert_rpc_errors
 
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
+LENGTH_OF_START = 2  # events: the start, and the workflow task that no worker has taken
 _FINAL_STATUSES = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
 
 
@@ -36,10 +37,10 @@ class RunInfo:
 
     @property
     def status(self) -> str:
-        """The agent's status; Temporal's if the run ended without one."""
+        """The agent's status; Temporal's if the run ended without one. A list does not tell queued from running."""
         own = self.execution.typed_search_attributes.get(attributes.AGENT_STATUS)
         if self.is_open:
-            return own or RunStatus.queued
+            return own if own and not self._is_untouched else RunStatus.queued
         ends = {
             WorkflowExecutionStatus.COMPLETED: own or RunStatus.completed,
             WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
@@ -49,6 +50,11 @@ class RunInfo:
         }
         status = self.execution.status
         return ends.get(status, RunStatus.failed) if status else RunStatus.failed
+
+    @property
+    def _is_untouched(self) -> bool:
+        """No worker has taken it up: its history has only its start. A list does not give the length of open runs."""
+        return 0 < self.execution.history_length <= LENGTH_OF_START
 
     @property
     def first_execution(self) -> str:

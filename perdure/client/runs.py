@@ -4,8 +4,9 @@ Errors of Temporal's client become those of `errors`.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from temporalio.client import (
@@ -15,12 +16,13 @@ from temporalio.client import (
     WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import WorkflowIDReusePolicy
+from temporalio.common import TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.followup import topic
 from activities.run.outcome import RunEnd, read_run_end
+from activities.telemetry.attributes import of_start
 from activities.temporal import QueryCache, await_update
 from activities.tools.json_schema import find_schema_error
 from contracts.followup import FollowUpState
@@ -147,17 +149,20 @@ async def _start_workflow(
     if reason := run_id_error(run_id):
         raise RejectedError(reason)
     workflow_id = ids.run_workflow_id(run_id)
+    start = partial(
+        client.start_workflow,
+        "AgentRun",
+        stamp_sender(event).model_dump(mode="json", exclude_defaults=True),
+        id=workflow_id,
+        task_queue=task_queue,
+        id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+        static_summary=escape_markdown(truncate(summary, 200)),
+        result_type=dict[str, Any],
+        memo={START_DIGEST: digest_of_start(event)} if isinstance(event, StartEvent) else None,
+    )
+    attributes = of_start(event.payload) if isinstance(event, StartEvent) else TypedSearchAttributes.empty
     try:
-        return await client.start_workflow(
-            "AgentRun",
-            stamp_sender(event).model_dump(mode="json", exclude_defaults=True),
-            id=workflow_id,
-            task_queue=task_queue,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            static_summary=escape_markdown(truncate(summary, 200)),
-            result_type=dict[str, Any],
-            memo={START_DIGEST: digest_of_start(event)} if isinstance(event, StartEvent) else None,
-        )
+        return await start_with_attributes(lambda known: start(search_attributes=known), attributes)
     except WorkflowAlreadyStartedError:
         return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])
     except RPCError as error:
@@ -166,6 +171,18 @@ async def _start_workflow(
                 f"{unreachable}; it may have started run {truncate(run_id, 200)} all the same"
             ) from None
         raise RejectedError(f"the server rejected the start: {truncate(error.message, 300)}") from None
+
+
+async def start_with_attributes(
+    start: Callable[[TypedSearchAttributes], Awaitable[V]], attributes: TypedSearchAttributes
+) -> V:
+    """Start with search attributes, or without in a namespace that does not have them."""
+    try:
+        return await start(attributes)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message.lower():
+            raise
+    return await start(TypedSearchAttributes.empty)
 
 
 def run_id_error(run_id: str) -> str | None:

@@ -27,14 +27,16 @@ from temporalio.client import (
     ScheduleSpec,
     ScheduleState,
 )
+from temporalio.common import TypedSearchAttributes
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.telemetry.attributes import of_start
 from contracts.run.events import StartEvent
 from contracts.sender import SCHEDULE
 from decisions import cron, ids
 from decisions.text.formatting import escape_markdown, truncate
 from perdure.client.errors import RejectedError, TemporalUnavailableError, to_unavailable_error
-from perdure.client.runs import check_start
+from perdure.client.runs import check_start, start_with_attributes
 
 SCHEDULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # A start that was missed for longer, with the server down, is skipped.
@@ -115,7 +117,7 @@ async def add_schedule(client: Client, task_queue: str, spec: NewSchedule) -> Sc
         raise RejectedError(f"{name!r} is not a valid schedule name: use up to 100 letters, digits, - _ and .")
     check_start(spec.event)
     spec = spec.with_time_zone()
-    start = ScheduleActionStartWorkflow(
+    action = ScheduleActionStartWorkflow(
         "AgentRun",
         spec.event.model_copy(update={"sender": SCHEDULE}).model_dump(mode="json", exclude_defaults=True),
         id=ids.run_workflow_id(spec.name),  # to which the server adds the time
@@ -123,7 +125,7 @@ async def add_schedule(client: Client, task_queue: str, spec: NewSchedule) -> Sc
         static_summary=escape_markdown(truncate(spec.event.payload.goal, 200)),
     )
     schedule = Schedule(
-        action=start,
+        action=action,
         spec=ScheduleSpec(
             intervals=[ScheduleIntervalSpec(every=spec.every)] if spec.every else [],
             cron_expressions=[spec.cron] if spec.cron else [],
@@ -133,8 +135,13 @@ async def add_schedule(client: Client, task_queue: str, spec: NewSchedule) -> Sc
         policy=SchedulePolicy(overlap=OVERLAPS[spec.overlap], catchup_window=CATCH_UP),
         state=ScheduleState(paused=spec.is_paused),
     )
+
+    async def create(known: TypedSearchAttributes) -> ScheduleHandle:
+        started = replace(schedule, action=replace(action, typed_search_attributes=known))
+        return await client.create_schedule(ids.run_schedule_id(spec.name), started, memo={TIMING_MEMO: spec.timing})
+
     try:
-        handle = await client.create_schedule(ids.run_schedule_id(spec.name), schedule, memo={TIMING_MEMO: spec.timing})
+        handle = await start_with_attributes(create, of_start(spec.event.payload))
         created = await _to_schedule_info(client, await handle.describe())
     except ScheduleAlreadyRunningError:
         remove_it = f"perdure schedule remove {spec.name}"

@@ -19,7 +19,7 @@ from activities.temporal import QueryCache
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.run.journal import Journal
 from contracts.run.signals import CancelRequest
-from contracts.run.state import QuestionView
+from contracts.run.state import QuestionView, RunStatus
 from decisions import ids
 from decisions.conversation.lane import NO_TURN
 from decisions.errors import format_validation_error
@@ -29,7 +29,7 @@ from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.lanes import forget_lane_turn, query_lane, submit_with_retry
 from perdure.client.run_events import RunEvent, WaitEnded, WaitStarted
 from perdure.client.run_list import find_run
-from perdure.client.runs import request_cancel, submit_answer, wait_for_run_end
+from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
 from perdure.process.shutdown import unwrap_stream
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.chat_view import ChatView
@@ -108,7 +108,7 @@ class ChatSession:
         self._open = 0  # turns shown now or later
         self._now: str | None = None  # the run shown now
         self._is_shown = asyncio.Event()  # set while a run is shown
-        self._asks: tuple[str, QuestionView] | None = None  # the run that waits for a person, and its question
+        self._asks: tuple[str, QuestionView | None] | None = None  # the run that waits, and its question
 
     async def send_once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
         """Send a message, print the reply, and return the exit code."""
@@ -249,6 +249,7 @@ class ChatSession:
         """Send text as the answer to the turn's question, or as the next request."""
         if self._asks is not None:
             run_id, question = self._asks
+            question = question or await self._read_question(run_id)
             try:
                 body = parse_answer(question, text)
             except ValidationError as error:
@@ -258,6 +259,13 @@ class ChatSession:
             )
         else:
             await self._send_request(text, WhenBusy.queue)
+
+    async def _read_question(self, run_id: str) -> QuestionView:
+        """Read a question of which only the short form was shown, as no worker answered. Raises RejectedError."""
+        view = await query_run_state(self._session.client, run_id)
+        if view is None or view.question is None:
+            raise RejectedError("no worker answers for the question now" if view is None else "the question is closed")
+        return view.question
 
     async def _send_request(self, text: str, when_busy: WhenBusy) -> None:
         async with self._speaking:
@@ -340,9 +348,9 @@ class ChatSession:
     def _note_question(self, run_id: str, event: RunEvent) -> None:
         if isinstance(event, WaitEnded):
             self._asks = None
-        if isinstance(event, WaitStarted) and event.question is not None:
+        if isinstance(event, WaitStarted) and event.status == RunStatus.waiting_on_human:
             self._asks = (run_id, event.question)
-            if not is_person():
+            if event.question is not None and not is_person():
                 ways = " or ".join(answer_commands(run_id, event.question))
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 

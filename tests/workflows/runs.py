@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
@@ -51,6 +52,12 @@ async def rejection_of(run: Run, update: str, *args: Any) -> ApplicationError:
         await run.execute_update(update, args=args)
     assert isinstance(failure.value.cause, ApplicationError)
     return failure.value.cause
+
+
+async def count_upserts(run: Run) -> int:
+    """The number of changes of the run's search attributes, each a billed action."""
+    events = (await run.fetch_history()).events
+    return sum(event.event_type == EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES for event in events)
 
 
 def id_of(run: Run) -> str:

@@ -48,7 +48,7 @@ from tests.workflows.lane import (
     wait_for_question,
     wait_for_run,
 )
-from tests.workflows.runs import expect_cancelled, failure_of, rejection_of, result_of
+from tests.workflows.runs import count_upserts, expect_cancelled, failure_of, rejection_of, result_of
 from tests.workflows.script import texts, tool_results
 from tests.workflows.tools import HeldTool
 
@@ -97,6 +97,7 @@ async def test_turns_follow_each_other_and_each_has_the_earlier_messages(world: 
         second = await say(it, chat, "who am I?")
         view = await until_idle(it, chat, 2)
         assert view.agent == "default"  # the one that was named last
+        assert [await count_upserts(run_of(it, turn)) for turn in (first, second)] == [1, 1]  # at the end
         last = it.model.requests[-1]
         state = await run_of(it, second).query("state")
     assert (first.position, second.duplicate) == (0, False)

@@ -13,6 +13,7 @@ from rich.console import Console
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.security.secrets import Secrets
+from activities.telemetry.attributes import AGENT_NAME
 from contracts.agent import Agent
 from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
@@ -23,7 +24,7 @@ from perdure.terminal.report import print_tree
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World, connect_encrypted
-from tests.workflows.runs import cancel_run, expect_cancelled, failure_of, result_of
+from tests.workflows.runs import cancel_run, count_upserts, expect_cancelled, failure_of, result_of
 from tests.workflows.script import agent_of, count_replies
 
 Script = Callable[[dict[str, Any]], ScriptedAnswer]
@@ -102,6 +103,9 @@ async def test_subtasks_run_in_the_order_of_their_needs_with_earlier_results(wor
         assert set(found) == {run.id, f"{run.id}/delegation:1", *(f"{run.id}.1-{name}" for name in "abc")}
         assert all(each.status is WorkflowExecutionStatus.COMPLETED for each in found.values())
         assert [await it.failed_tasks(it.client.get_workflow_handle(name)) for name in found] == [0] * 5
+        peer = child_of(it, run)
+        assert (await peer.describe()).typed_search_attributes.get(AGENT_NAME) == "writer"
+        assert [await count_upserts(each) for each in (run, peer)] == [1, 1]  # at the end
 
 
 async def test_only_an_agent_with_peers_can_delegate(world: MakeWorld) -> None:

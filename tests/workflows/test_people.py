@@ -5,9 +5,12 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from temporalio.client import (
     Client,
     Interceptor,
@@ -21,13 +24,17 @@ from temporalio.service import RPCError
 
 from activities.tools.call import ToolCalls
 from contracts.run.signals import Decision, HumanInput
+from contracts.run.state import RunStatus
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.builtin_tools import gated_routes
 from decisions.ids import call_digest
+from perdure.answer_keys import NO_KEYS
 from perdure.client import runs
-from perdure.client.errors import AnswerRejectedError, TemporalUnavailableError
+from perdure.client.errors import AnswerRejectedError, RejectedError, TemporalUnavailableError
+from perdure.client.run_events import WaitStarted
 from perdure.client.run_list import iterate_runs
 from perdure.client.runs import submit_answer
+from perdure.commands import chat
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run
@@ -36,6 +43,20 @@ from tests.workflows.script import FINISH
 from tests.workflows.tools import HeldTool
 
 ASK = calls(("ask_human", {"question": "Which one?", "options": ["a", "b"]}))
+
+
+async def test_a_chat_reads_a_question_that_it_has_shown_without_a_worker(world: MakeWorld) -> None:
+    async with world([ASK, FINISH]) as it:
+        run = await it.start()
+        run_id = (await it.until_state(run, question=True))["run_id"]
+        session: Any = SimpleNamespace(client=it.client, settings=SimpleNamespace(answer_keys=NO_KEYS))
+        talk = chat.ChatSession(session, "any", None, Console(file=StringIO()))
+        talk._note_question(run_id, WaitStarted(RunStatus.waiting_on_human, "human: asks: Which one?"))
+        await talk._handle_text("2")
+        await run.result()
+        assert (await it.results(run))[0] == ("toolu_0_0", "b")
+        with pytest.raises(RejectedError, match="the question is closed"):
+            await talk._handle_text("a")
 
 
 async def rejection(run: Run, *body: Any) -> str:

@@ -16,6 +16,7 @@ from decisions.conversation import lane, rules, view
 from workflows.cancellation import Cancellation
 from workflows.handlers import invalid_input, read_argument, read_optional_argument, start_type
 from workflows.rotation import Rotation
+from workflows.search_attributes import ShownAttributes
 
 
 class LaneContext:
@@ -27,6 +28,7 @@ class LaneContext:
         self.turn: asyncio.Task[Ended] | None = None
         self.turn_is_told_to_stop = False
         self.ending: str | None = None  # the run that has signalled its end last
+        self.attributes = ShownAttributes()
         self.starting: str | None = None  # the run whose start the server has not confirmed
         self.set_state(state)
 

@@ -11,7 +11,7 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.telemetry.attributes import CONVERSATION_ID
+from activities.telemetry.attributes import CONVERSATION_ID, format_keyword
 from contracts.conversation import (
     DropRequest,
     ForgetRequest,
@@ -27,7 +27,6 @@ from contracts.conversation import (
 from contracts.run.signals import CancelRequest, EndedRun, HumanInput
 from decisions.conversation import lane, rules, view
 from decisions.text.formatting import truncate
-from workflows import search_attributes
 from workflows.conversation.context import LaneContext, begin_lane
 from workflows.conversation.turn import begin_turn, deliver_errand, notify_mailbox, resume_turn
 from workflows.handlers import (
@@ -57,7 +56,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         live = self.context
-        search_attributes.show_once(CONVERSATION_ID, search_attributes.format_keyword(live.state.conversation_id))
+        live.attributes.show_once(CONVERSATION_ID, format_keyword(live.state.conversation_id))
         await live.cancellation.shield(self._run_loop(live))
         if live.cancellation.reason is not None:
             raise asyncio.CancelledError

@@ -55,13 +55,15 @@ async def begin_turn(live: LaneContext, message: Queued) -> None:
     """Start the run of the first request. Its id derives from the request, so a repeated request starts nothing."""
     live.set_state(lane.begin_next_turn(live.state))
     live.starting = message.run_id
+    begin = lane.begin_event(live.state, message)
     try:
         run: ChildRun = await workflow.start_child_workflow(
             "AgentRun",
-            lane.begin_event(live.state, message).model_dump(mode="json", exclude_defaults=True),
+            begin.model_dump(mode="json", exclude_defaults=True),
             id=ids.run_workflow_id(message.run_id),
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             parent_close_policy=ParentClosePolicy.ABANDON,
+            search_attributes=live.attributes.of_child(begin.payload),
             static_summary=escape_markdown(truncate(message.request.text, MAX_SUMMARY_CALL)),
         )
     except WorkflowAlreadyStartedError:
