@@ -1,7 +1,6 @@
 """The settings of model calls: an agent's over the project's, as a run's definition holds them."""
 
 import re
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
@@ -16,13 +15,6 @@ MIN_THINKING_BUDGET = 1024  # tokens
 _OWN_MEMBERS = {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream"}
 _OWN_HEADERS = {"accept-encoding", "anthropic-version", "connection", "content-length", "content-type", "host"}
 _SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
-
-
-class Pace(StrEnum):
-    """The pace of model calls: each at once, or in batches at half the price."""
-
-    live = "live"
-    batch = "batch"
 
 
 def _parse_thinking(value: Any) -> Any:

@@ -25,6 +25,7 @@ def found(run_id: str, status: str, agent: str = "default", about: str = "") -> 
     execution: Any = SimpleNamespace(
         status=WorkflowExecutionStatus.RUNNING if is_open else WorkflowExecutionStatus.COMPLETED,
         start_time=datetime.now(UTC) - timedelta(minutes=5),
+        history_length=0,
         typed_search_attributes=TypedSearchAttributes(said),
     )
     return RunInfo(run_id, execution)

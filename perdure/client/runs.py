@@ -24,7 +24,6 @@ from activities.followup import topic
 from activities.run.outcome import RunEnd, read_run_end
 from activities.telemetry.attributes import of_start
 from activities.temporal import QueryCache, await_update
-from activities.tools.json_schema import find_schema_error
 from contracts.followup import FollowUpState
 from contracts.models import escape_unprintable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
@@ -96,8 +95,11 @@ async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
 
 def check_start(event: StartEvent) -> None:
     """Raises StartTooLargeError if the server would reject the start for its size, RejectedError for a bad schema."""
-    if event.payload.output_schema is not None and (reason := find_schema_error(event.payload.output_schema)):
-        raise RejectedError(f"payload.output_schema: not a JSON Schema: {reason}")
+    if event.payload.output_schema is not None:
+        from activities.tools.json_schema import find_schema_error  # takes long to import
+
+        if reason := find_schema_error(event.payload.output_schema):
+            raise RejectedError(f"payload.output_schema: not a JSON Schema: {reason}")
     if reason := start_rejection([goal_part(event.payload.goal, event.payload.context)]):
         raise StartTooLargeError(reason)
 

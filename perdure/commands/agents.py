@@ -64,7 +64,7 @@ def agent_row(agent: Agent, settings: Settings, project: Project) -> dict[str, A
 def agent_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("agent", no_wrap=True)
-    for heading in ("model", "settings", "tools", "peers", "limits"):
+    for heading in ("model", "tools", "peers", "limits"):
         table.add_column(heading, overflow="fold")
     table.add_column("file", overflow="fold")
     for row in rows:
@@ -73,10 +73,10 @@ def agent_table(rows: list[dict[str, Any]]) -> Table:
             tools += "; {tools} of them searched ({tokens:,} tokens)".format(**row["searched"])
         limits = ", ".join(f"{name} {_format_limit(value)}" for name, value in row["limits"].items())
         file = format_path(Path(row["file"])) if row["file"] else "built in"
-        options = ", ".join(f"{name} {_format_option(value)}" for name, value in _changed(row["settings"]).items())
-        cells = (", ".join(row["models"]), options, tools, ", ".join(row["peers"]), limits, file)
+        options = [f"{name} {_format_option(value)}" for name, value in _changed(row["settings"]).items()]
+        cells = (", ".join([*row["models"], *options]), tools, ", ".join(row["peers"]), limits, file)
         if row["mailbox"]:
-            cells = ("", "", "external: a mailbox", "", "", file)
+            cells = ("", "external: a mailbox", "", "", file)
         table.add_row(escape(row["agent"]), *map(escape, cells))
     return table
 

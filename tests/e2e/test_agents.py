@@ -40,6 +40,8 @@ def test_each_agent_is_listed_with_its_tools_and_their_effects(office: Project) 
     assert (done.code, done.err) == (0, "")
     rows = {row["agent"]: row for row in json.loads(done.out)}
     assert set(rows) == {"default", "clerk", "scribe"}
+    settings = rows["clerk"].pop("settings")
+    assert (settings["max_tokens"], settings["effort"], settings["cache"]) == (8192, None, "auto")
     assert rows["clerk"] == {
         "agent": "clerk",
         "description": "takes notes",

@@ -54,8 +54,8 @@ async def record(scenario: Scenario, client: Client, folder: Path) -> None:
         name = scenario.name if len(executions) == 1 else f"{scenario.name}.{number}"
         # Stack traces show where the checkout and Python are, which nobody needs and no replay reads.
         neutral = json
-        for place, name in ((HISTORIES.parents[2], "/perdure"), (sys.prefix, "/venv"), (sys.base_prefix, "/python")):
-            neutral = neutral.replace(str(place), name)
+        for place, written in ((HISTORIES.parents[2], "/perdure"), (sys.prefix, "/venv"), (sys.base_prefix, "/python")):
+            neutral = neutral.replace(str(place), written)
         (folder / f"{name}{SUFFIX}").write_bytes(gzip.compress(neutral.encode(), 9, mtime=0))
 
 
