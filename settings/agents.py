@@ -86,7 +86,7 @@ class _FrontMatter(ModelOverrides):
     fuse_reads: bool | None = None
     """As `fuse_reads` of [`[worker]`](#worker), for this agent."""
     search_tools: bool | None = None
-    """Whether the model searches for its tools; by default if [they are many](../tools.md#many-tools)."""
+    """`true` if the model searches for its tools. By default it does if [they are many](../tools.md#many-tools)."""
     follow_ups: _FollowUps | None = None
     """`{}` enables the tools of [follow-ups](../follow-ups.md)."""
     peers: tuple[str, ...] = ()

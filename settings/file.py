@@ -73,7 +73,7 @@ class ProviderSettings(StrictModel):
 
     @property
     def is_cloud(self) -> bool:
-        """Whether it is Claude at a cloud, with the cloud's address and credentials."""
+        """True for Claude at a cloud, with the cloud's address and credentials."""
         return self.kind in ("bedrock", "vertex")
 
 
