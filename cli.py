@@ -29,6 +29,7 @@ SECTIONS = {
         "mail": ("mail:mail_command", "Run the bridge between a folder and an agent's mailbox."),
     },
     "Questions": {
+        "questions": ("people.questions:questions_command", "List the open questions of all runs, with filters."),
         "answer": ("answer:answer_command", "Answer the open question of a run."),
         "approve": ("answer:approve_command", "Approve the tool call a run is waiting on."),
         "deny": ("answer:deny_command", "Deny the tool call a run is waiting on; the run continues."),
@@ -36,13 +37,27 @@ SECTIONS = {
     "Inspection": {
         "list": ("show:list_runs_command", "List runs: those that wait for a person first, then the latest."),
         "show": ("show:show_command", "Show a run: status, question, steps, cost and files."),
+        "replay": (
+            "replay.command:replay_command",
+            "Try a policy, a model or an agent on past runs.",
+        ),
+        "redeliver": (
+            "people.dead_letters:redeliver_command",
+            "Deliver dead letters again, after their cause is corrected.",
+        ),
         "trace": ("show:trace_command", "Print the turns, calls and results of a run so far."),
+        "verify": ("export:verify_command", "Check a signed record: its events, their order, its signature."),
     },
     "Projects": {
         "new": ("new:new_command", "Create a project in FOLDER: an agent, two tools and a test."),
         "agents": ("agents:agents_command", "List the project's agents: models, settings, tools, limits."),
         "tools": ("show:tools_command", "List the project's tools: effects, approvals and timeouts."),
+        "policy": ("policy.policy:policy_command", "Check, test and explain the policy of a project, `policy.toml`."),
         "eval": ("evaluate.evaluate:eval_command", "Run a table of test goals and report the pass rate."),
+        "crashtest": (
+            "crashtest.command:crashtest_command",
+            "Play a case whole, and once for each kill of its worker or server.",
+        ),
     },
     "Operations": {
         "worker": ("control:worker_command", "Run a worker for the configured Temporal server."),

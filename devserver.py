@@ -35,6 +35,7 @@ RETENTION = timedelta(days=7)  # people look at runs days after they ended; the 
 START_TIMEOUT = 20.0  # seconds until a server must answer; a healthy one takes less than one
 STARTS = 2  # another process may take a port between our choice and the server's start
 POLL = 0.03  # seconds between polls during start-up; nothing polls afterwards
+REMOVE_TIMEOUT, REMOVE_PAUSE = 10.0, 0.1  # seconds
 
 DYNAMIC_CONFIG: Mapping[str, Any] = {
     # A stock server polls its transfer queue at most 20 times a second, which a single run exceeds.
@@ -122,6 +123,14 @@ async def embedded_server(
         async with _hold_lock(wish.home / "start.lock", fcntl.LOCK_EX, deadline):
             server = await _ensure_server(wish, deadline)
         yield server
+
+
+async def remove_folder(folder: Path) -> None:
+    """Remove a folder with a server's home. Repeated, as a server that is stopping still writes to it."""
+    deadline = time.monotonic() + REMOVE_TIMEOUT
+    while await asyncio.to_thread(folder.exists) and time.monotonic() < deadline:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.sleep(REMOVE_PAUSE)
 
 
 def address_of(home: Path) -> str | None:

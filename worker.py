@@ -22,13 +22,20 @@ from activities.delegation import Delegations
 from activities.effects.beats import BeatInterceptor, BeatPolicy
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
+from activities.media.attach import MediaFiles
+from activities.model.accept import Acceptances
+from activities.model.batches import BatchTurns
 from activities.model.fused_turn import FusedTurns
 from activities.model.summarize import Summaries
 from activities.model.transcript_cache import TranscriptCache
 from activities.model.turn import Turns
+from activities.people.inbound import InboundStarts
+from activities.people.notices import Notices
+from activities.policy import PolicyChecks
 from activities.project import Project
 from activities.providers.port import Model
 from activities.reconcile.reconcile import Reconciler
+from activities.review import Reviewer
 from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
 from activities.run.status import RunWatcher
@@ -121,7 +128,9 @@ build_worker = _as_worker(configure_worker)  # a worker with all workflows and a
 def _all_activities(  # noqa: PLR0913 - what they share
     client: Client, project: Project, task_queue: str, model: Model, transcripts: TranscriptCache, grace: timedelta
 ) -> list[Callable[..., Any]]:
-    turns = Turns(client, model, transcripts, project)
+    policies = PolicyChecks(transcripts, project, Reviewer(model, project))
+    turns = Turns(client, model, transcripts, project, policies)
+    batches = BatchTurns(client, model, turns, project, task_queue)
     tools = ToolCalls(client, transcripts, project, grace)
     runs = RunFiles(client, transcripts, project)
     conversations = Conversations(client, transcripts, project)
@@ -129,11 +138,22 @@ def _all_activities(  # noqa: PLR0913 - what they share
     delegations = Delegations(client, project)
     mailboxes = Mailboxes(client, task_queue)
     return [
+        MediaFiles(project).take_attachments,
         turns.plan,
         turns.reflect,
+        policies.check_policy,
+        policies.find_policy,
         FusedTurns(tools, turns, transcripts, project).read_and_reflect,
+        batches.write_batch_request,
+        batches.open_pool,
+        batches.create_batch,
+        batches.look_at_batch,
+        batches.deliver_batch,
+        batches.fail_turns,
         Summaries(model, transcripts, project).summarize,
+        Acceptances(client, model, project).accept_outcome,
         tools.call_tool,
+        tools.check_change,
         QueueResults(client, project).keep_result,
         runs.open_run,
         runs.close_segment,
@@ -141,7 +161,7 @@ def _all_activities(  # noqa: PLR0913 - what they share
         conversations.join_conversation,
         conversations.answer_turn,
         conversations.open_turn,
-        Reconciler(client, project.stores, task_queue).reconcile,
+        Reconciler(client, project.stores, task_queue, channels=project.channels).reconcile,
         RunWatcher(client).watch_run,
         follow_ups.command_follow_up,
         follow_ups.subscribe_task,
@@ -152,7 +172,14 @@ def _all_activities(  # noqa: PLR0913 - what they share
         delegations.find_delegation,
         mailboxes.look_at_turns,
         mailboxes.dispatch_mail,
+        *_outside_activities(client, project),
     ]
+
+
+def _outside_activities(client: Client, project: Project) -> list[Callable[..., Any]]:
+    """Return the activities of starts from outside and of notices to people."""
+    inbound, notices = InboundStarts(client, project), Notices(client, project)
+    return [inbound.prepare_start, inbound.submit_start, notices.send_notice, notices.is_question_open]
 
 
 @asynccontextmanager
@@ -187,6 +214,7 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
         if folder.is_dir():
             make_private(folder)
     settings.check_headers()
+    settings.check_notify()
     connections = httpx.Limits(max_connections=settings.file.worker.max_concurrent_activities)
     http = httpx.AsyncClient(trust_env=False, limits=connections)
     closing.push_async_callback(http.aclose)

@@ -22,6 +22,7 @@ from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.attempts import heartbeating
+from activities.media.store import copy_missing
 from activities.model.transcript_cache import (
     TranscriptCache,
     TranscriptCursor,
@@ -192,7 +193,7 @@ class Conversations:
     async def answer_turn(self, request: TurnAnswer) -> bool:
         """Pass an answer to a run, and return True if the run accepted it."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id))
-        body = HumanInput(**request.model_dump(include={"question_id", "text", "sender", "signature"}))
+        body = HumanInput(**request.model_dump(include={"question_id", "text", "attachments", "sender", "signature"}))
         answer = body.model_dump(mode="json", exclude_none=True)
         with suppress(WorkflowUpdateFailedError), IgnoreMissing():
             await handle.execute_update("answer", answer, id=request.request_id)
@@ -243,6 +244,7 @@ async def write_turn(project: Project, run_id: str, turn: TurnClose, whole: Tran
     own = turn.before.end if turn.before else 0
     if turn.unanswered and (note := close_unanswered(whole.parts, own, turn.unanswered)):
         whole.append(note)
+    await copy_missing(project.stores.of(run_id), store, whole.parts[own:])
     record = await _put_record(store, run_id, stored, whole, turn.journal)
     await asyncio.to_thread(store.write, LATEST_FILE, record_name(run_id).encode())
     return record

@@ -26,6 +26,7 @@ from contracts.delegation import (
     Spent,
     SubtaskStatus,
 )
+from contracts.models import NO_RESULT
 from contracts.run.state import RunView
 from decisions.delegation import clip_text, settle_share, whole_share_spent
 from decisions.ids import digest, run_workflow_id
@@ -56,10 +57,10 @@ class Delegations:
                 return Collected(status=SubtaskStatus.failed, outcome=reason)
             names = view.artifacts if view else ()
             copied = await asyncio.to_thread(self._copy_artifacts, request, names, end.text)
-        size = len(to_json(end.result))
+        size = 0 if end.result is NO_RESULT else len(to_json(end.result))
         if size > request.most:
             end = replace(
-                end, status=SubtaskStatus.failed, text=f"its result has {size:,} bytes; {TOO_LONG}", result=None
+                end, status=SubtaskStatus.failed, text=f"its result has {size:,} bytes; {TOO_LONG}", result=NO_RESULT
             )
         return Collected(
             status=end.status,

@@ -5,17 +5,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.followup.outbox import Outbox
+from activities.people.channels import Channel
 from activities.providers.prices import CLAUDE_PRICES, Price, claude_summary_model, claude_window
 from activities.security.secrets import NO_SECRETS, Secrets
 from activities.storage.store import LocalStores, Stores
 from activities.storage.workspace import Workspace, folder_name
 from activities.tools.interface import Tool
 from contracts.agent import Agent
-from contracts.model_settings import ModelOptions
+from contracts.model_settings import BatchSettings, ModelOptions, Pace
 from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolRoute
 from decisions.builtin_tools import ROUTES
 from decisions.model_names import DEFAULT, provider_of
+from decisions.people.start_rule import StartRule
+from decisions.policy.rules import Policy
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,17 @@ class Project:
     chat_providers: Collection[str] = ()  # those of the Chat Completions API
     options: ModelOptions = field(default_factory=ModelOptions)  # an agent's own come first
     record_thinking: bool = False  # in the trace
+    pace: Pace | None = None  # for agents that do not set it
+    batches: BatchSettings = field(default_factory=BatchSettings)
     fuse_reads: bool = False  # for agents that do not set it
     ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
 
+    policy: Policy | None = None
     secrets: Secrets = NO_SECRETS
     outbox: Outbox | None = None  # sends messages
+    channels: tuple[Channel, ...] = ()  # of notices to people
+    starts: tuple[StartRule, ...] = ()  # the events that begin work
+    page_url: str = ""  # of the gateway's page, for links in notices
     answer_keys: Mapping[str, str] = field(default_factory=dict)  # public keys of the people who may answer, by id
 
     @property

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from contracts.model_settings import ModelOptions, ModelOverrides
+from contracts.model_settings import ModelOptions, ModelOverrides, Pace
 from contracts.models import FrozenModel, omit_default
+from contracts.people.notice import NoticeRoute
+from contracts.people.rubric import Rubric
 from contracts.run.limits import LimitOverrides, Limits
 from contracts.tool import ToolTable
 
@@ -18,10 +20,11 @@ class Agent(FrozenModel):
     files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
     the run's own, in which its follow-ups may resume work; None: it may not create follow-ups. `fuse_reads` is the
     project's setting if it is None. `search_tools` says whether its tools are searched; None: if they are many.
-    `server_tools` are as in `ModelOptions`.
+    `server_tools` are as in `ModelOptions`. `pace` is the project's if it is None.
 
     `input_schema` is for the `context` of a start, `output_schema` for the `result` of a run: a JSON Schema, or
-    `module:Model` until the worker imports it.
+    `module:Model` until the worker imports it. `accept` is the check that an outcome must pass: a function, as
+    `module:function`, or a rubric.
     """
 
     name: str
@@ -40,7 +43,9 @@ class Agent(FrozenModel):
     search_tools: bool | None = None
     input_schema: dict[str, Any] | str | None = None
     output_schema: dict[str, Any] | str | None = None
+    accept: Rubric | str | None = None
     server_tools: tuple[dict[str, Any], ...] = ()
+    pace: Pace | None = None
 
 
 class ToolSchema(FrozenModel):
@@ -69,6 +74,7 @@ class Definition(FrozenModel):
     may_delegate: bool = omit_default(True)
     output_schema: dict[str, Any] | None = omit_default(None)
     is_schema_requested: bool = omit_default(default=False)
+    accept: Rubric | str | None = omit_default(None)  # a rubric with its model
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -94,13 +100,17 @@ class StartSnapshot(FrozenModel):
     key_id: str = omit_default("")  # as in `RunState`
     fuse_reads: bool = omit_default(default=False)  # as in `RunState`
     is_typed: bool = omit_default(default=False)  # as in `RunState`
+    notify: tuple[NoticeRoute, ...] = omit_default(())  # as in `RunState`
+    pace: Pace | None = omit_default(None)  # as in `RunState`
+    policy: str = omit_default("")  # as in `RunState`
+    accept: str = omit_default("")  # as in `RunState`
 
 
 class StartSnapshotRequest(FrozenModel):
     """The input of `open_run`. A cursor (`length`, `head`) names the transcript that holds the goal.
 
-    `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit. `execution` is as
-    in `RunState`, `output_schema` as in `StartPayload`. `context` is set if it is to be checked.
+    `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit, and `pace` its own
+    pace. `execution` is as in `RunState`, `output_schema` as in `StartPayload`. `context` is set to be checked.
     """
 
     agent: str
@@ -108,6 +118,7 @@ class StartSnapshotRequest(FrozenModel):
     head: str
     depth: int = omit_default(0)
     max_depth: int | None = omit_default(None)
+    pace: Pace | None = omit_default(None)
     execution: str = omit_default("")
     output_schema: dict[str, Any] | None = omit_default(None)
     context: dict[str, Any] | None = omit_default(None)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import to_json
 
 from contracts.delegation import Share
+from contracts.media import Attachments
 from contracts.models import FrozenModel, StrictModel, nesting_depth, omit_default
 from contracts.run.journal import Journal
 from contracts.run.limits import Context
@@ -70,6 +71,8 @@ class SubmitRequest(StrictModel):
     """The task, in words. Give either this or `messages`."""
     messages: tuple[Message, ...] = Field(default=(), max_length=100)
     """Messages in place of a goal."""
+    attachments: Attachments = omit_default(())
+    """Images and PDF that belong to the goal or the messages: [media](../media.md)."""
     agent: Id | None = None
     """The agent to run; by default the conversation's last agent."""
     default_agent: Id | None = omit_default(None)
@@ -293,6 +296,8 @@ class SteerRequest(StrictModel):
     """The request that the message comes from."""
     text: str = Field(min_length=1, max_length=MAX_REQUEST_TEXT)
     """The message."""
+    attachments: Attachments = omit_default(())
+    """Images and PDF that belong to the message."""
     sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
 
@@ -365,6 +370,7 @@ class TurnAnswer(FrozenModel):
     run_id: str
     question_id: str
     text: str
+    attachments: Attachments = omit_default(())
     request_id: str
     sender: Sender | None = omit_default(None)
     signature: str | None = omit_default(None)

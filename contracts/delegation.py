@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.models import FrozenModel, JsonResult, OutputSchema, StrictModel, omit_default
+from contracts.models import FrozenModel, JsonResult, OutputSchema, StrictModel, omit_default, omit_no_result
 
 MAX_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 
@@ -70,6 +70,7 @@ class Assignment(FrozenModel):
     by: str
     depth: int
     share: Share
+    has_read: tuple[str, ...] = omit_default(())  # by the delegating run, for rules of a policy
 
 
 class SubtaskStatus(StrEnum):
@@ -93,7 +94,7 @@ class Collected(FrozenModel):
     outcome: str
     artifacts: tuple[str, ...] = ()
     spent: Spent = Spent()
-    result: JsonResult = omit_default(None)
+    result: JsonResult = omit_no_result()
 
 
 class SubtaskState(FrozenModel):
@@ -110,7 +111,7 @@ class SubtaskState(FrozenModel):
     outcome: str = ""  # or the reason for its absence
     artifacts: tuple[str, ...] = ()
     spent: Spent = Spent()
-    result: JsonResult = omit_default(None)
+    result: JsonResult = omit_no_result()
 
 
 class DelegationStatus(StrEnum):
@@ -140,6 +141,7 @@ class DelegationRequest(FrozenModel):
     mailboxes: tuple[str, ...] = omit_default(())
     heir: str = omit_default("")
     key_id: str = omit_default("")
+    has_read: tuple[str, ...] = omit_default(())  # as in `Assignment`
 
     @property
     def id_base(self) -> str:

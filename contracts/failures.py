@@ -113,5 +113,7 @@ class Escalation(StrEnum):
     """An external tool sent a result for another tool's step. Fix that tool."""
     result_invalid = "result_invalid"
     """The run has an output schema, and the agent gave no result that matches it. `detail` has the errors."""
+    not_accepted = "not_accepted"
+    """The outcome did not pass the agent's `accept`, or could not be checked. `detail` has the reason."""
     model_declined = "model_declined"
     """The provider declined to answer (`refusal`). Reword the goal, or use another model."""

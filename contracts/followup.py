@@ -252,6 +252,8 @@ class Outbound(StrictCamelModel):
     text: str = Field(min_length=1, max_length=4000)
     platform: Id | None = None
     """The platform of the channel."""
+    reply_to: Id | None = omit_default(None)
+    """The message or issue that it answers."""
 
 
 class NotifyRequest(FrozenModel):

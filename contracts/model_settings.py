@@ -1,10 +1,13 @@
 """The settings of model calls: an agent's over the project's, as a run's definition holds them."""
 
 import re
+from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
+from contracts.duration import Duration
 from contracts.models import MAX_NESTING, FrozenModel, StrictModel, nesting_depth, omit_default
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
@@ -15,6 +18,22 @@ MIN_THINKING_BUDGET = 1024  # tokens
 _OWN_MEMBERS = {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream"}
 _OWN_HEADERS = {"accept-encoding", "anthropic-version", "connection", "content-length", "content-type", "host"}
 _SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
+
+
+class Pace(StrEnum):
+    """The pace of model calls: each at once, or in batches at half the price."""
+
+    live = "live"
+    batch = "batch"
+
+
+class BatchSettings(StrictModel):
+    """The pool of model calls at the pace `batch`."""
+
+    size: int = Field(default=100, ge=1, le=100_000)
+    """A batch is sent once this many calls wait."""
+    wait: Duration = Field(default=timedelta(seconds=60), ge=timedelta(seconds=1), le=timedelta(hours=24))
+    """It is sent this long after the first of them, however many wait."""
 
 
 def _parse_thinking(value: Any) -> Any:
@@ -53,6 +72,7 @@ Thinking = Annotated[
     Literal["off", "adaptive"] | int,
     BeforeValidator(_parse_thinking, json_schema_input_type=Literal["off", "adaptive"] | int),
 ]
+Sees = bool | tuple[Annotated[str, Field(min_length=1, max_length=200)], ...]
 HeaderName = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
 HeaderValue = Annotated[str, Field(pattern=r"^[!-~]([ -~]*[!-~])?$")]
 
@@ -74,6 +94,8 @@ class ModelOverrides(StrictModel):
     """The time that the provider keeps a prompt in its cache; `auto` chooses."""
     betas: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], ...] | None = None
     """Beta features of the API, by name."""
+    sees: Sees | None = None
+    """Images and PDF are sent to: all models (`true`), none (`false`), or those named and those known to see them."""
     headers: Annotated[dict[HeaderName, HeaderValue], AfterValidator(_check_model_headers)] | None = None
     """Headers of each request. They are stored with a run: secrets are refused by name."""
     extra: Annotated[dict[str, JsonValue], AfterValidator(_check_extra)] | None = None
@@ -94,6 +116,7 @@ class ModelOptions(FrozenModel):
     effort: Effort | None = omit_default(None)
     cache: CacheTime = omit_default("auto")
     betas: tuple[str, ...] = omit_default(())
+    sees: Sees | None = omit_default(None)
     headers: dict[str, str] = omit_default({})
     extra: dict[str, Any] = omit_default({})
     server_tools: tuple[dict[str, Any], ...] = omit_default(())

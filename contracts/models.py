@@ -2,6 +2,7 @@
 
 import math
 import re
+from enum import Enum
 from typing import Annotated, Any
 from unicodedata import category
 
@@ -25,6 +26,26 @@ class StrictModel(BaseModel):
 def omit_default(default: Any) -> Any:
     """Return a field that is omitted from JSON at its default: a step has two dozen of them, a mailbox thousands."""
     return Field(default=default, exclude_if=lambda value: value == default)
+
+
+class NoResult(Enum):
+    """The type of `NO_RESULT`, which is false."""
+
+    no_result = "no result"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return self.value
+
+
+NO_RESULT = NoResult.no_result  # of a run without a typed result; None is a result, JSON null
+
+
+def omit_no_result() -> Any:
+    """Return a field for the typed result of a run. JSON has it only if there is one, which may be null."""
+    return Field(default_factory=lambda: NO_RESULT, exclude_if=lambda value: value is NO_RESULT)
 
 
 class SparseModel(FrozenModel):

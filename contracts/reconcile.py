@@ -5,7 +5,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from contracts.models import FrozenModel
+from contracts.models import FrozenModel, omit_default
+from contracts.people.notice import NoticeRequest
 
 WAKE_SIGNAL = "wake"  # has no effect but a workflow task, in which a workflow that sleeps sees the current build
 
@@ -39,15 +40,27 @@ class Finding(FrozenModel):
     repaired: bool = False
 
 
+class CutOffWindow(FrozenModel):
+    """The close times in which a pass looks for runs that Temporal ended: after `since`, and up to `before` or now.
+
+    `upto` is set if the passes before this one have not finished a window: the next window begins there.
+    """
+
+    since: datetime
+    before: datetime | None = None
+    upto: datetime | None = None
+
+
 class ReconcileRequest(FrozenModel):
     """The input of a pass, from the report of the previous one, if that stopped early.
 
     `after` is its last store folder. `older` has the lists of runs that were too long, each with the start time before
-    which the next pass continues.
+    which the next pass continues. `cut_off` is set if runs have notices.
     """
 
     after: str = ""
     older: dict[str, datetime] = Field(default_factory=dict)
+    cut_off: CutOffWindow | None = omit_default(None)
 
 
 class ReconcileReport(FrozenModel):
@@ -67,6 +80,8 @@ class ReconcileReport(FrozenModel):
     outdated: int = 0
     after: str = ""
     older: dict[str, datetime] = Field(default_factory=dict)
+    notices: tuple[NoticeRequest, ...] = omit_default(())  # of runs that are stuck, or that Temporal ended
+    cut_off: CutOffWindow | None = omit_default(None)  # for the next pass
 
 
 class WorkflowStatus(StrEnum):

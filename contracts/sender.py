@@ -12,13 +12,18 @@ class Sender(StrictModel):
     """
 
     door: str = Field(min_length=1, max_length=100)
-    """`cli`, `gateway`, `mcp`, `webhook:NAME`, `schedule`, `mailbox`, `follow-up` or `delegation`."""
+    """`cli`, `gateway`, `mcp`, `python`, `webhook:NAME`, `schedule`, `mailbox`, `follow-up` or `delegation`."""
     token: str | None = Field(default=None, max_length=200, exclude_if=lambda token: token is None)
     """The name of the gateway token."""
+    person: str | None = Field(default=None, max_length=200, exclude_if=lambda person: person is None)
+    """The person at a terminal: `--by`, else the user of the machine. Set if the project has `[people]`."""
+    groups: tuple[str, ...] = Field(default=(), max_length=100, exclude_if=lambda groups: not groups)
+    """The groups of the token or person."""
 
 
 CLI = Sender(door="cli")
 MCP = Sender(door="mcp")
+PYTHON = Sender(door="python")
 SCHEDULE = Sender(door="schedule")
 MAILBOX = Sender(door="mailbox")
 FOLLOW_UP = Sender(door="follow-up")

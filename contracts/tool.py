@@ -1,14 +1,16 @@
-"""Tools, tool calls and their outcomes."""
+"""Tools, tool calls and their outcomes, and `mcp.lock.json`: the accepted definitions of MCP tools."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from contracts.duration import Duration
-from contracts.models import ForeignText, FrozenModel, JsonResult, SparseModel, omit_default
+from contracts.media import StoredMedia
+from contracts.models import ForeignText, FrozenModel, JsonResult, SparseModel, StrictCamelModel, omit_default
+from contracts.people.policy import PolicyVerdict
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 RETRIES_USED_UP = " (three retries did not help)"
@@ -66,6 +68,7 @@ class ToolRoute(FrozenModel):
     queue: QueueRoute | None = omit_default(None)
     approval_kinds: tuple[str, ...] = omit_default(())  # `workflow_task_create`: tasks of these kinds need approval
     is_searched: bool = omit_default(default=False)  # the model finds it by `search_tools`
+    example: str | None = omit_default(None)  # JSON of a result, for a dry run
 
 
 @lru_cache(maxsize=256)
@@ -87,7 +90,8 @@ class ToolCall(SparseModel):
     call's keys if an earlier run had the same id. `approval` is the digest of the approved call; no other call is
     made. `accepts` is the digest of a tool definition that a person accepted in place of the pinned one. `nonce`, for
     kind `signal`, must come back with the result at the gateway. `definition` is the hash of the run's definition, for
-    `search_tools` and the tools that it finds: their schemas are not in the model's list of tools.
+    `search_tools` and the tools that it finds: their schemas are not in the model's list of tools. `changed_by` is the
+    person who changed the arguments: the transcript has the proposed ones.
     """
 
     step: int
@@ -105,6 +109,21 @@ class ToolCall(SparseModel):
     accepts: str | None = None
     nonce: str | None = None
     definition: str | None = None
+    changed_by: str | None = None
+
+
+class ChangedCall(FrozenModel):
+    """The input of the activity `check_change`: a call with the arguments that a person wants instead."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
+class ChangeCheck(FrozenModel):
+    """The result: the reason why the changed call cannot be made, if any, and the policy's verdict, if it has one."""
+
+    error: str | None = None
+    verdict: PolicyVerdict | None = None
 
 
 class ToolError(FrozenModel):
@@ -126,16 +145,19 @@ class ToolError(FrozenModel):
 class ToolOutcome(SparseModel):
     """The outcome of a call. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
-    `artifacts` are the deliverables that the call wrote, relative to the run's workspace. `interrupted`: an earlier
-    attempt was lost with its worker.
+    `media` are images and PDF that the model sees with the result. `artifacts` are the deliverables that the call
+    wrote, relative to the run's workspace. `interrupted`: an earlier attempt was lost with its worker. `at` is the time
+    of its end, if a policy may look at it.
     """
 
     status: Literal["ok", "error"] = "ok"
     result: JsonResult = None
     error: ToolError | None = None
+    media: tuple[StoredMedia, ...] = ()
     artifacts: tuple[str, ...] = ()
     duration_ms: int = 0
     interrupted: bool = False
+    at: datetime | None = omit_default(None)
 
 
 class LargeResult(FrozenModel):
@@ -148,3 +170,45 @@ class LargeResult(FrozenModel):
 def error_outcome(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:
     """Return the outcome of a failed call. The model sees the error."""
     return ToolOutcome(status="error", error=ToolError(kind=kind, message=message, retryable=retryable))
+
+
+class Pin(StrictCamelModel):
+    """An accepted tool definition. `sha256` covers the other fields."""
+
+    description: str = ""
+    input_schema: dict[str, Any]
+    annotations: dict[str, Any] = Field(default_factory=dict)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class PinnedServer(StrictCamelModel):
+    """All tools of one server, by its names for them."""
+
+    tools: dict[str, Pin]
+
+
+class PinnedProgram(StrictCamelModel):
+    """The program of a stdio server: its absolute path, and the sha256 of its arguments as JSON.
+
+    The arguments themselves may contain secrets from the environment, and the file is committed.
+    """
+
+    path: str
+    args_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class PinFile(StrictCamelModel):
+    """`mcp.lock.json`: a worker offers these tools alone. `programs` are those of stdio servers, by server."""
+
+    version: Literal[1] = 1
+    programs: dict[str, PinnedProgram] = Field(default_factory=dict)
+    servers: dict[str, PinnedServer] = Field(default_factory=dict)
+
+
+class PinState(StrEnum):
+    """A tool's current definition compared with the accepted one."""
+
+    pinned = "pinned"  # equal
+    changed = "changed"  # calls wait for a person
+    gone = "gone"  # calls fail
+    new = "new"  # not offered

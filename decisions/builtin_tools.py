@@ -21,6 +21,8 @@ SEARCH_TOOLS, CALL_TOOL = "search_tools", "call_tool"
 CONTROL_TOOLS = (FINISH, ESCALATE, REFRAME)
 JOURNAL_TOOLS = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
 FOLLOW_UP_TOOLS = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
+# No policy is about these: they reach nothing beyond the run and the person who is asked, and end it.
+UNGOVERNED = frozenset({*CONTROL_TOOLS, *JOURNAL_TOOLS, ASK_HUMAN, SEARCH_TOOLS, CALL_TOOL})
 
 # Part of results, since tools and prompt must not change, for the provider's cache. Small models repeat a call whose
 # result does not state the next step.

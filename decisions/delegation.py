@@ -25,6 +25,7 @@ from contracts.delegation import (
 from contracts.failures import ToolFault
 from contracts.mail.message import MAX_MAIL_NAME, ReplyStatus
 from contracts.mail.peers import MailReply, ReplyVerdict
+from contracts.models import NO_RESULT
 from contracts.run.state import Call, RunState
 from contracts.tool import ToolOutcome, error_outcome
 from decisions import ids
@@ -73,6 +74,7 @@ def plan_delegation(state: RunState, call: Call, owner: str) -> DelegationReques
         mailboxes=state.mailboxes,
         heir=state.run_id if state.run_id != owner else "",
         key_id=key_id if key_id != owner else "",
+        has_read=tuple(call.verdict.facts.get("has_read", ())) if call.verdict else (),
     )
 
 
@@ -98,6 +100,9 @@ def _out_of_reach(state: RunState, subtasks: tuple[Subtask, ...], owner: str) ->
     for subtask in subtasks:
         if subtask.agent not in state.peers:
             return f"{subtask.id}: {subtask.agent!r} is none of your peers: {', '.join(state.peers)}"
+        if subtask.agent in state.mailboxes and subtask.output_schema is not None:
+            untyped = "lives outside and gives no typed result: leave output_schema out, and ask for JSON in words"
+            return f"{subtask.id}: {subtask.agent!r} {untyped}"
         if subtask.agent in state.mailboxes and len(owner) > MAX_OWNER:
             too_long = f"this run's id has more than {MAX_OWNER} characters"
             return f"{subtask.id}: {subtask.agent!r} cannot be reached from here: {too_long}, and its messages name it"
@@ -308,7 +313,7 @@ def _format_upstream(done: SubtaskState, where: str, needed: Sequence[SubtaskSta
     files = "\n".join(f"- {path if path.isprintable() else json.dumps(path)}" for path in done.artifacts)
     quoted = fence_text(done.outcome, *(other.outcome for other in needed))
     section = f"## Result of {done.id} (by {done.agent})\n\n{quoted}"
-    if done.result is not None:
+    if done.result is not NO_RESULT:
         section = f"{section}\n\nAs JSON:\n{fence_text(json.dumps(done.result, ensure_ascii=False))}"
     return f"{section}\n\nFiles, in {where}:\n{files}" if files else section
 
@@ -349,8 +354,9 @@ def delegation_outcome(state: DelegationState) -> ToolOutcome:
 
 def _summarize_subtask(subtask: SubtaskState, limit: int = MAX_OUTCOME) -> dict[str, object]:
     summary = {"id": subtask.id, "agent": subtask.agent, "status": subtask.status.value}
-    results = {"outcome": clip_text(subtask.outcome, limit), "artifacts": subtask.artifacts, "result": subtask.result}
-    return {**summary, **{name: value for name, value in results.items() if value}}
+    ended = {"outcome": clip_text(subtask.outcome, limit), "artifacts": subtask.artifacts}
+    result = {} if subtask.result is NO_RESULT else {"result": subtask.result}
+    return {**summary, **{name: value for name, value in ended.items() if value}, **result}
 
 
 def summarize_delegation(arguments: object) -> str:

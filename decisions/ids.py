@@ -13,6 +13,9 @@ RUN_PREFIX = "run:"
 FOLLOW_UP_PREFIX = "wf:"
 CONVERSATION_PREFIX = "conversation:"
 SCHEDULE_PREFIX = "schedule:"
+NOTICE_PREFIX = "notice:"
+INBOUND_PREFIX = "start:"
+UPLOADS_STORE = "files:uploads"  # the store of uploaded files; no id of a run
 _DELEGATION = "/delegation:"
 _AGAIN = re.compile(r"~[0-9a-f]{12}$")  # the end of a `key_id`
 MAX_AGENT_NAME = 160  # characters of an agent's name in a conversation's id, which may have 200
@@ -108,6 +111,18 @@ def delegation_workflow_id(run_id: str, step: int) -> str:
     plain = f"{run_workflow_id(run_id)}{_DELEGATION}{step}"
     owner = run_id if _byte_length(plain) <= MAX_WORKFLOW_ID_BYTES else placeholder_id(run_id)
     return f"{run_workflow_id(owner)}{_DELEGATION}{step}"
+
+
+def notice_workflow_id(run_id: str, kind: str, question: str | None = None) -> str:
+    """Return the id of the workflow that delivers a notice: one for each event of a run."""
+    plain = f"{NOTICE_PREFIX}{run_id}"
+    owner = run_id if _byte_length(plain) <= MAX_PLAIN_ID else placeholder_id(run_id)
+    return ":".join(part for part in (f"{NOTICE_PREFIX}{owner}", question, kind) if part)
+
+
+def inbound_workflow_id(start: str, event: str) -> str:
+    """Return the id of the workflow of an event: a repeat begins nothing."""
+    return f"{INBOUND_PREFIX}{start}:{digest_names(event)}"
 
 
 def delegating_run_id(workflow_id: str) -> str | None:
@@ -227,6 +242,23 @@ def question_id(number: int) -> str:
 
 def mailbox_workflow_id(agent: str) -> str:
     return f"mailbox:{agent}"
+
+
+_BATCH_SUFFIX = "-batch"
+
+
+def batch_queue(task_queue: str) -> str:
+    """Return the task queue of model calls that wait for a batch. No worker polls it."""
+    return f"{task_queue}{_BATCH_SUFFIX}"
+
+
+def is_batch_queue(task_queue: str) -> bool:
+    return task_queue.endswith(_BATCH_SUFFIX)
+
+
+def batch_pool_id(task_queue: str) -> str:
+    """Return the id of the workflow that sends the batches of a task queue."""
+    return f"batches:{task_queue}"
 
 
 def mail_queue(folder: str) -> str:

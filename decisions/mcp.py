@@ -7,8 +7,7 @@ from difflib import unified_diff
 from hashlib import sha256
 from typing import Any
 
-from contracts.mcp import Pin, PinState
-from contracts.tool import Effect
+from contracts.tool import Effect, Pin, PinState
 from decisions.text.visible_text import render_visible
 
 SEPARATOR = "__"

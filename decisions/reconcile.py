@@ -22,10 +22,11 @@ PERSON_PATIENCE = timedelta(hours=24)  # for a person's answer
 TOOL_MARGIN = timedelta(minutes=5)  # after a tool's own timeout, which the run should have enforced
 UNATTENDED_AFTER = timedelta(minutes=10)  # a worker that is being replaced is back by then
 GONE_FOR = timedelta(hours=1)  # from the first check that misses a run to the one that clears its store
+UPLOADS_KEPT = timedelta(days=30)  # from the last upload of a file; each run copies what it uses
 MAX_FINDINGS = 20  # findings of one problem
 
 # Workflows that never end. They move to the current build when they are woken; a run stays on its build until it ends.
-MOVING_TYPES = ("Conversation", "Mailbox", "FollowUp", "EventTopic")
+MOVING_TYPES = ("Conversation", "Mailbox", "FollowUp", "EventTopic", "ModelBatches")
 
 MEND_ADVICE = "roll the workers back or fix their code; the run then continues by itself"
 _CUT_SHORT = (WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out)

@@ -13,7 +13,7 @@ from gateway.access_log import AccessLog
 from gateway.auth import Gateway
 from gateway.problems import ApiError, ProblemDetails, create_handlers, problem_response
 from gateway.requests import BoundedBodies, EncodedSlashes
-from gateway.routes import conversations, events, health, questions, runs
+from gateway.routes import conversations, events, files, health, questions, runs
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
 STATIC_FILES = Path(__file__).parent
@@ -35,7 +35,7 @@ async def _get_page_file(request: Request) -> FileResponse:
     return FileResponse(STATIC_FILES / (request.scope["route"].path[1:] or "page.html"), headers=STATIC_HEADERS)
 
 
-ROUTERS = (runs.router, conversations.router, questions.router, events.router, health.router, _page)
+ROUTERS = (runs.router, files.router, conversations.router, questions.router, events.router, health.router, _page)
 
 
 async def _method_not_allowed(request: Request, _: Exception) -> Response:

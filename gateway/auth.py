@@ -1,9 +1,10 @@
 """Authentication and the rules that apply to every route. The token is checked first."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request, Response, Security, params
@@ -12,17 +13,21 @@ from fastapi.security import HTTPBearer
 from pydantic import AfterValidator
 
 from activities.temporal import QueryCache
+from contracts.media import Attachment
 from contracts.sender import Sender
+from decisions.people.start_rule import StartRule
 from gateway.access_log import note_login_failure
 from gateway.lists import SharedReads
 from gateway.problems import RETRY_SOON, ApiError
-from gateway.requests import StrictRequest, restore_slashes
+from gateway.requests import MAX_UPLOAD_SECONDS, UPLOAD_PATH, StrictRequest, restore_slashes
 from gateway.signatures import Webhook
 from gateway.tokens import Scope, Token, TokenFileError, Tokens
-from perdure.client.door import set_sender
+from perdure.client.door import name_person, set_sender
+from perdure.client.files import ArtifactReader
 from perdure.client.runs import MAX_RUN_ID_BYTES, has_length_of_id
 from perdure.session import Session
 
+UPLOAD_TIMEOUT = MAX_UPLOAD_SECONDS + 45.0  # seconds to receive, check and store a file
 REQUEST_TIMEOUT = 45.0  # seconds for an answer, except a stream; submitting to a lane takes up to 30
 _BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")
 
@@ -34,13 +39,19 @@ class Gateway:
     session: Session
     tokens: Tokens
     webhooks: dict[str, Webhook] = field(default_factory=dict)
+    starts: tuple[StartRule, ...] = ()  # the events that begin work
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0  # open ones
+    uploads: int = 0  # files that are being received
     lists: SharedReads = field(default_factory=SharedReads)
     queries: QueryCache = field(default_factory=QueryCache)  # the states of runs that ask
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     readiness: tuple[float, Any] | None = None  # the last check: its time by the loop's clock, and its result
     drop: Callable[[Any], None] = lambda _: None
+
+    @cached_property
+    def artifacts(self) -> ArtifactReader:
+        return ArtifactReader(self.session.settings.workspaces)
 
 
 def require_scope(token: Token, scope: Scope) -> None:
@@ -48,6 +59,12 @@ def require_scope(token: Token, scope: Scope) -> None:
     if scope not in token.scopes:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
         raise ApiError(403, f"token {token.name} has no scope {scope}", headers=challenge)
+
+
+def require_readable(token: Token, attachments: Iterable[Attachment]) -> None:
+    """Raises ApiError 403 if an attachment is a file of another run and the token may not read runs."""
+    if any(attachment.artifact is not None for attachment in attachments):
+        require_scope(token, Scope.read)
 
 
 def needs_scope(scope: Scope) -> Any:
@@ -67,20 +84,22 @@ class ScopedRoute(APIRoute):
             for scope in dependency.scopes or ()
         ]
         takes_json = self.body_field is not None
+        patience = UPLOAD_TIMEOUT if self.path == UPLOAD_PATH else REQUEST_TIMEOUT
 
         async def handle_strictly(received: Request) -> Response:
             restore_slashes(received.scope)
             request = StrictRequest(received.scope, received.receive)
             for scope in scopes:
                 _authenticate(request, scope)
-                set_sender(Sender(door="gateway", token=request.state.token.name))
+                name, people = request.state.token.name, _get_gateway(request).session.settings.file.people
+                set_sender(name_person(people, name, Sender(door="gateway", token=name)))
             if takes_json:
                 _require_json(request)
             try:
-                async with asyncio.timeout(REQUEST_TIMEOUT):
+                async with asyncio.timeout(patience):
                     return await handle(request)
             except TimeoutError:
-                raise ApiError(503, f"no answer within {REQUEST_TIMEOUT:g} s", headers=RETRY_SOON) from None
+                raise ApiError(503, f"no answer within {patience:g} s", headers=RETRY_SOON) from None
 
         return handle_strictly
 

@@ -1,9 +1,11 @@
 // Open questions, and one run as a live stream. The token stays in this tab, and is sent in one header only.
 
 const KEPT = "perdure-token";
+const MAX_NAME = 200; // characters of a file's name
 const EVERY = 8000; // milliseconds between polls; the gateway's lists are up to 2 s old
 const byId = (id) => document.getElementById(id);
 let shown = ""; // the questions on the page, as JSON
+let hasFailed = false; // the last poll
 let following = null; // aborts the stream of the run on the page
 
 function element(name, text = "", className = "") {
@@ -26,7 +28,10 @@ async function api(path, body) {
   const options = body === undefined ? { headers: headers() } : {
     method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body),
   };
-  const response = await fetch(path, options);
+  return readAnswer(await fetch(path, options));
+}
+
+async function readAnswer(response) {
   const result = await response.json();
   if (!response.ok) throw new Error(result.detail || `the gateway answered ${response.status}`);
   return result;
@@ -39,25 +44,49 @@ const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
 async function look() {
   if (!sessionStorage.getItem(KEPT)) return;
   try {
-    const [{ questions }, { runs }] = await Promise.all([api("v1/questions"), api("v1/runs?limit=30")]);
-    showQuestions(questions);
+    const asked = filtered();
+    const [{ questions, is_partial }, { runs }] = await Promise.all([api(asked), api("v1/runs?limit=30")]);
+    if (asked !== filtered()) return; // changed meanwhile, which looks again
+    showQuestions(questions, is_partial);
     showRuns(runs);
-    if (byId("notice").className === "bad") notice("");
+    if (hasFailed) notice(""); // but not the reason why an answer was rejected
+    hasFailed = false;
   } catch (error) {
+    hasFailed = true;
     notice(error.message, "bad");
   }
 }
 
-function showQuestions(questions) {
-  const now = JSON.stringify(questions);
+// The path of the questions that the filter asks for.
+function filtered() {
+  const set = [...new FormData(byId("filter"))].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
+  return set.length ? `v1/questions?${new URLSearchParams(set)}` : "v1/questions";
+}
+
+function showQuestions(questions, isPartial) {
+  const now = JSON.stringify([filtered(), questions, isPartial]);
   if (now === shown) return; // keep a half-typed answer
-  const typed = new Map([...document.querySelectorAll("#waiting form")].map((form) => [form.id, form.text?.value]));
+  const forms = [...document.querySelectorAll("#waiting form")];
+  const typed = new Map(forms.map((form) => [form.id, form.text?.value]));
+  const changed = new Map(forms.map((form) => [form.id, form.changed?.value]));
+  const chosen = new Set(forms.filter((form) => form.chosen?.checked).map((form) => form.id));
+  const files = new Map(forms.map((form) => [form.id, form.attached?.files]));
   shown = now;
+  byId("filter-on").textContent = filtered() === "v1/questions" ? "" : " (on)";
   byId("count").textContent = questions.length ? `(${questions.length})` : "";
   const cards = questions.map(card);
-  byId("waiting").replaceChildren(...(cards.length ? cards : [element("p", "No open questions.", "quiet")]));
+  if (questions.filter(({ question }) => question?.call).length > 1) cards.unshift(chosenBar(questions));
+  if (!cards.length) cards.push(element("p", filtered() === "v1/questions" ? "No open questions." : "No such question is open.", "quiet"));
+  if (isPartial) cards.push(element("p", "More runs wait for a person than were looked at.", "quiet"));
+  byId("waiting").replaceChildren(...cards);
   for (const form of document.querySelectorAll("#waiting form")) {
     if (form.text && typed.get(form.id)) form.text.value = typed.get(form.id);
+    if (form.changed && changed.get(form.id)) form.changed.value = changed.get(form.id);
+    if (form.chosen) form.chosen.checked = chosen.has(form.id);
+    if (form.attached && files.get(form.id)) {
+      form.attached.files = files.get(form.id);
+      form.attached.dispatchEvent(new Event("change"));
+    }
   }
 }
 
@@ -108,20 +137,26 @@ function answerForm({ run_id, question }) {
   }
   const text = () => form.text?.value.trim() || undefined;
   const send = (body) => answer(run_id, { ...named, ...body }, form);
+  if (question.call) form.append(chosenBox(run_id, question), changedField(question));
+  const decide = (option) => {
+    const own = option === "approve" && form.changed?.value.trim() !== form.changed?.defaultValue.trim();
+    return { decision: option, text: text(), ...(own ? { arguments: form.changed.value } : {}) };
+  };
   for (const option of question.options) {
     const button = element("button", LABELS[option] ?? option.replaceAll("_", " "), option === "approve" && !isText ? "first" : "");
     button.type = "button";
     button.dataset.option = option;
-    button.addEventListener("click", () => send(isText ? { text: option } : { decision: option, text: text() }));
+    button.addEventListener("click", () => send(isText ? { text: option } : decide(option)));
     form.append(button);
   }
   if (isText ? question.kind === "question" : ["thrash", "recovery"].includes(question.kind)) {
     form.append(element("button", "Answer", question.options.length ? "" : "first"));
   }
+  if (question.kind === "question" && !run_id.startsWith("wf:")) form.append(...filesField(run_id)); // no others take files
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button only, not by Enter
-    if (text()) send({ text: text() });
+    if (text() || form.attached?.files.length) send({ text: text() });
   });
   return form;
 }
@@ -130,6 +165,9 @@ async function answer(runId, body, form) {
   const buttons = [...form.querySelectorAll("button")];
   for (const button of buttons) button.disabled = true;
   try {
+    if (body.arguments !== undefined) body.arguments = JSON.parse(body.arguments);
+    const files = [...(form.attached?.files ?? [])];
+    if (files.length) body.attachments = await uploadAll(files);
     await api(runPath(runId, "/answer"), body);
     notice(`${runId}: accepted`, "good");
     form.closest(".card").remove();
@@ -137,6 +175,102 @@ async function answer(runId, body, form) {
     notice(`${runId}: ${error.message}`, "bad");
     for (const button of buttons) button.disabled = false;
   }
+  await look();
+}
+
+function filesField(runId) {
+  const label = element("label", "attach files", "attach"), field = element("input");
+  field.type = "file";
+  field.name = "attached";
+  field.multiple = true;
+  field.accept = "image/png,image/jpeg,image/webp,image/gif,application/pdf";
+  field.setAttribute("aria-label", `Attach images and PDF to the answer for ${runId}`);
+  label.append(field);
+  const chosen = element("button", "", "quiet");
+  chosen.type = "button";
+  chosen.hidden = true;
+  chosen.title = "remove";
+  field.addEventListener("change", () => {
+    chosen.hidden = !field.files.length;
+    chosen.textContent = `✕ ${[...field.files].map((file) => file.name).join(", ")}`;
+  });
+  chosen.addEventListener("click", () => {
+    field.value = "";
+    field.dispatchEvent(new Event("change"));
+  });
+  return [label, chosen];
+}
+
+async function uploadAll(files) {
+  const attachments = [];
+  for (const file of files) {
+    notice(`sending ${file.name} …`);
+    const { name, media_type, sha256 } = await upload(file);
+    attachments.push({ name, media_type, sha256 });
+  }
+  return attachments;
+}
+
+async function upload(file) {
+  const name = file.name.slice(-MAX_NAME);
+  try {
+    const path = `v1/files?name=${encodeURIComponent(name)}`;
+    return await readAnswer(await fetch(path, { method: "POST", headers: headers(), body: file }));
+  } catch (error) {
+    throw new Error(error.message.startsWith(name) ? error.message : `${name}: ${error.message}`);
+  }
+}
+
+// Several calls are decided with one request for each run, and each answer names its call.
+
+function chosenBox(runId, question) {
+  const label = element("label", "", "quiet"), box = element("input");
+  box.type = "checkbox";
+  box.name = "chosen";
+  box.setAttribute("aria-label", `Choose ${question.id} of ${runId}`);
+  label.append(box, "choose");
+  return label;
+}
+
+function changedField(question) {
+  const details = element("details"), field = element("textarea");
+  field.name = "changed";
+  field.rows = 6;
+  field.defaultValue = JSON.stringify(question.arguments ?? {}, null, 2);
+  field.setAttribute("aria-label", `Arguments of ${question.id}`);
+  details.append(element("summary", "change the arguments"), field);
+  return details;
+}
+
+function chosenBar(questions) {
+  const bar = element("p", "", "chosen");
+  for (const decision of ["approve", "deny"]) {
+    const button = element("button", `${decision} chosen`);
+    button.type = "button";
+    button.dataset.chosen = decision;
+    button.addEventListener("click", () => decideChosen(questions, decision));
+    bar.append(button, " ");
+  }
+  return bar;
+}
+
+async function decideChosen(questions, decision) {
+  const byRun = new Map();
+  for (const { run_id, question } of questions) {
+    if (!question || !byId(`answer-${run_id}-${question.id}`)?.chosen?.checked) continue;
+    const body = { question_id: question.id, call: question.call, decision };
+    byRun.set(run_id, [...(byRun.get(run_id) ?? []), body]);
+  }
+  const reasons = [];
+  for (const [runId, answers] of byRun) {
+    try {
+      const { results } = await api(runPath(runId, "/answers"), { answers });
+      reasons.push(...results.filter((it) => !it.accepted).map((it) => `${runId} ${it.question_id}: ${it.reason}`));
+    } catch (error) {
+      reasons.push(`${runId}: ${error.message}`);
+    }
+  }
+  notice(reasons.join("; ") || "accepted", reasons.length ? "bad" : "good");
   await look();
 }
 
@@ -166,8 +300,10 @@ async function openRun() {
   const runId = decodeURIComponent(location.hash.slice(1));
   byId("run").hidden = !runId;
   if (!runId || !sessionStorage.getItem(KEPT)) return;
-  for (const id of ["steps", "facts", "end", "goal"]) byId(id).replaceChildren();
-  byId("plan-box").hidden = byId("live").hidden = true;
+  for (const id of ["steps", "facts", "end", "goal", "attached", "files"]) byId(id).replaceChildren();
+  for (const id of ["plan-box", "live", "result-box", "files-box"]) byId(id).hidden = true;
+  for (const url of opened.splice(0)) URL.revokeObjectURL(url);
+  attached.clear();
   byId("run-title").textContent = runId;
   byId("run-title").focus();
   following = new AbortController();
@@ -182,8 +318,10 @@ async function openRun() {
         if (signal.aborted) return;
         last = event.id || last;
         if (event.name === "end") {
-          byId("end").textContent = ending(JSON.parse(event.data));
-          await showFacts(runId);
+          const end = JSON.parse(event.data);
+          byId("end").textContent = ending(end);
+          showResult(end.event?.payload?.result);
+          await Promise.all([showFacts(runId), showFiles(runId)]);
           return;
         }
         happened(runId, JSON.parse(event.data));
@@ -229,21 +367,26 @@ const LINES = {
   tool_call_finished: (it) => [`step ${it.call.step}`, `${it.call.tool}: ${it.outcome.status}, ${it.outcome.duration_ms} ms ${it.outcome.error?.message ?? ""}`],
   wait_started: (it) => ["waiting", it.question ? it.question.text : it.waiting_for],
   wait_ended: () => ["continues", ""],
+  answer_received: ({ answer }) => ["answer", [answer.by, answer.text ?? answer.decision].filter(Boolean).join(": ")],
   delegation_started: () => ["delegates", "to other agents"],
   delegation_finished: () => ["delegated", "all subtasks have ended"],
   activity_failed: (it) => ["failed", `${it.activity}: ${it.error}`],
   activity_retrying: (it) => ["retries", `${it.activity}, attempt ${it.attempt}: ${it.error}`],
   context_compacted: () => ["summary", "older messages were summarized"],
+  outcome_checked: (it) => ["checked", it.acceptance.rejection ? `not accepted: ${it.acceptance.rejection}` : "accepted"],
   context_full: () => ["context full", "the conversation will be shortened"],
 };
 
 function happened(runId, it) {
-  if (it.type === "partial_text" || it.type === "rate_limited") {
+  if (["partial_text", "rate_limited", "batch_wait"].includes(it.type)) {
     byId("live").hidden = false;
     byId("live").textContent = it.text;
     return;
   }
-  if (it.type === "run_started") byId("goal").textContent = it.goal;
+  if (it.type === "run_started") {
+    byId("goal").textContent = it.goal;
+    byId("attached").append(...attachedViews(runId, it.attachments));
+  }
   if (it.type === "model_replied") {
     byId("live").hidden = true;
     const text = it.reply.content.filter((block) => block.type === "text").map((block) => block.text).join("\n");
@@ -257,12 +400,18 @@ function happened(runId, it) {
   }
   if (it.type === "wait_started" || it.type === "wait_ended") look();
   const line = LINES[it.type];
-  if (line) step(...line(it));
+  if (line) step(...line(it), [...attachedViews(runId, it.answer?.attachments), ...mediaViews(runId, it.outcome?.media)]);
+  if (it.outcome?.artifacts?.length) showFiles(runId).catch((error) => notice(error.message, "bad"));
 }
 
-function step(what, text) {
+function step(what, text, files = []) {
   const row = element("li");
-  row.append(element("span", what), " ", element("span", brief(text)));
+  const said = element("span", brief(text));
+  row.append(element("span", what), " ", said);
+  if (files.length) {
+    said.append(element("span", "", "files"));
+    said.lastChild.append(...files);
+  }
   const list = byId("steps");
   const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40; // else the reader has scrolled up
   list.append(row);
@@ -293,6 +442,101 @@ function ending(end) {
   return `${end.status.replaceAll("_", " ")}${text ? `: ${text}` : ""}`;
 }
 
+// ---- files: images as thumbnails, others to download
+
+const opened = []; // addresses of what was fetched for the run on the page
+const attached = new Set(); // hashes of the files that messages to the run brought, which are not among its own files
+
+const size = (bytes) => {
+  if (bytes === undefined) return "";
+  const [unit, name] = bytes >= 1e6 ? [1e6, "MB"] : bytes >= 1e3 ? [1e3, "kB"] : [1, "bytes"];
+  return ` · ${(bytes / unit).toFixed(bytes < 1e3 || bytes >= 10 * unit ? 0 : 1)} ${name}`;
+};
+
+function mediaViews(runId, media = []) {
+  return media.map((file) => fileView(
+    file.name || file.path.split("/").pop(), file.media_type, size(file.bytes), file.sha256 && runPath(runId, `/media/${file.sha256}`),
+  ));
+}
+
+function attachedViews(runId, attachments = []) {
+  for (const file of attachments) attached.add(file.sha256);
+  return mediaViews(runId, attachments);
+}
+
+function fileView(name, type, facts, path) {
+  const view = element("a", `${name}${facts}`);
+  if (!path) return view;
+  view.href = path; // until the file is there
+  if (!type || type.startsWith("image/")) { // who attaches a file need not say its type
+    view.target = "_blank";
+    thumbnail(view, name, path).catch(() => view.removeAttribute("href"));
+    return view;
+  }
+  view.addEventListener("click", async (event) => {
+    if (view.download) return;
+    event.preventDefault();
+    try {
+      view.href = (await fetchFile(path)).url;
+      view.download = name.split("/").pop();
+      view.click();
+    } catch (error) {
+      notice(`${name}: ${error.message}`, "bad");
+    }
+  });
+  return view;
+}
+
+async function fetchFile(path, attempts = 1) {
+  const response = await fetch(path, { headers: headers(), signal: following?.signal });
+  if (response.status === 404 && attempts > 1) { // the run has not read it yet
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    return fetchFile(path, attempts - 1);
+  }
+  if (!response.ok) throw new Error((await response.json()).detail);
+  const blob = await response.blob();
+  const url = URL.createObjectURL(blob);
+  opened.push(url);
+  return { blob, url };
+}
+
+async function thumbnail(view, name, path) {
+  const { blob, url } = await fetchFile(path, 10);
+  view.href = url;
+  if (!blob.type.startsWith("image/")) return;
+  const image = await createImageBitmap(blob);
+  const scale = Math.min(1, 512 / image.width, 288 / image.height);
+  const canvas = element("canvas"); // drawn, since the page's policy allows no image from memory
+  canvas.width = Math.max(1, image.width * scale);
+  canvas.height = Math.max(1, image.height * scale);
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", name);
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  view.prepend(canvas);
+}
+
+const INPUTS = "artifacts/inputs/"; // the run's copies of attachments
+
+async function showFiles(runId) {
+  const listed = await api(runPath(runId, "/artifacts"));
+  if (runId !== decodeURIComponent(location.hash.slice(1))) return; // another run is on the page now
+  const views = new Map([...byId("files").children].map((view) => [view.dataset.key, view]));
+  const artifacts = listed.artifacts.filter((file) => !(file.path.startsWith(INPUTS) && attached.has(file.sha256)));
+  byId("files").replaceChildren(...artifacts.map((file) => {
+    const key = `${file.sha256} ${file.path}`;
+    const path = runPath(runId, `/${file.path.split("/").map(encodeURIComponent).join("/")}`);
+    const view = views.get(key) ?? fileView(file.path.replace("artifacts/", ""), file.content_type, size(file.bytes), path);
+    view.dataset.key = key;
+    return view;
+  }));
+  byId("files-box").hidden = !artifacts.length;
+}
+
+function showResult(result) {
+  byId("result-box").hidden = result === undefined; // null is a result
+  byId("result").textContent = JSON.stringify(result, null, 2) ?? "";
+}
+
 // ---- the token
 
 byId("entry").addEventListener("submit", (event) => {
@@ -310,6 +554,10 @@ byId("forget").addEventListener("click", () => {
   location.hash = "";
   location.reload();
 });
+
+for (const [kind, title] of Object.entries(TITLES)) byId("filter").kind.append(new Option(title, kind));
+byId("filter").addEventListener("change", look);
+byId("filter").addEventListener("submit", (event) => event.preventDefault());
 
 addEventListener("hashchange", openRun);
 const lookIfVisible = () => { if (!document.hidden) look(); };

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contracts.media import MAX_MEDIA_BYTES
 from contracts.models import MAX_NESTING, escape_unprintable
 from contracts.strict_input import JsonError, parse_strict_json
 from gateway.problems import ApiError, problem_response
@@ -15,6 +16,8 @@ from gateway.problems import ApiError, problem_response
 MAX_BODY_BYTES = 1024 * 1024  # bytes
 MAX_DRAINED_BYTES = 16 * MAX_BODY_BYTES
 BODY_TIMEOUT = 20.0  # seconds to receive a body
+UPLOAD_PATH = "/v1/files"  # the only address that takes a larger body, and more time for it
+MAX_UPLOAD_SECONDS = 300.0  # seconds to receive a file
 MAX_BODY_NESTING = MAX_NESTING + 10  # room for the fields around a value of that depth
 _SLASH = "\udc2f"  # half a surrogate pair, which decoded UTF-8 never holds
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
@@ -48,39 +51,42 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        is_upload = scope["path"] == UPLOAD_PATH
+        limit = MAX_MEDIA_BYTES if is_upload else self._limit
+        patience = MAX_UPLOAD_SECONDS if is_upload else self._patience
         headers = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
             reason = "Content-Length and Transfer-Encoding together: the end of the body is ambiguous"
             await problem_response(ApiError(400, reason, headers=_CLOSE))(scope, receive, send)
             return
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._limit:
+        if length.isdigit() and int(length) > limit:
             if b"expect" not in headers:  # otherwise the client waits before it sends
                 await self._drain_body(receive, asyncio.get_running_loop().time() + self._patience)
-            await problem_response(self._too_large_error())(scope, receive, send)
+            await problem_response(_too_large_error(limit))(scope, receive, send)
             return
-        await self._app(scope, self._bound_receive(receive), send)
+        await self._app(scope, self._bound_receive(receive, limit, patience), send)
 
-    def _bound_receive(self, receive: Receive) -> Receive:
+    def _bound_receive(self, receive: Receive, limit: int, patience: float) -> Receive:
         taken, is_read, deadline = 0, False, 0.0
 
         async def receive_bounded() -> Message:
             nonlocal taken, is_read, deadline
             if is_read:  # the next message is the disconnect
                 return await receive()
-            deadline = deadline or asyncio.get_running_loop().time() + self._patience
+            deadline = deadline or asyncio.get_running_loop().time() + patience
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                reason = f"the body did not arrive within {self._patience:g} s"
+                reason = f"the body did not arrive within {patience:g} s"
                 raise ApiError(408, reason, headers=_CLOSE) from None
             taken += len(message.get("body", b""))
             is_read = not message.get("more_body", False)
-            if taken > self._limit:
+            if taken > limit:
                 if not is_read:
                     await self._drain_body(receive, deadline)
-                raise self._too_large_error()
+                raise _too_large_error(limit)
             return message
 
         return receive_bounded
@@ -95,8 +101,9 @@ class BoundedBodies:
                     taken += len(message.get("body", b""))
                     more = message.get("more_body", False)
 
-    def _too_large_error(self) -> ApiError:
-        return ApiError(413, f"a body may have {self._limit:,} bytes", headers=_CLOSE)
+
+def _too_large_error(limit: int) -> ApiError:
+    return ApiError(413, f"a body may have {limit:,} bytes", headers=_CLOSE)
 
 
 class StrictRequest(Request):

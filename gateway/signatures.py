@@ -67,6 +67,7 @@ class Webhook:
     scheme: str
     secret: str = field(repr=False)
     platforms: frozenset[str] = frozenset()
+    people: Mapping[str, str] = field(default_factory=dict)  # names by the sender's ids, for answers
 
     def check_signature(self, headers: Headers, body: bytes) -> None:
         """Check the signature. Raises ForgedSignatureError."""
@@ -101,7 +102,7 @@ def read_webhooks(settings: Mapping[str, WebhookSettings], environment: Mapping[
             except (ValueError, EmptyWebhookSecretError):
                 raise ProjectError(f"{variable} must hold base64, as in whsec_…") from None
         platforms = frozenset(map(platform_name, webhook.platforms or (webhook.scheme,)))
-        webhooks[name] = Webhook(webhook.scheme, secret, platforms)
+        webhooks[name] = Webhook(webhook.scheme, secret, platforms, webhook.people)
     return webhooks
 
 
@@ -162,8 +163,8 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | IgnoredEven
     comment, issue = value["comment"], value["issue"]
     if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
         return IgnoredEvent("only comments by people are accepted")
-    written_at = _parse_time(comment["created_at"])
-    changed_at = _parse_time(comment.get("updated_at") or comment["created_at"])
+    written_at = parse_time(comment["created_at"])
+    changed_at = parse_time(comment.get("updated_at") or comment["created_at"])
     if not all(-WINDOW <= time.time() - at <= GITHUB_WINDOW for at in (written_at, changed_at)):
         minutes = GITHUB_WINDOW // 60
         return IgnoredEvent(f"only comments of the last {minutes} minutes are accepted: GitHub signs no time")
@@ -179,7 +180,7 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | IgnoredEven
     )
 
 
-def _parse_time(written: str) -> float:
+def parse_time(written: str) -> float:
     """Return seconds since 1970. Raises ValueError for a time without a zone."""
     at = datetime.fromisoformat(written)
     if at.tzinfo is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from contracts.run.signals import HumanInput
-from decisions.signature import add_signature, public_text
+from decisions.people.signature import add_signature, public_text
 from perdure.codec import InvalidKeysError, parse_key_entries
 
 ANSWER_KEY_VARIABLE = "PERDURE_ANSWER_KEY"

@@ -10,13 +10,14 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.mcp import PinState
 from contracts.reconcile import FindingKind, ReconcileReport
+from contracts.tool import PinState
 from decisions.errors import ReportedError
 from decisions.ids import query_differs, query_equals
 from decisions.model_names import DEFAULT, provider_of
 from decisions.text.formatting import truncate
 from perdure.answer_keys import ANSWER_KEY_VARIABLE
+from perdure.client.batches import format_pool, query_pool
 from perdure.client.connection import configured_address, register_search_attributes
 from perdure.codec import CODEC_KEYS_VARIABLE
 from perdure.process.mcp_tools import ServerStatus, server_statuses
@@ -144,6 +145,7 @@ async def _check_tools(settings: Settings) -> AsyncIterator[Check]:
 
     try:
         settings.check_headers()
+        settings.check_notify()
         async with display_project(settings) as project:
             tools, unpriced, ignored = project.tools, unpriced_budgets(project), ignored_options(project)
     except ReportedError as error:
@@ -209,6 +211,8 @@ async def _check_server(settings: Settings) -> AsyncIterator[Check]:
                 if settings.deployment:
                     yield await _check_deployment(here.client, settings.deployment)
             yield await _check_reconciler(here.client, settings.task_queue)
+            if pool := await query_pool(here.client, settings.task_queue):
+                yield Check("batches", ok=True, found=format_pool(pool))
             for check in await _check_runs(here.client, settings):
                 yield check
     except ReportedError as error:

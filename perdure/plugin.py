@@ -14,16 +14,20 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from temporalio.client import ClientConfig
-from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter, DefaultPayloadConverter, WithSerializationContext
+from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import Interceptor, ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from activities.effects.beats import BeatInterceptor
 from activities.telemetry.metrics import MetricsInterceptor
-from perdure.client.connection import configured_namespace, has_worker_commands, register_search_attributes
-from perdure.converter import TolerantPayloadConverter, converter_for
+from perdure.client.connection import (
+    adopt_converter,
+    configured_namespace,
+    has_worker_commands,
+    register_search_attributes,
+)
+from perdure.converter import TolerantPayloadConverter
 from perdure.process.encryption_marker import set_marker
 from perdure.process.mcp_tools import open_accepted_tools
 from perdure.process.reconcile_schedule import maintain_schedule
@@ -109,22 +113,7 @@ class PerdurePlugin(SimplePlugin):
                 await next(worker)
 
     def _adopt_converter(self, existing: DataConverter) -> DataConverter:
-        """Return Perdure's converter, with the client's own codec and storage if it has them. Raises ProjectError."""
-        ours = converter_for(self._settings.codec, self._settings.payloads)
-        kind, codec, storage = existing.payload_converter_class, existing.payload_codec, existing.external_storage
-        if kind not in (DefaultPayloadConverter, PydanticPayloadConverter, TolerantPayloadConverter):
-            raise ProjectError(f"this client's payload converter is {kind.__name__}, and Perdure needs its own")
-        if isinstance(codec, WithSerializationContext):
-            raise ProjectError("this client's codec depends on the context of a payload, which Perdure does not keep")
-        if codec and ours.payload_codec not in (None, codec):
-            raise ProjectError("this client has a codec of its own, and PERDURE_CODEC_KEYS is set: use one of them")
-        if storage and ours.external_storage not in (None, storage):
-            raise ProjectError(
-                "this client has external storage of its own, and PERDURE_PAYLOADS is set: use one of them"
-            )
-        if ours.payload_codec is None:
-            ours = replace(ours, payload_codec=codec, failure_converter_class=existing.failure_converter_class)
-        return replace(ours, external_storage=storage) if storage else ours
+        return adopt_converter(existing, self._settings.codec, self._settings.payloads)
 
     def _check_place(self, namespace: str, task_queue: str) -> None:
         own, configured = self._settings.task_queue, configured_namespace()

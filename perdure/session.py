@@ -113,9 +113,12 @@ async def _has_local_worker(settings: Settings) -> bool:
 
 @asynccontextmanager
 async def open_session(
-    settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
+    settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None, logs: bool = True
 ) -> AsyncIterator[Session]:
-    """Open a session. Raises TemporalUnavailableError, ProjectError, ServerStartError."""
+    """Open a session. Without `logs`, a worker in this process does not send the process's log to its own file.
+
+    Raises TemporalUnavailableError, ProjectError, ServerStartError.
+    """
     if configured_address() is not None:
         if port or ui_port:
             raise TemporalUnavailableError(
@@ -135,14 +138,14 @@ async def open_session(
             starting.callback(loading.cancel)
         async with (
             embedded_server(settings.home, port=port, ui_port=ui_port) as server,
-            _open_embedded(server, settings, needs) as embedded_session,
+            _open_embedded(server, settings, needs, logs=logs) as embedded_session,
         ):
             starting.close()
             yield embedded_session
 
 
 @asynccontextmanager
-async def _open_embedded(server: DevServer, settings: Settings, needs: Needs) -> AsyncIterator[Session]:
+async def _open_embedded(server: DevServer, settings: Settings, needs: Needs, *, logs: bool) -> AsyncIterator[Session]:
     client = await connect(server.address, settings.codec, settings.payloads)
     await register_search_attributes(client)
     opened = Session(client, settings, server.ui)
@@ -162,7 +165,8 @@ async def _open_embedded(server: DevServer, settings: Settings, needs: Needs) ->
         return
     from worker import limit_shutdown, run_worker
 
-    log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
+    if logs:
+        log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
     grace = settings.file.worker.grace
     async with limit_shutdown(grace) as begin_shutdown, run_worker(client, settings) as observed:

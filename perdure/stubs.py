@@ -112,6 +112,10 @@ class AgentRun:
     def deliver_result(self, event: ToolResultEvent) -> dict[str, Any]:
         raise NotImplementedError
 
+    @workflow.update
+    def accept_policy(self, acceptance: HumanInput) -> dict[str, Any]:
+        raise NotImplementedError
+
     @workflow.query
     def state(self) -> RunView:
         raise NotImplementedError

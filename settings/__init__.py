@@ -7,7 +7,10 @@ file         perdure.toml
 agents       agents/*.md
 tools        the tables `[tools.*]` of perdure.toml
 mcp          .mcp.json
+policy       policy.toml
 access       keys, addresses and headers
+notify       the channels of notices
+start        the events that begin work
 libraries    variables that our libraries read: proxies and certificates
 environment  the worker's build, metrics, spans, encryption, large payloads
 problems     reading project files, and their errors
@@ -15,18 +18,21 @@ problems     reading project files, and their errors
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from activities.mcp.config import HttpServer, McpServer, StdioServer
 from activities.security.secrets import NO_SECRETS, Secrets, collect_secrets
-from contracts.agent import Agent
+from activities.storage.store import LocalStores, Stores
+from contracts.agent import DEFAULT_AGENT, Agent
+from contracts.model_settings import Pace
 from decisions.model_names import DEFAULT, provider_of
 from perdure.answer_keys import ANSWER_KEY_VARIABLE, NO_KEYS, AnswerKeys, read_answer_keys
 from perdure.codec import CODEC_KEYS_VARIABLE, AesGcmCodec, read_codec
 from settings.access import check_key, check_url, must_be_private
-from settings.agents import Roster, read_agents
+from settings.agents import Roster, read_agents, with_agent_file
 from settings.environment import (
     Deployment,
     T,
@@ -34,6 +40,7 @@ from settings.environment import (
     deployment_of,
     exports_spans,
     open_payloads,
+    open_remote_stores,
     parse_endpoint,
     parse_variable,
 )
@@ -41,6 +48,7 @@ from settings.file import ProjectFile, header_variables_of, place_of, read_file,
 from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import read_servers
+from settings.notify import NotifyAccess, missing_variables, read_access
 from settings.problems import ProjectError, format_suggestion, path_from, resolve_path
 from settings.tools import tool_names
 
@@ -80,6 +88,7 @@ class Settings:
     fallbacks: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    notify: Mapping[str, NotifyAccess] = field(default_factory=dict, repr=False)
     deployment: Deployment | None = None
     metrics: str | None = None
     exports_spans: bool = False
@@ -93,13 +102,25 @@ class Settings:
     def agents(self) -> Mapping[str, Agent]:
         return self.roster.agents
 
+    @cached_property
+    def stores(self) -> Stores:
+        """The stores of runs and of uploads. Raises ProjectError."""
+        remote = parse_variable("PERDURE_STORE", self.store, open_remote_stores)
+        return remote or LocalStores(self.workspaces)
+
     @property
     def is_rehearsal(self) -> bool:
         """True if the rehearsal model answers: `PERDURE_MODEL` names it, or no model, key or address is set."""
         return self.model == REHEARSAL
 
     def check_models(self) -> None:
-        """Raise ProjectError if a model in use has neither a key nor an address. For workers: clients have no key."""
+        """Raise ProjectError if a model in use has neither key nor address, or no batches for its pace.
+
+        For workers: clients have no key.
+        """
+        for agent in self.agents.values():
+            if not agent.mailbox:
+                self.check_pace(agent.name, agent.pace or self.file.model.pace)
         if self.is_rehearsal:
             return
         self._check_server_tools()
@@ -142,6 +163,11 @@ class Settings:
                 if header not in self.headers.get(table, {}):
                     raise ProjectError(f"{self.at(*table.split('.'), 'headers_env')}.{header}: {variable} is not set")
 
+    def check_notify(self) -> None:
+        """Raise ProjectError if the variable of a channel is not set. For workers, which send notices."""
+        for name, variable in missing_variables(self.file.notify, self.notify):
+            raise ProjectError(f"{self.at('notify')}: {name}: {variable} is not set")
+
     def at(self, *setting: str) -> str:
         """Return file, line and name of a setting in `perdure.toml`."""
         return place_of(self.path, setting)
@@ -153,11 +179,34 @@ class Settings:
             raise ProjectError(f"there is no agent {name!r}{near}; the agents are: {', '.join(self.agents)}")
         return self.agents[name]
 
+    def with_candidate(self, name: str, path: Path | None, model: str | None) -> "Settings":
+        """Return the settings with the agent of another file, or another model, for this agent. Raises ProjectError."""
+        self.check_agent(name)
+        roster, settings = self.roster, self
+        if path is not None:
+            roster = with_agent_file(roster, name, path, tool_names(self.file.tools), self.servers)
+        if model is not None:
+            changed = roster.agents[name].model_copy(update={"model": model, "fallbacks": ()})
+            roster = replace(roster, agents={**roster.agents, name: changed})
+            settings = replace(self, model=model, fallbacks=())  # else a project without a model would rehearse it
+        return replace(settings, roster=roster)
+
     def check_agent(self, name: str | None) -> None:
         """Raise ProjectError if this agent cannot run here. Without a name it is the default agent."""
         if name is not None and self.agent(name).mailbox:
             bridge = f"perdure mail FOLDER --agent {name}"
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
+
+    def check_pace(self, agent: str | None, pace: Pace | None) -> None:
+        """Raise ProjectError if the pace is `batch` and the agent's model has no batches."""
+        if pace is not Pace.batch:
+            return
+        model = self.agent(agent or DEFAULT_AGENT).model or self.model
+        provider, _ = provider_of(model, self.file.model.providers)
+        described = self.file.model.providers.get(provider)
+        kind = REHEARSAL if self.is_rehearsal else described.kind if described else "messages"
+        if kind != "messages":
+            raise ProjectError(f"model {model} ({kind}) has no batches: use pace live, or a model of {DEFAULT}")
 
 
 def current_folder() -> Path:
@@ -192,8 +241,6 @@ def load_settings(
     if strict and roster.faults:
         raise next(iter(roster.faults.values()))
     model, *fallbacks = _models_to_ask(env, file, roster.agents, is_reachable=bool(key or url))
-    remote = [server for server in servers.values() if isinstance(server, HttpServer)]
-    urls = urls_of(file) | {f"mcpServers.{server.name}.url": server.url for server in remote}
     return Settings(
         folder=root,
         path=path,
@@ -210,14 +257,21 @@ def load_settings(
         fallbacks=tuple(fallbacks),
         keys={name: value for name, value in keys.items() if value},
         headers=_headers_of(env, file),
+        notify=read_access(file.notify, env),
         deployment=deployment_of(env),
         metrics=read("PERDURE_METRICS", parse_endpoint),
         exports_spans=exports_spans(env),
         codec=read(CODEC_KEYS_VARIABLE, read_codec),
         answer_keys=read(ANSWER_KEY_VARIABLE, read_answer_keys) or NO_KEYS,
         payloads=read("PERDURE_PAYLOADS", open_payloads),
-        secrets=collect_secrets(env, urls, _named_secrets(env, file, servers)),
+        secrets=collect_secrets(env, _urls_of(file, servers), _named_secrets(env, file, servers)),
     )
+
+
+def _urls_of(file: ProjectFile, servers: Mapping[str, McpServer]) -> dict[str, str]:
+    """Return the addresses in the project's files, by the setting's name."""
+    remote = [server for server in servers.values() if isinstance(server, HttpServer)]
+    return urls_of(file) | {f"mcpServers.{server.name}.url": server.url for server in remote}
 
 
 def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str, str]]:
@@ -226,7 +280,9 @@ def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str
     for table, (url, variables) in header_variables_of(file).items():
         values = {header: parse_variable(name, env.get(name), check_key) for header, name in variables.items()}
         headers[table] = {header: value for header, value in values.items() if value}
-        must_be_private(f"{table}.url", url, "".join(headers[table].values()))
+        must_be_private(
+            f"{table}.{'base_url' if table.startswith('model.') else 'url'}", url, "".join(headers[table].values())
+        )
     return headers
 
 
@@ -242,6 +298,7 @@ def _named_secrets(
     """Yield what the project's files name as secrets: keys, headers, and the environments of MCP servers."""
     providers, webhooks = file.model.providers.values(), file.gateway.webhooks.values()
     holders = [*(table.api_key_env for table in providers), *(webhook.secret_env for webhook in webhooks)]
+    holders += [variable for row in file.notify for variable in (row.url_env, row.secret_env)]
     yield from ((name, env[name].strip()) for name in holders if name and name in env)
     variables = [name for _, names in header_variables_of(file).values() for name in names.values()]
     headers = [(name, env.get(name, "").strip()) for name in variables]

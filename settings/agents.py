@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,11 +10,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.model_settings import ModelOverrides
+from contracts.model_settings import ModelOverrides, Pace
 from contracts.models import StrictModel
+from contracts.people.rubric import Rubric
 from contracts.run.limits import LimitOverrides
 from contracts.strict_input import FRONT_MATTER, find_yaml_line, parse_yaml
 from decisions import builtin_tools
+from decisions.errors import format_validation_error
 from decisions.mcp import server_of_tool
 from settings.file import LimitSettings, ModelNames, read_schema_file
 from settings.problems import (
@@ -25,6 +27,8 @@ from settings.problems import (
     read_project_text,
 )
 from settings.tools import NATIVE_TOOLS
+
+TARGET = re.compile(r"[\w.]+:\w+")  # `module:name`, for the worker to import
 
 
 class _FollowUps(StrictModel):
@@ -87,6 +91,8 @@ class _FrontMatter(ModelOverrides):
     """As `fuse_reads` of [`[worker]`](#worker), for this agent."""
     search_tools: bool | None = None
     """`true` if the model searches for its tools. By default it does if [they are many](../tools.md#many-tools)."""
+    pace: Pace | None = None
+    """As `pace` of [`[model]`](#model), for this agent."""
     follow_ups: _FollowUps | None = None
     """`{}` enables the tools of [follow-ups](../follow-ups.md)."""
     peers: tuple[str, ...] = ()
@@ -97,6 +103,8 @@ class _FrontMatter(ModelOverrides):
     """The JSON Schema of a start's `context`; or the path of a JSON file with it, or `module:Model` of pydantic."""
     output_schema: dict[str, Any] | str | None = None
     """The JSON Schema of the [result](../results.md), or a path or model as above."""
+    accept: Rubric | str | None = None
+    """[The check](../accept.md) that an outcome must pass: `module:function`, or `{rubric: ..., model: ...}`."""
     mailbox: bool = False
     """`true` for an agent outside that [exchanges files](../mailbox.md); it takes only name and description."""
 
@@ -118,6 +126,18 @@ class _FrontMatter(ModelOverrides):
         if not isinstance(named, dict):
             raise ValueError("expected a list of web_search and code_execution, or a table with their settings")  # noqa: TRY004
         return {name: {} if tool is None else tool for name, tool in named.items()}
+
+    @field_validator("accept", mode="before")
+    @classmethod
+    def _check_accept(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            try:
+                return Rubric.model_validate(value)
+            except ValidationError as error:
+                raise ValueError(format_validation_error(error)) from None
+        if value is None or (isinstance(value, str) and TARGET.fullmatch(value)):
+            return value
+        raise ValueError("expected module:function, or {rubric: ..., model: ...}")
 
     @model_validator(mode="after")
     def _check_server_tools(self) -> Self:
@@ -172,6 +192,15 @@ def read_agents(
     return Roster(agents, files, errors)
 
 
+def with_agent_file(roster: Roster, name: str, path: Path, tools: tuple[str, ...], servers: Collection[str]) -> Roster:
+    """Return the roster with the agent of another file under this name. Raises ProjectError."""
+    agent = _read_agent(path).model_copy(update={"name": name})
+    own = tuple(tool for tool in agent.tools if server_of_tool(tool) not in servers)
+    _must_be_known("tool", "tools", own, tools, path)
+    _must_be_known("agent", "peers", agent.peers, tuple(roster.agents), path)
+    return replace(roster, agents={**roster.agents, name: agent}, files={**roster.files, name: path})
+
+
 def _must_fit(agent: Agent, path: Path, files: Mapping[str, Path], limits: LimitSettings) -> None:
     """Raise ProjectError if its limits exceed the ceiling, or its name is taken."""
     for excess in limits.excess_of(agent.limits):
@@ -215,7 +244,7 @@ def _read_schema(path: Path, setting: str, written: dict[str, Any] | str | None)
         if not isinstance(schema, dict):
             raise ProjectError(f"{place}: {written} holds no JSON Schema")
         return schema
-    if re.fullmatch(r"[\w.]+:\w+", written):
+    if TARGET.fullmatch(written):
         return written
     raise ProjectError(f"{place}: expected a JSON Schema, the path of a .json file, or module:Model")
 

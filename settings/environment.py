@@ -10,7 +10,7 @@ from contracts.models import is_utf8
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
-    from activities.storage.object_store import PayloadStore
+    from activities.storage.object_store import PayloadStore, RemoteStores
 
 T = TypeVar("T")
 
@@ -84,6 +84,13 @@ def exports_spans(env: Mapping[str, str]) -> bool:
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return bool(env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+
+
+def open_remote_stores(url: str) -> "RemoteStores":
+    """Return the runs' stores on an object store."""
+    from activities.storage.object_store import RemoteStores  # it needs the optional package obstore
+
+    return RemoteStores.at(url)
 
 
 def open_payloads(url: str) -> "PayloadStore":

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from contracts.duration import HEARTBEAT_TIMEOUT, Duration
-from contracts.model_settings import ModelOverrides
+from contracts.model_settings import BatchSettings, ModelOverrides, Pace
 from contracts.models import MAX_NESTING, StrictModel
 from contracts.run.limits import LimitOverrides
 from contracts.strict_input import NESTED, JsonError, parse_strict_json, plain_reason
@@ -18,7 +18,9 @@ from contracts.tool import Effect
 from decisions.model_names import DEFAULT
 from decisions.run.limits import DEFAULTS, apply_requested, format_excess, values_set_in
 from settings.access import HeaderVariables, check_host, check_url
+from settings.notify import NotifySettings, check_unique
 from settings.problems import ProjectError, first_error, path_from, read_project_text
+from settings.start import StartSettings, check_unique_starts
 from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_error, with_kind
 
 
@@ -47,6 +49,8 @@ class ProviderSettings(StrictModel):
     """The URL of the server. Required for `messages` and `openai`; overrides the address of a cloud."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The variable that holds the key or bearer token."""
+    headers_env: HeaderVariables = Field(default_factory=dict)
+    """Headers of each request, by the variables that hold their values."""
     requests_per_minute: float | None = Field(default=None, gt=0)
     """The rate limit of each worker."""
     region: str | None = Field(default=None, min_length=1)
@@ -80,6 +84,9 @@ class ProviderSettings(StrictModel):
 class ModelSettings(ModelOverrides):
     default: ModelNames = ()
     """A model, or a list to try in order: `provider:model`, or a model of `anthropic`."""
+    pace: Pace | None = None
+    """`batch` sends model calls in [batches](../batches.md); by default `live`."""
+    batch: BatchSettings = BatchSettings()
     record_thinking: bool = False
     """`true` writes the text of thinking to `trace.jsonl`. History always has it, as the API wants it back."""
     window: int | None = Field(default=None, ge=1000)
@@ -134,6 +141,10 @@ class OutboxSettings(StrictModel):
         return self
 
 
+SlackUser = Annotated[str, Field(pattern=r"^[A-Z0-9]{1,64}$")]
+PersonName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class WebhookSettings(StrictModel):
     """The sender of requests to `/v1/webhooks/NAME`, and its signature."""
 
@@ -143,18 +154,29 @@ class WebhookSettings(StrictModel):
     """The variable that holds the secret, 16 characters or more."""
     platforms: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
     """The platforms whose messages a `standard` sender may publish. Other schemes are for their own platform."""
+    people: dict[SlackUser, PersonName] = Field(default_factory=dict)
+    """Of `slack`: the people whose [buttons](../notices.md#answers-from-slack) answer, by their ids at Slack."""
 
     @model_validator(mode="after")
     def _check_platforms(self) -> Self:
         if self.scheme == "standard" and not self.platforms:
             raise ValueError('platforms: name those that this sender may speak for, such as ["discord"]')
+        if self.people and self.scheme != "slack":
+            raise ValueError("people: is for the scheme slack; leave it out")
         if self.scheme != "standard" and self.platforms:
             raise ValueError(f"platforms: the scheme {self.scheme} speaks for {self.scheme} alone; leave it out")
         return self
 
 
 class GatewaySettings(StrictModel):
+    public_url: str | None = None
+    """The address at which people open the gateway's page; notices link to it."""
     webhooks: dict[Annotated[str, Field(pattern=TOOL_NAME)], WebhookSettings] = Field(default_factory=dict)
+
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, url: str | None) -> str | None:
+        return None if url is None else check_url(url)
 
 
 class PriceSettings(StrictModel):
@@ -188,7 +210,8 @@ class WorkerSettings(StrictModel):
     """Open polls for each kind of task. By default their number follows the load."""
     sticky_timeout: Duration = timedelta(seconds=5)
     """The time after which another worker continues the runs of a killed worker. If it is short, a busy worker's runs
-    move too, and each move is a replay."""
+    move too, and each move is a replay. Keep it above 3 s, the time of a query: if a busy worker gets one late from the
+    other queue, and an answer with it, Temporal's SDK can write a history that it cannot replay."""
     grace: Duration = timedelta(seconds=30)
     """The time for active calls to end after SIGTERM; calls that take longer count as lost."""
     search_attributes: bool = True
@@ -232,11 +255,22 @@ class ProjectFile(StrictModel):
     """The project's own tools, and approvals of built-in and native tools."""
     model: ModelSettings = ModelSettings()
     fetch: FetchSettings = FetchSettings()
+    people: dict[str, tuple[str, ...]] = Field(default_factory=dict, max_length=100)
+    """Groups of people who approve calls: the names of gateway tokens, and of users at the terminal."""
     limits: LimitSettings = LimitSettings()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     outbox: OutboxSettings = OutboxSettings()
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
+    notify: Annotated[tuple[NotifySettings, ...], AfterValidator(check_unique)] = ()
+    start: Annotated[tuple[StartSettings, ...], AfterValidator(check_unique_starts)] = ()
+
+    @model_validator(mode="after")
+    def _check_starts(self) -> Self:
+        for start in self.start:
+            if start.webhook not in self.gateway.webhooks:
+                raise ValueError(f"start.{start.name}.webhook: there is no [gateway.webhooks.{start.webhook}]")
+        return self
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -322,6 +356,16 @@ def urls_of(file: ProjectFile) -> dict[str, str]:
 def header_variables_of(file: ProjectFile) -> dict[str, tuple[str | None, dict[str, str]]]:
     """Return the URL and the header variables of each table that has any, by table."""
     tables: dict[str, Any] = {f"tools.{name}": tool for name, tool in file.tools.items()} | {"outbox": file.outbox}
-    return {
+    variables = {
         name: (table.url, table.headers_env) for name, table in tables.items() if getattr(table, "headers_env", None)
     }
+    providers = file.model.providers.items()
+    return variables | {
+        provider_table(name): (provider.base_url, provider.headers_env)
+        for name, provider in providers
+        if provider.headers_env
+    }
+
+
+def provider_table(name: str) -> str:
+    return f"model.providers.{name}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from contracts.duration import Duration
-from contracts.models import MAX_NESTING, StrictModel, nesting_depth
+from contracts.models import MAX_NESTING, JsonResult, StrictModel, nesting_depth
 from contracts.strict_input import NESTED
 from contracts.tool import Approval, Effect
 from decisions import builtin_tools
@@ -43,6 +43,8 @@ class _Gated(_Approved):
     """`true` for tools that are polled, such as a job's status: loop detection ignores repeated calls."""
     timeout: Duration = timedelta(seconds=30)
     """The timeout of one attempt."""
+    dry_run: JsonResult = None
+    """An example of a result. A dry run shows it to the model in place of a call that changes something."""
 
 
 class McpToolSettings(_Gated):

@@ -36,6 +36,7 @@ SLOW = (
     "workflows/test_lane_faults.py",
     "workflows/test_long_run.py",
     "workflows/test_no_cache.py",
+    "workflows/test_policy_conversations.py",
     "workflows/test_rotation.py",
     "workflows/test_versioning.py",
     "workflows/test_watch.py",

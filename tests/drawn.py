@@ -182,10 +182,12 @@ def a_signal(rng: Random, run: Played) -> Signal:
 
 def fitting(rng: Random, run: Played) -> Signal:
     """An answer to the open question; where none is open, a result that is awaited."""
-    question = run.state.question
+    question = rng.choice(run.state.open_questions or (None,))
     if question is None:
         return _awaited(rng, run)
-    said: dict[str, Any] = rng.choice(({}, {"question_id": question.id}, {"by": "Ann"}))
+    name = {"question_id": question.id}
+    is_only = len(run.state.open_questions) == 1
+    said: dict[str, Any] = rng.choice(({}, name, {"by": "Ann"})) if is_only else name
     decisions = [each for each in QUESTION_DECISIONS[question.kind] if each != "stop" or rng.random() < 0.3]
     if not decisions or (question.kind in DIRECTED and rng.random() < 0.5):
         return "human_input", ({**said, "text": "go left"},)

@@ -18,22 +18,22 @@ from contracts.delegation import Spent
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run.compaction import ContextFull, Recovery, Summary
 from contracts.run.events import ToolResultEvent, ToolResultPayload
-from contracts.run.question import Question, QuestionKind
+from contracts.run.question import QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
 from contracts.run.transcript import Part
 from contracts.run.turn import ModelTurn
 from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from decisions import delegation, ids
+from decisions import delegation
 from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
 from decisions.followup.tools import build_follow_up_commands
+from decisions.people.approvals import ask_question, judge_answer, open_turn_questions, options_in, record_answer
 from decisions.run import call_state, loop
 from decisions.run import outcome as endings
 from decisions.run.loop_detection import reset_detection
-from decisions.run.question import QUESTION_DECISIONS, answer_rejection
 from decisions.run.recovery import QUESTION, next_recovery, record_recovery
 from decisions.run.reply import needs_approval, question_in, take_turn
-from decisions.run.state import MAX_STEERED_IDS, add_delegated, add_reply_cost
+from decisions.run.state import MAX_STEERED_IDS, add_delegated, add_reply_cost, approve_tool, close_question
 from decisions.run.tool_results import (
     ESCALATES,
     ResultVerdict,
@@ -64,6 +64,7 @@ class Wait:
     kind: Kind
     call: Call | None = None
     times_out: timedelta | None = None
+    question: str = ""
     strand: "Flow[None] | None" = None
 
     @property
@@ -160,7 +161,7 @@ class Played:
 
     # The loop, as in workflows/agent_run/agent_run.py.
 
-    def _go_on(self) -> None:
+    def _go_on(self) -> None:  # noqa: C901 - a case for each move
         while not self._strands and not self.is_over:
             match self.halt or loop.next_move(self.state, history_is_long=self.is_long, is_spoken_to=bool(self.said)):
                 case str():
@@ -178,6 +179,8 @@ class Played:
                     self.transcript.append(note_part(loop.LAST_TURN))
                 case loop.Rotate():
                     self._rotate()
+                case loop.CheckOutcome():
+                    raise AssertionError("its agent has no check")
                 case loop.End(ending):
                     self.state = endings.end_run(call_state.settle_interrupted(self.state, self.effects), ending)
                     self._end()
@@ -186,6 +189,9 @@ class Played:
         self.state = call_state.issue_calls(self.state, move.batch, NOW)
         outcomes: dict[str, ToolOutcome] = {}
         if isinstance(move, loop.Act):
+            self.state = open_turn_questions(self.state, NOW)
+            if len(self.state.open_questions) > 1:
+                self._show_waits()
             self._begin(*(self._settle(call) for call in move.batch))
         else:
             self._begin(*(self._read(call, move.batch, outcomes) for call in move.batch))
@@ -237,7 +243,7 @@ class Played:
         for message in self.said:
             self._ignore("steer", f"{message.request_id}: the run ended before a model call could take it in")
         ending = self.state.ending
-        self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
+        self._update(status=RunStatus.cancelled if ending is None else ending.status, asked=())
         self.ends += 1
 
     def _close_turn(self) -> None:
@@ -379,9 +385,7 @@ class Played:
             return ToolOutcome(result=(yield from self._direction(self.state.forced, text or "", call)))
         if text is None:
             return error_outcome(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
-        offered = call.arguments.get("options")
-        options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
-        answer = yield from self._ask(QuestionKind.question, text, options, about=call)
+        answer = yield from self._ask(QuestionKind.question, text, options_in(call), about=call)
         return ToolOutcome(result=answer.text)
 
     def _built_in(self, call: Call) -> Flow[ToolOutcome]:
@@ -410,7 +414,7 @@ class Played:
         if answer.decision is Decision.deny:
             return error_outcome(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
         if answer.decision is Decision.approve_tool:
-            self._update(approved_tools=(*self.state.approved_tools, call.tool))
+            self.state = approve_tool(self.state, call.tool)
         self.state, call = call_state.record_approval(self.state, call)
         return call
 
@@ -474,11 +478,11 @@ class Played:
     def _outside_result(self, call: Call, timeout: timedelta) -> Flow[ToolOutcome | None]:
         step = call.step or 0
         self._awaited += 1
-        self._update(status=RunStatus.waiting_on_tool)
+        self._show_waits()
         if step not in self._results:
             yield Wait("outside", call, times_out=timeout)
         self._awaited -= 1
-        self._update(status=RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
+        self._show_waits()
         return self._results.pop(step, None)
 
     def _ask(
@@ -490,37 +494,30 @@ class Played:
         about: Call | None = None,
         timeout: timedelta | None = None,
     ) -> Flow[HumanInput]:
-        number, text = self.state.questions + 1, render_visible(text)
-        question = Question(
-            id=(name := ids.question_id(number)),
-            kind=kind,
-            text=text,
-            options=tuple(QUESTION_DECISIONS[kind]) or tuple(options),
-            step=about and about.step,
-            tool=about and about.tool,
-            asked_at=NOW,
-            call=ids.approval_digest(
-                (self.state.run_id, self.state.execution), name, about.step, about.tool, about.arguments
-            )
-            if about and kind is QuestionKind.approval
-            else None,
-            expires_at=NOW + timeout if timeout else None,
-        )
-        self._update(status=RunStatus.waiting_on_human, question=question, questions=number, expired=None)
-        answer: HumanInput | None = None
-        if kind is not QuestionKind.resume_unsafe or (about and about.step) not in self._results:
-            answer = yield Wait("person", about, times_out=timeout)
-        expired = question.id if answer is None and timeout else None
-        self._update(status=RunStatus.running, question=None, expired=expired)
-        return answer or HumanInput()
+        self.state, question = ask_question(self.state, kind, render_visible(text), options, about, NOW)
+        self._show_waits()
+        is_settled = kind is QuestionKind.resume_unsafe and (about and about.step) in self._results
+        if question.answer is None and not is_settled:
+            yield Wait("person", about, times_out=timeout, question=question.id)
+        answer = next(asked for asked in self.state.asked if asked.id == question.id).answer or HumanInput()
+        self.state = close_question(self.state, question, expired=answer == HumanInput() and timeout is not None)
+        self._show_waits()
+        return answer
+
+    def _show_waits(self) -> None:
+        waits = RunStatus.waiting_on_tool if self._awaited else RunStatus.running
+        self._update(status=RunStatus.waiting_on_human if self.state.question else waits)
 
     def _take_answer(self, answer: HumanInput) -> None:
-        question = None if self.halt is not None else self.state.question
-        reason = answer_rejection(question, answer, expired=self.state.expired)
-        if reason is not None:
-            self._ignore("human_input", reason)
+        question = "no question is open on this run" if self.halt else judge_answer(self.state, answer, NOW)
+        if isinstance(question, str):
+            self._ignore("human_input", question)
             return
-        self.give(next(wait for wait in self.waits if wait.kind == "person"), answer)
+        self.state = record_answer(self.state, question, answer, NOW)
+        self._show_waits()
+        answered = {asked.id for asked in self.state.asked if asked.answer is not None}
+        for wait in [wait for wait in self.waits if wait.question in answered]:
+            self.give(wait)
 
     def _take_result(self, result: ToolResultPayload) -> None:
         verdict = judge_result(self.state, result, is_halted=self.halt is not None, is_new=self._is_new(result))
@@ -543,7 +540,7 @@ class Played:
         self._results[step] = outcome
         for wait in list(self.waits):
             is_about = wait.call is not None and wait.call.step == step
-            in_doubt = self.state.question is not None and self.state.question.kind is QuestionKind.resume_unsafe
+            in_doubt = any(q.kind is QuestionKind.resume_unsafe and q.step == step for q in self.state.open_questions)
             if is_about and (wait.kind == "outside" or (wait.kind == "person" and in_doubt)):
                 self.give(wait)
                 return

@@ -21,12 +21,12 @@ from activities.mailbox.intake import MAX_BYTES
 from activities.mailbox.pages import TaskPages
 from activities.mailbox.picks import InputPicks
 from activities.mailbox.watch import FolderWatcher
-from contracts.mail.mailbox import Delivered, Verdict
+from contracts.mail.mailbox import Delivered, DeliveryVerdict
 from decisions.mailbox.poll_mode import PollMode, PollPolicy
 from perdure.process.mailbox_bridge import FILE_GONE, SMALL_BATCH, Bridge
 
 SLEEPY = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
-Answer = Callable[[list[dict[str, Any]]], list[Verdict]]
+Answer = Callable[[list[dict[str, Any]]], list[DeliveryVerdict]]
 
 
 class FakeClient:
@@ -49,8 +49,8 @@ def client_of(bridge: Bridge) -> FakeClient:
     return cast("FakeClient", bridge.client)
 
 
-def admitted(given: list[dict[str, Any]]) -> list[Verdict]:
-    return [Verdict.admitted if each.get("head") else Verdict.dead for each in given]
+def admitted(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
+    return [DeliveryVerdict.admitted if each.get("head") else DeliveryVerdict.dead for each in given]
 
 
 def task(name: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ async def test_a_mailbox_that_is_away_is_logged_once_and_gets_everything_later(b
     put(bridge, "a.json")
     tries = [0]
 
-    def away(given: list[dict[str, Any]]) -> list[Verdict]:
+    def away(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
         tries[0] += 1
         if tries[0] < 4:
             raise RPCError("connection refused", RPCStatusCode.UNAVAILABLE, b"")
@@ -129,10 +129,10 @@ async def test_a_full_mailbox_gets_few_at_a_time_until_it_has_all(bridge: Bridge
         put(bridge, f"{number}.json")
     taken: list[str] = []
 
-    def full(given: list[dict[str, Any]]) -> list[Verdict]:
+    def full(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
         first = given[:7]
         taken.extend(each["file"] for each in first)
-        return [Verdict.admitted] * len(first) + [Verdict.full] * (len(given) - len(first))
+        return [DeliveryVerdict.admitted] * len(first) + [DeliveryVerdict.full] * (len(given) - len(first))
 
     client_of(bridge).answer = full
     await run_until(bridge, lambda: len(taken) == 30 and len(lines(bridge)) == 30)
@@ -226,10 +226,10 @@ async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(
         assert "a.json wakes" in seen
 
 
-def blocks(given: list[dict[str, Any]]) -> list[Verdict]:
+def blocks(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
     """As a mailbox does."""
-    verdicts = {FILE_GONE: Verdict.dead, None: Verdict.admitted}
-    return [Verdict.blocked if each["missing"] else verdicts[each.get("fault")] for each in given]
+    verdicts = {FILE_GONE: DeliveryVerdict.dead, None: DeliveryVerdict.admitted}
+    return [DeliveryVerdict.blocked if each["missing"] else verdicts[each.get("fault")] for each in given]
 
 
 def waits_for(bridge: Bridge, name: str, match: str) -> None:

@@ -57,7 +57,7 @@ async def test_built_in_tools_that_reach_beyond_the_run_can_need_approval(
     call = Call(
         tool_use_id="u", tool=tool, kind=ToolKind.builtin, effect=Effect.keyed, step=1, arguments={"kind": kind}
     )
-    state = SimpleNamespace(tools=made.builtins, approved_tools=())
+    state = SimpleNamespace(tools=made.builtins, approved_tools=(), planned=None)
     assert needs_approval(cast("RunState", state), call) is asks
 
 

@@ -11,12 +11,14 @@ from temporalio.api.common.v1 import Payload
 
 from activities.tools.outcome import reject_unreadable
 from contracts.agent import StartSnapshot
+from contracts.media import Attached, StoredMedia
 from contracts.models import SparseModel, Undecodable
+from contracts.people.policy import ApprovalTerms, PolicyCheckRequest, PolicyContext, PolicyVerdict
 from contracts.run.compaction import ContextFull
 from contracts.run.fused_turn import FusedRead, FusedTurn, FusedTurnRequest
 from contracts.run.state import Call, Continuation
 from contracts.run.transcript import Segment
-from contracts.run.turn import ModelTurn, SkippedModel, TurnRequest, Usage
+from contracts.run.turn import ModelTurn, PolicyVerdicts, SkippedModel, TurnRequest, Usage
 from contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
 from decisions.builtin_tools import ROUTES
 from decisions.run.limits import DEFAULTS
@@ -40,6 +42,7 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "told": (),
         "tokens_left": None,
         "usd_left": None,
+        "policy": None,
     },
     ModelTurn: {
         "stop_reason": "tool_use",
@@ -50,6 +53,8 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "passed_over": (),
         "invalid_results": {},
         "pieces": 1,
+        "verdicts": {},
+        "reviews": (),
     },
     ToolCall: {
         "effect": Effect.read,
@@ -63,6 +68,7 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "accepts": None,
         "nonce": None,
         "definition": None,
+        "changed_by": None,
     },
     ToolOutcome: {
         "status": "ok",
@@ -71,9 +77,18 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "artifacts": (),
         "duration_ms": 0,
         "interrupted": False,
+        "at": None,
+        "media": (),
     },
+    StoredMedia: {"name": "", "pixels": None, "pages": None, "path": None},
+    Attached: {"media": (), "refused": ()},
     FusedTurnRequest: {},
     FusedTurn: {"head": "", "reply": None, "reason": "", "interrupted": False},
+    ApprovalTerms: {"approvers": (), "quorum": 1, "not_requester": False, "expires": None, "on_expiry": "deny"},
+    PolicyVerdict: {"rule": None, "reason": "", "loosens": False, "terms": None, "facts": {}},
+    PolicyContext: {"caller": None, "has_read": ()},
+    PolicyCheckRequest: {"edits": {}},
+    PolicyVerdicts: {"verdicts": {}, "reviews": ()},
 }
 
 
@@ -141,7 +156,7 @@ def test_valid_payloads_are_read_unchanged(written: bytes) -> None:
 
 def test_model_dump_has_every_field() -> None:
     assert set(TURN.model_dump(mode="json")) == set(ModelTurn.model_fields)
-    assert set(ToolOutcome().model_dump(mode="json")) == set(ToolOutcome.model_fields)
+    assert set(ToolOutcome().model_dump(mode="json")) == set(ToolOutcome.model_fields) - {"at"}
 
 
 TURNS = st.builds(

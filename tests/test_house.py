@@ -7,12 +7,13 @@ import sys
 import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
-from importlib.metadata import packages_distributions
+from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import cli
@@ -31,7 +32,7 @@ ORDER = (
     ("perdure.process",),
     ("devserver", "worker"),
     ("perdure.plugin", "perdure.session"),
-    ("perdure.doctor", "gateway"),
+    ("perdure.doctor", "perdure.python_client", "gateway"),
     ("perdure.terminal",),
     ("perdure.commands",),
     ("cli",),
@@ -122,6 +123,12 @@ def test_the_lock_file_satisfies_the_dependencies() -> None:
     ]
     broken = [str(each) for each in wanted if not each.specifier.contains(pins.get(canonicalize_name(each.name), "0"))]
     assert broken == []
+
+
+def test_every_locked_package_runs_on_the_oldest_python_that_we_promise() -> None:
+    oldest = project()["project"]["requires-python"].removeprefix(">=") + ".0"
+    needs = {name: metadata(name.split("==")[0].split("[")[0])["Requires-Python"] for name in locked()}
+    assert {name: need for name, need in needs.items() if need and oldest not in SpecifierSet(need)} == {}
 
 
 def test_every_import_is_a_declared_dependency() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from activities.mcp.lock import change_lock
-from contracts.mcp import PinState
-from contracts.tool import Approval, Effect, ToolKind
+from contracts.tool import Approval, Effect, PinState, ToolKind
 from decisions.mcp import pin_tool
 from perdure.process.mcp_tools import accept_tools, offer_accepted_tools, offered_tools, read_accepted, server_statuses
 from settings import ProjectError, Settings, load_settings

@@ -23,14 +23,14 @@ from activities.providers.port import ModelCall, ModelReply
 from activities.run.definition import build_definition
 from activities.security.secrets import MIN_SECRET
 from contracts.agent import Definition
-from contracts.model_settings import ModelOptions
+from contracts.model_settings import ModelOptions, Pace
 from contracts.run.turn import Usage
 from perdure.doctor import run_checks
 from perdure.process.models import create_clients, open_models
 from perdure.process.project import build_project, unpriced_budgets
 from perdure.testkit.model_server import ScriptedModel, says
 from settings import ProjectError, Settings
-from tests.projects import load_project, rejection_line
+from tests.projects import load_project, rejection_line, write_project
 
 KEY = "canary-0815-of-local"
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
@@ -571,3 +571,65 @@ async def test_a_failure_in_bedrocks_stream_has_its_kind(
     with serving(cloud) as url, pytest.raises(ApplicationError, match="not now") as error:
         await ask(bedrock(tmp_path, url), "aws:anthropic.claude-x-v1:0")
     assert error.value.type == kind
+
+
+@pytest.mark.parametrize(
+    ("model", "agent", "reason"),
+    [
+        ("claude-sonnet-5-5", None, None),
+        ("local:x", None, None),
+        ("aws:x", None, "model aws:x (bedrock) has no batches: use pace live, or a model of anthropic"),
+        ("claude-sonnet-5-5", "cloud", "model aws:y (bedrock) has no batches: use pace live, or a model of anthropic"),
+        ("aws:x", "direct", None),
+        ("gpt:x", None, "model gpt:x (openai) has no batches: use pace live, or a model of anthropic"),
+    ],
+)
+def test_the_pace_batch_needs_a_model_with_batches(
+    tmp_path: Path, model: str, agent: str | None, reason: str | None
+) -> None:
+    cloud = '[model.providers.aws]\nkind = "bedrock"\nregion = "r"\n'
+    chat = '[model.providers.gpt]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    for name, its_model in (("cloud", "aws:y"), ("direct", "claude-x")):
+        write_project(tmp_path, head=f"model: {its_model}", name=name)
+    settings = load_project(tmp_path, f'[model]\ndefault = "{model}"\n{LOCAL}{cloud}{chat}', ANTHROPIC_API_KEY="k")
+    settings.check_pace(agent, Pace.live)
+    settings.check_pace(agent, None)
+    if reason is None:
+        settings.check_pace(agent, Pace.batch)
+        return
+    with pytest.raises(ProjectError) as caught:
+        settings.check_pace(agent, Pace.batch)
+    assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize("place", ["project", "agent"])
+def test_a_worker_does_not_start_with_a_pace_that_its_model_does_not_have(tmp_path: Path, place: str) -> None:
+    write_project(tmp_path, head="pace: batch" if place == "agent" else "", name="slow")
+    paced = 'pace = "batch"\n' if place == "project" else ""
+    cloud = '[model.providers.aws]\nkind = "bedrock"\nregion = "r"\napi_key_env = "K"\n'
+    settings = load_project(tmp_path, f'[model]\ndefault = "aws:x"\n{paced}{cloud}', K="k")
+    with pytest.raises(ProjectError, match=r"model aws:x \(bedrock\) has no batches"):
+        create_clients(settings)
+
+
+@pytest.mark.parametrize("kind", ["messages", "vertex"])
+async def test_a_provider_gets_headers_from_variables(tmp_path: Path, kind: str) -> None:
+    cloud = CloudServer(b"".join(encode_stream(MESSAGE)), "text/event-stream")
+    with serving(cloud) as url:
+        place = 'region = "here"\nproject = "mine"\n' if kind == "vertex" else ""
+        toml = f'[model.providers.own]\nkind = "{kind}"\n{place}base_url = "{url}"\napi_key_env = "OF_OWN"\n'
+        headers = 'headers_env = { X-Gateway = "PASS" }\n'
+        settings = load_project(tmp_path, toml + headers, OF_OWN=KEY, PASS="canary-of-the-gateway")
+        await ask(settings, "own:claude-x")
+    ((_, sent, _),) = cloud.asked
+    assert httpx.Headers(sent)["x-gateway"] == "canary-of-the-gateway"
+    assert settings.secrets.redact("it is canary-of-the-gateway") == "it is [redacted PASS]"
+
+
+def test_a_header_of_a_provider_is_not_sent_in_plain_text(tmp_path: Path) -> None:
+    toml = '[model.providers.own]\nbase_url = "http://models.test"\nheaders_env = { X-Gateway = "PASS" }\n'
+    with pytest.raises(ProjectError, match=r"^model\.providers\.own\.base_url: a key is sent .* over https:// only"):
+        load_project(tmp_path, toml, PASS="x")
+    unset = load_project(tmp_path, toml)
+    with pytest.raises(ProjectError, match=r"model\.providers\.own\.headers_env\.X-Gateway: PASS is not set$"):
+        unset.check_headers()

@@ -11,20 +11,23 @@ from rich.console import Console
 from rich.text import Text
 
 from activities.run.outcome import RunEnd
+from contracts.people.policy import Verdict
 from contracts.run.compaction import ContextFull, Summary
 from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import QuestionView, RunStatus
-from contracts.run.turn import ModelTurn, Usage
+from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Usage
 from contracts.sender import CLI, Sender
 from contracts.tool import ToolCall, ToolOutcome
 from decisions.ids import call_digest
 from decisions.text.formatting import format_approval
 from perdure.client.run_events import (
     AnswerReceived,
+    CallsReviewed,
     ContextCompacted,
     ContextFilled,
     ModelReplied,
     NoticeAdded,
+    OutcomeChecked,
     RunEvent,
     RunStarted,
     ToolCallFinished,
@@ -38,6 +41,15 @@ from perdure.terminal.report import to_one_line
 from perdure.terminal.run_view import RunScreen
 from tests.screen import Terminal
 
+REVIEW = PolicyReview(
+    tool_use_id="t1",
+    tool="refund",
+    rule="r",
+    model="small",
+    verdict=Verdict.deny,
+    reason="too much",
+    usage=Usage(input=9),
+)
 SUMMARY = Summary(
     text="So far.",
     tail=20,
@@ -116,6 +128,12 @@ THOUGHTFUL = ModelReplied(
 )
 
 
+def test_thinking_is_shown_whole_on_request() -> None:
+    seen = StringIO()
+    RunScreen(SafeConsole(file=seen, width=120), shows_thinking=True).show_event(THOUGHTFUL)
+    assert seen.getvalue().count("word ") > 100
+
+
 def test_thinking_is_folded_to_one_line() -> None:
     for width in (None, 100):
         lines = [line.plain for line in event_lines.format_event(THOUGHTFUL, width) if isinstance(line, Text)]
@@ -168,6 +186,11 @@ def test_an_answer_given_here_is_not_shown_again() -> None:
     ("happening", "says"),
     [
         (ContextFilled(ContextFull(tokens=15_000, window=20_000, messages=30)), "about 15,000 of 20,000"),
+        (OutcomeChecked(Acceptance(rejection="no source")), "the outcome was not accepted: no source"),
+        (OutcomeChecked(Acceptance()), "accepted"),
+        (CallsReviewed((REVIEW,)), "review of refund"),
+        (CallsReviewed((REVIEW,)), "deny: too much"),
+        (CallsReviewed((REVIEW.model_copy(update={"verdict": None, "reason": ""}),)), "no verdict"),
         (ContextCompacted(SUMMARY), "30 → 13 messages, about 15,000 → 4,000 tokens: summarised by small"),
         (ContextCompacted(SUMMARY.model_copy(update={"model": ""})), "truncated without a summary"),
         (ContextCompacted(SUMMARY.model_copy(update={"tail": 0})), "nothing to summarise"),

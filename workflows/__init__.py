@@ -14,6 +14,7 @@ rotation           continue-as-new of the workflows that never end, which move t
 sandbox            the sandbox in which all of them run
 search_attributes  the search attributes
 topic              `EventTopic`: matches events with the tasks that wait for them
+model_batches/     `ModelBatches`: model calls of all runs, sent in batches
 agent_run/         `AgentRun`: the durable loop of one run
 conversation/      `Conversation`: a lane that runs one turn at a time
 """

@@ -113,7 +113,7 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
 
     async def _run_child(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
         """Run the subtask to its end. Raises ChildWorkflowError if it does not complete."""
-        assignment = Assignment(by=request.run_id, depth=request.depth + 1, share=share)
+        assignment = Assignment(by=request.run_id, depth=request.depth + 1, share=share, has_read=request.has_read)
         goal = delegation.peer_message(request, self._state, subtask)
         limits = LimitOverrides(max_depth=request.max_depth)
         workflow_id = ids.run_workflow_id(ids.subtask_run_id(request.id_base, request.step, subtask.id))

@@ -60,6 +60,13 @@ FILES: Policy = {
 # keyed message would be sent forever. A dead worker is found by its heartbeat.
 SENDING: Policy = FILES | {"start_to_close_timeout": MAX_DURATION + CALL_MARGIN}
 
+# A notice to people. A channel that is down, or whose address has to be corrected, has three days.
+NOTIFYING: Policy = {
+    "schedule_to_close_timeout": timedelta(days=3),
+    "start_to_close_timeout": timedelta(minutes=1),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=10)),
+}
+
 # The run's own files within a workflow task, which has ten seconds (`workflows.execution`).
 LOCAL_ACTIVITY: Policy = {
     "schedule_to_close_timeout": timedelta(seconds=5),
@@ -113,6 +120,33 @@ LOOKING_AT_TURNS: Policy = {
     "start_to_close_timeout": timedelta(minutes=1),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
 }
+
+
+# The wait for a reply of a batch. The provider ends a batch within 24 hours. A turn is sent three times at most, and
+# again for at most three further pieces of its reply.
+BATCHED_TURN: Policy = {
+    "schedule_to_close_timeout": timedelta(hours=160),
+    "retry_policy": RetryPolicy(maximum_attempts=1),
+}
+
+# The next attempt looks for the batch that this one may have sent. A provider that is down is waited for.
+CREATING_BATCH: Policy = {
+    "start_to_close_timeout": timedelta(minutes=10),
+    "heartbeat_timeout": HEARTBEAT,
+    "retry_policy": RetryPolicy(
+        initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1), maximum_attempts=30
+    ),
+}
+
+# Each attempt is a look, and sets the delay of the next one. The batch has ended after 24 hours.
+LOOKING_AT_BATCH: Policy = {
+    "start_to_close_timeout": timedelta(minutes=1),
+    "schedule_to_close_timeout": timedelta(hours=26),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=5)),
+}
+
+# Completing activities: repeating it does no harm, and the replies are kept for 29 days.
+DELIVERING_BATCH: Policy = FILES | {"start_to_close_timeout": timedelta(hours=1)}
 
 
 def model_turn_policy(limits: Limits) -> Policy:

@@ -6,8 +6,10 @@ from temporalio import workflow
 
 from activities.reconcile.reconcile import Reconciler
 from contracts.reconcile import ReconcileReport, ReconcileRequest
+from decisions.ids import notice_workflow_id
 from decisions.reconcile import render_report
 from decisions.text import formatting
+from workflows.people.announce import start_notice
 from workflows.policies import HEARTBEAT, MAX_RECONCILE_TIME, RECONCILE_RETRIES
 
 
@@ -31,4 +33,8 @@ class Reconcile:
             summary="look at runs, claims, waits and stores",
         )
         workflow.set_current_details(formatting.escape_markdown(render_report(report)))
+        day = f"{workflow.now():%Y-%m-%d}"  # a run that is stuck is announced once a day
+        for request in report.notices:
+            stuck = f"{notice_workflow_id(request.notice.run_id, request.notice.kind)}:{day}"
+            await start_notice(request.id or stuck, request)
         return report

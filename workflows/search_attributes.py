@@ -4,6 +4,7 @@ An upsert is an event in history, so they change with the run's status and not w
 start has set.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from temporalio import workflow
@@ -21,6 +22,7 @@ from activities.telemetry.attributes import (
     of_start,
 )
 from contracts.followup import FollowUpState, FollowUpStatus
+from contracts.model_settings import Pace
 from contracts.run.events import StartPayload
 from contracts.run.question import Question
 from contracts.run.state import RunState, RunStatus
@@ -28,7 +30,7 @@ from decisions.followup import state as followup
 from decisions.followup import view
 from decisions.run.limits import total_spent
 from decisions.run.question import TEXTUAL
-from decisions.text.formatting import waiting_for_person
+from decisions.text.formatting import waiting_for_people
 from workflows.interceptors import is_confidential, is_unsearchable
 
 UNSEARCHABLE = "without-search-attributes"  # the patch of runs that set none
@@ -37,8 +39,10 @@ UNSEARCHABLE = "without-search-attributes"  # the patch of runs that set none
 def of_run(state: RunState) -> TypedSearchAttributes:
     """Return the attributes of a run in this state; those that do not apply are left out."""
     pairs = list_begin_pairs(state.agent, state.conversation_id, state.status, state.step)
-    if state.question is not None:
-        pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(state.question)))
+    if questions := state.open_questions:
+        pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(questions)))
+    elif state.pace is Pace.batch and state.status is RunStatus.running:  # and so once, not for each batch
+        pairs.append(SearchAttributePair(WAITING_FOR, "batches of model calls"))
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
     if outside:
         pairs.append(SearchAttributePair(PENDING_TOOLS, [format_keyword(tool) for tool in outside[:20]]))
@@ -106,8 +110,8 @@ def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
     return TypedSearchAttributes(pairs)
 
 
-def _format_waiting_for(question: Question) -> str:
-    """Return the text of `WaitingFor`, without the question itself if the run is encrypted."""
-    if question.kind in TEXTUAL and is_confidential():
-        return "human: a question"
-    return waiting_for_person(question)
+def _format_waiting_for(questions: Sequence[Question]) -> str:
+    """Return the text of `WaitingFor`, without a question's own text if the run is encrypted."""
+    if is_confidential() and any(question.kind in TEXTUAL for question in questions):
+        return "human: a question" if len(questions) == 1 else f"human: {len(questions)} questions"
+    return waiting_for_people(questions)

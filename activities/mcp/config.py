@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from contracts.mcp import PinnedProgram
+from contracts.tool import PinnedProgram
 
 START_TIMEOUT = 20.0  # seconds
 

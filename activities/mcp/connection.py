@@ -30,7 +30,7 @@ from activities.mcp.http import http_client
 from activities.mcp.listing import list_offerable_tools
 from activities.mcp.stdio import MAX_MESSAGE_LINE, running_server
 from activities.tools.json_schema import SchemaValidator
-from contracts.mcp import Pin, PinnedProgram
+from contracts.tool import Pin, PinnedProgram
 from decisions.errors import format_validation_error
 from decisions.mcp import render_visible_line
 

@@ -9,7 +9,7 @@ from mcp import Client
 from mcp_types import Tool
 
 from activities.tools.json_schema import SchemaValidator, find_schema_error
-from contracts.mcp import Pin
+from contracts.tool import Pin
 from decisions.api_tool import MAX_DEFINITION, api_rejection
 from decisions.mcp import foreign_reference, name_rejection, pin_tool, tool_name
 

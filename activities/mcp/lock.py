@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from activities.storage.safe_dir import SafeDir
-from contracts.mcp import Pin, PinFile, PinnedProgram, PinnedServer
+from contracts.tool import Pin, PinFile, PinnedProgram, PinnedServer
 from decisions.errors import ReportedError, format_validation_error
 from decisions.mcp import is_sound
 

@@ -16,7 +16,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from activities.storage.workspace import OutsideWorkspaceError, Workspace
+from activities.media.result import ResultFiles
 from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, error_outcome
@@ -39,15 +39,13 @@ def flaw_of(answer: CallToolResult, declared: SchemaValidator | None) -> str:
     return f"the structured output does not fit what the tool declares: {error}" if error else ""
 
 
-def to_mcp_outcome(
-    answer: CallToolResult, stem: str, workspace: Workspace, declared: SchemaValidator | None = None
-) -> ToolOutcome:
+def to_mcp_outcome(answer: CallToolResult, kept: ResultFiles, declared: SchemaValidator | None = None) -> ToolOutcome:
     """Return structured content if there is any, else the text. With files: `{"content", "files": [...]}`.
 
     Content that does not match the tool's `outputSchema` is returned with a note: `{"content", "note"}`.
 
-    A file is described by path, content type and bytes, so that no base64 gets into history. `stem` is the start of
-    the files' names.
+    A file is described by path, content type and bytes, so that no base64 gets into history. The model sees images and
+    PDF.
     """
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
     if answer.is_error:
@@ -55,32 +53,25 @@ def to_mcp_outcome(
     flaw = flaw_of(answer, declared)
     content = text if answer.structured_content is None else answer.structured_content
     others = [block for block in answer.content if not isinstance(block, TextContent)]
-    files = [_store_block(block, number, stem, workspace) for number, block in enumerate(others, start=1)]
+    files = [_store_block(block, number, kept) for number, block in enumerate(others, start=1)]
     if flaw and not content and not files:
         return error_outcome(ToolFault.tool_error, f"the call was made, but its answer is empty: {flaw}")
     if not files and not flaw:
         return ToolOutcome(result=content)
-    paths = tuple(file["path"] for file in files if file.get("path"))
     extras = ({"files": files} if files else {}) | ({"note": flaw} if flaw else {})
-    return ToolOutcome(result={"content": content, **extras}, artifacts=paths)
+    media, paths = tuple(kept.media), tuple(kept.paths)
+    return ToolOutcome(result={"content": content, **extras}, media=media, artifacts=paths)
 
 
-def _store_block(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> dict[str, Any]:
+def _store_block(block: ContentBlock, number: int, kept: ResultFiles) -> dict[str, Any]:
     if isinstance(block, ResourceLink):
         return {"uri": block.uri, "name": block.name, "content_type": block.mime_type}
     content_type, data, uri = _block_data(block)
     entry: dict[str, Any] = {"uri": uri} if uri else {}
-    entry |= {"path": None, "content_type": content_type}
-    if data is None:
-        return entry | {"lost": "what came was no base64"}
-    entry["bytes"] = len(data)
-    if number > MAX_ANSWER_FILES:
-        return entry | {"lost": f"one answer may bring {MAX_ANSWER_FILES} files"}
-    try:
-        path = workspace.write_artifact(f"{stem}-{number}" if number > 1 else stem, content_type, data)
-    except (OSError, OutsideWorkspaceError) as error:  # the call was made: only this file is lost
-        return entry | {"lost": f"the disk refused it: {error}"}
-    return entry | {"path": path}
+    if data is not None and number <= MAX_ANSWER_FILES:
+        return entry | kept.add_file(content_type, data)
+    lost = "what came was no base64" if data is None else f"one answer may bring {MAX_ANSWER_FILES} files"
+    return entry | {"path": None, "content_type": content_type, "lost": lost}
 
 
 def _block_data(block: ContentBlock) -> tuple[str, bytes | None, str | None]:

@@ -9,11 +9,11 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from activities.mcp.connection import Connection, McpConnectionLostError, McpTimeoutError, McpUnreachableError
 from activities.mcp.result import to_mcp_outcome
+from activities.media.result import ResultFiles
 from activities.tools.interface import CallContext, PreflightTool, TransientToolError
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
-from contracts.mcp import Pin
-from contracts.tool import Effect, ToolOutcome, ToolRoute, error_outcome
+from contracts.tool import Effect, Pin, ToolOutcome, ToolRoute, error_outcome
 from decisions.mcp import diff_pins, effect_of, is_looser, strictest_effect
 
 NO_ANSWER = "Server returned an error response"  # the SDK's message for a 4xx or 5xx without an MCP message
@@ -92,9 +92,9 @@ class McpTool(PreflightTool):
             return error_outcome(ToolFault.tool_error, message)
         except RuntimeError as error:  # the SDK's, for an invalid answer
             return error_outcome(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
-        stem = f"{self.route.name}-{context.step:02}"
+        kept = ResultFiles(f"{self.route.name}-{context.step:02}", context.workspace, context.store)
         declared = self._connection.declared_output(self._name)
-        return await asyncio.to_thread(to_mcp_outcome, answer, stem, context.workspace, declared)
+        return await asyncio.to_thread(to_mcp_outcome, answer, kept, declared)
 
     def _fail_unsent(self, reason: str) -> ToolOutcome:
         if self.route.effect is Effect.once:

@@ -1,12 +1,14 @@
 """A reply in pieces: the rest of one that the length limit cut off is asked for, and the pieces become one reply.
 
 The model sees its piece and a note, as newer models accept no prefilled reply. Pieces are stored before the next call,
-so that a retry of the turn continues from them.
+so that a retry of the turn continues from them. In batches each piece has a file that is not replaced, so that a batch
+delivered twice, or by a worker that was paused meanwhile, adds its piece once.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from activities.providers.port import ModelCall, ModelReply
 from activities.providers.reply import fit_to_history
 from activities.security.secrets import Secrets
-from activities.storage.store import Store
+from activities.storage.store import Store, read_model
+from contracts.models import FrozenModel
 from contracts.run.transcript import Part, PartKind
 from contracts.run.turn import TurnRequest
 from decisions.ids import digest
@@ -27,7 +30,14 @@ _STORED = TypeAdapter(ModelReply)
 Json = dict[str, Any]
 
 
-def can_continue(reply: ModelReply, request: TurnRequest) -> bool:
+class BatchedPieces(FrozenModel):
+    """The pieces of a batched reply so far, joined and priced, and the batches that brought them, in order."""
+
+    reply: ModelReply | None = None
+    batches: tuple[str, ...] = ()
+
+
+def can_continue(reply: ModelReply, tokens_left: int | None, usd_left: float | None) -> bool:
     """Return whether to ask for the rest: the reply was cut off in a text or in its only call, and budgets allow it.
 
     A reply with a whole call is not continued: the call needs its result first. Nor is one that is all thinking.
@@ -39,20 +49,26 @@ def can_continue(reply: ModelReply, request: TurnRequest) -> bool:
         and reply.pieces <= MAX_CONTINUATIONS
         and calls <= {*reply.broken}
         and bool(calls or join_text_blocks(reply.content))
-        and (request.tokens_left is None or reply.usage.total < request.tokens_left)
-        and (request.usd_left is None or (reply.cost_usd or 0.0) < request.usd_left)
+        and (tokens_left is None or reply.usage.total < tokens_left)
+        and (usd_left is None or (reply.cost_usd or 0.0) < usd_left)
     )
 
 
 def continuation_call(call: ModelCall, reply: ModelReply) -> ModelCall:
     """Return the call for the rest of the reply."""
-    kept = _whole_blocks(reply)
-    messages = [*call.messages[:-1], {**call.messages[-1], "content": list(call.messages[-1]["content"])}]
-    if kept:
-        add_message(messages, Part(kind=PartKind.reply, content=kept))
-    add_message(messages, note_part(_continuation_note(reply, kept)))
-    text = "".join(block["text"] for block in kept if block["type"] == "text")
+    text = "".join(block["text"] for block in _whole_blocks(reply) if block["type"] == "text")
+    messages = continuation_messages(call.messages, reply)
     return replace(call, messages=messages, on_text=lambda more: call.on_text(text + more))
+
+
+def continuation_messages(messages: Sequence[Json], reply: ModelReply) -> list[Json]:
+    """Return the messages that ask for the rest of the reply to `messages`."""
+    kept = _whole_blocks(reply)
+    longer = [*messages[:-1], {**messages[-1], "content": list(messages[-1]["content"])}]
+    if kept:
+        add_message(longer, Part(kind=PartKind.reply, content=kept))
+    add_message(longer, note_part(_continuation_note(reply, kept)))
+    return longer
 
 
 def _whole_blocks(reply: ModelReply) -> list[Json]:
@@ -113,6 +129,27 @@ def read_pieces(store: Store, request: TurnRequest) -> ModelReply | None:
     with suppress(OSError, ValidationError):
         return _STORED.validate_json(store.read(_file_name(request)))
     return None
+
+
+def save_batched_pieces(store: Store, entry: str, pieces: BatchedPieces) -> None:
+    """Store the pieces of an entry of a batch, unless another worker has stored as many. Raises OSError."""
+    with suppress(FileExistsError):
+        store.create(_batched_name(entry, len(pieces.batches)), pieces.model_dump_json().encode())
+
+
+def read_batched_pieces(store: Store, entry: str) -> BatchedPieces:
+    """Return the pieces of an entry so far. Raises OSError."""
+    latest = BatchedPieces()
+    for number in count(1):
+        longer = read_model(store, _batched_name(entry, number), BatchedPieces)
+        if longer is None:
+            break
+        latest = longer
+    return latest
+
+
+def _batched_name(entry: str, number: int) -> str:
+    return f"pieces-{entry}-{number}.json"
 
 
 def _file_name(request: TurnRequest) -> str:

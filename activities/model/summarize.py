@@ -13,7 +13,7 @@ from activities.effects.attempts import Attempt, counting_holds, heartbeating, t
 from activities.model.transcript_cache import TranscriptCache
 from activities.model.turn import front_tokens, report_fallback
 from activities.project import Project
-from activities.providers.options import abilities_of
+from activities.providers.options import short_options
 from activities.providers.port import Model, ModelCall
 from activities.providers.prices import call_cost
 from activities.providers.rate_limit import RateLimitedError
@@ -23,7 +23,6 @@ from activities.telemetry.metrics import record_facts
 from activities.telemetry.trace import write_trace
 from activities.temporal import own_run_id, own_workflow_id
 from contracts.agent import Definition
-from contracts.model_settings import ModelOptions
 from contracts.run.compaction import Summary, SummaryRequest
 from contracts.run.journal import Journal
 from contracts.run.transcript import Part
@@ -31,7 +30,6 @@ from decisions.run import compaction
 from decisions.run.resume import journal_of
 from decisions.run.transcript import join_text_blocks
 
-MAX_SUMMARY_TOKENS = 2048  # tokens
 READ_SHARE = 0.5  # of the summarizing model's window, for its input
 SUMMARY_TRIES = 3  # of the model, before the messages are truncated without it
 
@@ -94,7 +92,7 @@ class Summaries:
             agent=definition.agent,
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
-            options=summary_options(definition, name),
+            options=short_options(definition, name),
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
@@ -132,14 +130,6 @@ class Summaries:
         return summary.model_copy(
             update={"text": text, "model": name if text else "", "usage": usage, "cost_usd": cost}
         )
-
-
-def summary_options(definition: Definition, model: str) -> ModelOptions:
-    """Return the options of a summary: short, and without thinking, which newer models do by default."""
-    limit, thinking = min(MAX_SUMMARY_TOKENS, definition.options.max_tokens), "off" if abilities_of(model) else None
-    return ModelOptions.model_validate(
-        {"max_tokens": limit, "thinking": thinking, "headers": definition.options.headers}
-    )
 
 
 def _with_final_figures(summary: Summary, parts: Sequence[Part], front: int) -> Summary:

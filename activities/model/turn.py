@@ -1,8 +1,8 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
 import asyncio
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic, perf_counter
 from typing import Any
@@ -12,8 +12,10 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
+from activities.media.store import MediaReader
 from activities.model.pieces import can_continue, continuation_call, join_replies, read_pieces, save_pieces
 from activities.model.transcript_cache import TranscriptCache
+from activities.policy import PolicyChecks
 from activities.project import Project
 from activities.providers.port import Model, ModelCall, ModelReply
 from activities.providers.prices import call_cost
@@ -29,8 +31,12 @@ from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidat
 from contracts.agent import Definition
 from contracts.failures import Stop
 from contracts.run.compaction import ContextFull
+from contracts.run.state import Snapshot
+from contracts.run.transcript import Part
 from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
 from decisions.builtin_tools import FINISH, unwrap_use
+from decisions.ids import conversation_workflow_id, run_id_of_workflow
+from decisions.policy.facts import tool_uses_of
 from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
 from decisions.run.journal import parse_framing
 from decisions.run.recovery import parse_window
@@ -49,12 +55,39 @@ MODEL_TRIES = 1 + len(PAUSES)
 SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
 
 
+@dataclass(frozen=True)
+class PreparedTurn:
+    """A model call that can be made. `full` counts its tokens; `used` are the ids that its tool uses must not have.
+
+    `parts` are the conversation.
+    """
+
+    call: ModelCall
+    full: ContextFull
+    used: Collection[str]
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class TurnOrigin:
+    """The turn of a reply: its run, its number and phase, and what its request was made of."""
+
+    workflow_id: str
+    number: int
+    phase: str
+    definition: Definition
+    used: Collection[str]
+
+
 class Turns:
-    def __init__(self, client: Client, model: Model, transcripts: TranscriptCache, project: Project) -> None:
+    def __init__(
+        self, client: Client, model: Model, transcripts: TranscriptCache, project: Project, policies: PolicyChecks
+    ) -> None:
         self._client = client
         self._model = model
         self._transcripts = transcripts
         self._project = project
+        self._policies = policies
         self._definitions: dict[str, tuple[Definition, int]] = {}  # with its tokens
 
     @activity.defn
@@ -65,11 +98,7 @@ class Turns:
         another definition than at the run's start.
         """
         async with counting_attempts(self._client, MODEL_TRIES) as attempt:
-            turn = await self.run_turn(request, "plan", attempt)
-        if isinstance(turn, ModelTurn) and (text := join_text_blocks(turn.content)):
-            with ignore_disk_errors("plan.md"):
-                await asyncio.to_thread(_write_plan, self._project.workspace(own_run_id()), text)
-        return turn
+            return await self.run_turn(request, "plan", attempt)
 
     @activity.defn
     async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
@@ -79,49 +108,75 @@ class Turns:
 
     async def run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
         workspace = self._project.workspace(own_run_id())
-        write_trace(workspace, *request.told)
         coming = {"text": "", "held": ""}
         async with heartbeating(lambda: self._heartbeat_details(request.turn, coming, attempt)):
-            definition, front = await self._load_definition(request.definition)
-            if request.interrupted or await was_lost(self._client):
-                must_be_unchanged(self._project, definition, request.refused)
-            conversation = await self._transcripts.read_current(request.length, request.head)
-            record_facts(model=definition.model)
-            shown = conversation.model_view()
-            is_typed_end = request.is_closing and definition.output_schema is not None
-            call = ModelCall(
-                definition=definition,
-                messages=shown.messages,
-                digest=shown.digest,
-                brief=shown.brief,
-                force=FINISH if is_typed_end else request.force,
-                is_closing=request.is_closing and not is_typed_end,
+            prepared = await self.prepare_turn(request)
+            if isinstance(prepared, ContextFull):
+                return prepared
+            policies = await self._policies.load(request.policy, prepared.call.definition.agent)
+            call = replace(
+                prepared.call,
                 on_text=lambda text: coming.update(text=text),
                 on_held=lambda reason: coming.update(held=reason),
                 caller=f"{own_workflow_id()}/{activity.info().activity_id}",
                 patience=request.turn_timeout.total_seconds(),
                 limit=_time_left(attempt),
             )
-            full = ContextFull(
-                tokens=estimate_request(conversation.transcript.parts, call.messages, front),
-                window=request.window or self._project.window_of(*definition.models),
-                messages=len(call.messages),
-            )
-            if is_over_threshold(full, conversation.transcript.parts) and not request.unchecked:
-                return full
             started = perf_counter()
-            reply = await self._ask_until_whole(call, full, attempt, request)
-        if isinstance(reply, ContextFull):
-            return reply
-        report_fallback(workspace, f"fallback:{request.turn}", reply)
-        reply = read_written_arguments(rename_used_ids(reply, shown.used, request.turn), definition)
-        turn = redact_turn(_to_turn(reply, perf_counter() - started), self._project.secrets)
-        turn = turn.model_copy(update={"invalid_results": find_invalid_results(turn, definition)})
-        self._transcripts.feed_reply(own_workflow_id(), reply_part(turn))
-        line = _trace_line(request.turn, phase, turn)
+            reply = await self._ask_until_whole(call, prepared.full, attempt, request)
+            if isinstance(reply, ContextFull):
+                return reply
+            report_fallback(workspace, f"fallback:{request.turn}", reply)
+            origin = TurnOrigin(own_workflow_id(), request.turn, phase, call.definition, prepared.used)
+            turn = await self.finish_turn(origin, reply, perf_counter() - started)
+            if policies is None or request.is_closing:
+                return turn
+            uses = tool_uses_of(turn.content)
+            judged = await self._policies.judge_calls(policies, uses, prepared.parts, call.definition)
+        return turn.model_copy(update={"verdicts": judged.verdicts, "reviews": judged.reviews})
+
+    async def prepare_turn(self, request: TurnRequest) -> PreparedTurn | ContextFull:
+        """Read the conversation and build the call, if the context has room. Raises as `plan`."""
+        write_trace(self._project.workspace(own_run_id()), *request.told)
+        definition, front = await self._load_definition(request.definition)
+        if request.interrupted or await was_lost(self._client):
+            must_be_unchanged(self._project, definition, request.refused)
+        conversation = await self._transcripts.read_current(request.length, request.head)
+        record_facts(model=definition.model)
+        shown = conversation.model_view()
+        is_typed_end = request.is_closing and definition.output_schema is not None
+        call = ModelCall(
+            definition=definition,
+            messages=shown.messages,
+            digest=shown.digest,
+            brief=shown.brief,
+            force=FINISH if is_typed_end else request.force,
+            is_closing=request.is_closing and not is_typed_end,
+            media=MediaReader(self._project.stores, own_run_id(), self._find_media_owners),
+        )
+        full = ContextFull(
+            tokens=estimate_request(conversation.transcript.parts, call.messages, front),
+            window=request.window or self._project.window_of(*definition.models),
+            messages=len(call.messages),
+        )
+        if is_over_threshold(full, conversation.transcript.parts) and not request.unchecked:
+            return full
+        return PreparedTurn(call, full, shown.used, conversation.transcript.parts)
+
+    async def finish_turn(self, origin: TurnOrigin, reply: ModelReply, seconds: float = 0.0) -> ModelTurn:
+        """Return the reply as history keeps it, and write the plan and the trace."""
+        workspace = self._project.workspace(run_id_of_workflow(origin.workflow_id))
+        reply = read_written_arguments(rename_used_ids(reply, origin.used, origin.number), origin.definition)
+        turn = redact_turn(_to_turn(reply, seconds), self._project.secrets)
+        turn = turn.model_copy(update={"invalid_results": find_invalid_results(turn, origin.definition)})
+        self._transcripts.feed_reply(origin.workflow_id, reply_part(turn))
+        line = _trace_line(origin.number, origin.phase, turn)
         if self._project.record_thinking and (text := join_thinking(turn.content)):
             line["thinks"] = text
         write_trace(workspace, line)
+        if origin.phase == "plan" and (text := join_text_blocks(turn.content)):
+            with ignore_disk_errors("plan.md"):
+                await asyncio.to_thread(_write_plan, workspace, text)
         return turn
 
     async def _ask_until_whole(
@@ -135,7 +190,7 @@ class Turns:
         if activity.info().attempt > 1 or request.interrupted:
             stored = await asyncio.to_thread(read_pieces, store, request)
         reply = stored or await self._ask_model(call, full, attempt)
-        while isinstance(reply, ModelReply) and can_continue(reply, request):
+        while isinstance(reply, ModelReply) and can_continue(reply, request.tokens_left, request.usd_left):
             with ignore_disk_errors("the pieces of a reply"):
                 await asyncio.to_thread(save_pieces, store, request, reply, self._project.secrets)
             limit = None if call.limit is None else max(call.limit - (monotonic() - began), 1.0)
@@ -152,19 +207,22 @@ class Turns:
             reply = join_replies(reply, rest)
         return reply
 
+    def with_cost(
+        self, reply: ModelReply, definition: Definition, tokens: int, *, is_batched: bool = False
+    ) -> ModelReply:
+        """Return the reply with its whole usage and cost. `tokens` is the estimate of its request."""
+        usage = complete_usage(reply.usage, tokens, reply.content)
+        price = self._project.price_of(reply.asked or definition.model)
+        return replace(reply, usage=usage, cost_usd=call_cost(usage, price, is_batched=is_batched))
+
     async def _ask_model(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
         try:
-            reply = await self._model.reply(call)
-            usage = complete_usage(reply.usage, full.tokens, reply.content)
-            price = self._project.price_of(reply.asked or call.definition.model)
-            return replace(reply, usage=usage, cost_usd=call_cost(usage, price))
+            return self.with_cost(await self._model.reply(call), call.definition, full.tokens)
         except ApplicationError as failure:
             if isinstance(failure, RateLimitedError):
                 record_facts(held=True)
             if failure.type == Stop.context_too_long:
-                # If the provider does not name its window, the next guess shrinks.
-                window = parse_window(failure.message) or min(full.window, full.tokens)
-                return full.model_copy(update={"window": window, "was_refused": True})
+                return refuse_context(full, failure)
             if failure.non_retryable or failure.next_retry_delay is not None:
                 raise
             pause = timedelta(seconds=PAUSES[min(attempt.number, len(PAUSES)) - 1])
@@ -178,6 +236,13 @@ class Turns:
             **held,
             **attempt.beat_details,
         }
+
+    async def _find_media_owners(self) -> list[str]:
+        """Return the stores that may have media of the run's conversation besides its own."""
+        run = self._client.get_workflow_handle(own_workflow_id(), run_id=activity.info().workflow_run_id)
+        state = (await run.query("snapshot", result_type=Snapshot)).state
+        conversation = [conversation_workflow_id(state.conversation_id)] if state.conversation_id else []
+        return [*conversation, *(origin.run_id for origin in state.inherited)]
 
     async def _load_definition(self, ref: str) -> tuple[Definition, int]:
         if ref not in self._definitions:
@@ -205,6 +270,12 @@ def _time_left(attempt: Attempt) -> float | None:
     """Return the seconds that the turn may still take, less the time of its failed attempts."""
     timeout = activity.info().start_to_close_timeout
     return max((timeout - TURN_MARGIN).total_seconds() - attempt.spent, 1.0) if timeout else None
+
+
+def refuse_context(full: ContextFull, failure: ApplicationError) -> ContextFull:
+    """Return the context as refused. If the provider does not name its window, the next guess shrinks."""
+    window = parse_window(failure.message) or min(full.window, full.tokens)
+    return full.model_copy(update={"window": window, "was_refused": True})
 
 
 def rename_used_ids(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:

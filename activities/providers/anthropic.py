@@ -19,7 +19,8 @@ from activities.providers.errors import (
     model_unavailable_error,
     to_model_failure,
 )
-from activities.providers.options import build_options, can_force_tools
+from activities.providers.media import MESSAGES_LIMITS, fill_media
+from activities.providers.options import build_options, can_force_tools, visible_blocks
 from activities.providers.plain_answer import is_document, read_body
 from activities.providers.port import ModelCall, ModelReply
 from activities.providers.reply import ReplyBuilder, call_leniently, expecting_api
@@ -42,8 +43,7 @@ class MessagesModel:
         model's signed thinking, without thinking; if it rejects a cache's lifetime, without that. Thinking of another
         API is never sent.
         """
-        signed = replace(call, messages=_drop_blocks(call.messages, _is_unsigned))
-        return await call_leniently(call, build_request(signed), partial(self._stream_reply, call), relax_request)
+        return await call_leniently(call, await prepare_request(call), partial(self._stream_reply, call), relax_request)
 
     async def _stream_reply(self, call: ModelCall, request: dict[str, Any]) -> ModelReply:
         options: dict[str, Any] = {}
@@ -52,8 +52,8 @@ class MessagesModel:
         try:
             async with await self._client.messages.create(stream=True, **request, **options) as events:
                 if is_document(events.response):
-                    return await _read_reply(await read_body(events.response, self._secret, "content"), call.on_text)
-                return await _read_reply(events, call.on_text)
+                    return await read_reply(await read_body(events.response, self._secret, "content"), call.on_text)
+                return await read_reply(events, call.on_text)
         except (*_STREAM_ERRORS, WrongApiError) as error:
             raise to_model_failure(error, self._secret) from None
         except Exception as error:
@@ -67,7 +67,13 @@ class MessagesModel:
         return client.access_token if isinstance(client, AsyncAnthropicVertex) else client.api_key
 
 
-async def _read_reply(
+async def prepare_request(call: ModelCall) -> dict[str, Any]:
+    """Return the request of a call, with its media, and without thinking that this API has not signed."""
+    call = await fill_media(call, MESSAGES_LIMITS, visible_blocks(call.definition.model, call.definition.options))
+    return build_request(replace(call, messages=_drop_blocks(call.messages, _is_unsigned)))
+
+
+async def read_reply(
     source: AsyncIterator[RawMessageStreamEvent] | dict[str, Any], on_text: Callable[[str], object]
 ) -> ModelReply:
     """Read a streamed reply, or one message. Raises WrongApiError if fields are missing or have other types."""

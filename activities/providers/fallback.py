@@ -7,7 +7,7 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.port import Model, ModelCall, ModelReply
+from activities.providers.port import BatchApi, Model, ModelCall, ModelReply
 from activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
 from contracts.run.turn import SkippedModel
@@ -19,10 +19,11 @@ MAX_FAILURE_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class Provider:
-    """An endpoint of models, and its rate limiter."""
+    """An endpoint of models, its rate limiter, and its batches, if it has some."""
 
     endpoint: Model
     pace: RateLimiter
+    batches: BatchApi | None = None
 
 
 @dataclass
@@ -94,8 +95,20 @@ class FallbackModel:
         holds = [failure for failure in failures if isinstance(failure, RateLimitedError)]
         raise min(holds, key=lambda hold: hold.next_retry_delay or timedelta.max) if holds else failures[-1]
 
+    def provider_of(self, model: str) -> tuple[str, str]:
+        """Return the provider of a model of the project, and the model's name there."""
+        return provider_of(model, self._providers)
+
+    def batches_of(self, provider: str) -> BatchApi:
+        """Return the batches of a provider. Raises ApplicationError `ModelRefused` if it has none."""
+        known = self._providers.get(provider)
+        if known is None or known.batches is None:
+            message = f"the provider {provider} has no batches: start the run at pace live"
+            raise ApplicationError(message, type=RunFailure.model_refused, non_retryable=True)
+        return known.batches
+
     async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
-        provider_name, model = provider_of(name, self._providers)
+        provider_name, model = self.provider_of(name)
         provider = self._providers[provider_name]
         asked_at = monotonic()
         began = await provider.pace.await_slot(call.caller, call.on_held)

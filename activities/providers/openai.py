@@ -13,6 +13,8 @@ from pydantic_core import to_json
 from temporalio.exceptions import ApplicationError
 
 from activities.providers.errors import WrongApiError, model_refused_error, to_model_failure
+from activities.providers.media import CHAT_LIMITS, fill_media
+from activities.providers.options import visible_blocks
 from activities.providers.plain_answer import is_document, read_body
 from activities.providers.port import ModelCall, ModelReply
 from activities.providers.reply import Json, ReplyBuilder, call_leniently, expecting_api
@@ -43,7 +45,8 @@ class ChatModel:
         If a server rejects an optional field or the name of the token limit, the call is repeated without the field,
         or with the other name.
         """
-        request = build_chat_request(call)
+        seen = visible_blocks(call.definition.model, call.definition.options, is_chat=True)
+        request = build_chat_request(await fill_media(call, CHAT_LIMITS, seen))
         if call.definition.model in self._renamed:
             request = _rename_limit(request)
         return await call_leniently(call, request, partial(self._stream_reply, call), self._relax_request)
@@ -135,6 +138,9 @@ class _Place:
                 return {"type": "image_url", "image_url": {"url": url}}
             case {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}:
                 return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+            case {"type": "document", "title": name, "source": {"type": "base64", "media_type": kind, "data": data}}:
+                file = {"filename": name, "file_data": f"data:{kind};base64,{data}"}  # from the docs, not tried
+                return {"type": "file", "file": file}
             case _:
                 kind = self.block.get("type")
                 message = f"{self.path}: a block of type {kind!r} has no form in the Chat Completions API"

@@ -8,6 +8,7 @@ from typing import Any
 
 from temporalio.exceptions import ApplicationError
 
+from contracts.agent import Definition
 from contracts.failures import RunFailure
 from contracts.model_settings import ModelOptions
 
@@ -15,6 +16,7 @@ _THREE = ("low", "medium", "high")
 _FOUR = (*_THREE, "max")
 _FIVE = (*_THREE, "xhigh", "max")
 MIN_TOP_P_THINKING = 0.95
+MAX_SHORT_TOKENS = 2048  # tokens of a summary or a verdict
 _WIRE_NAMES = {
     "budget_tokens": "thinking",
     "output_config": "effort",
@@ -64,10 +66,29 @@ CLAUDE_ABILITIES: Mapping[str, ModelAbilities] = MappingProxyType(
 _CLOUD_NAME = re.compile(r"(?:[a-z-]+\.)*(claude-[a-z0-9-]+?)(?:[-@]\d{8})?(?:-v\d+(?::\d+)?)?")
 
 
+# By the names of the models' makers, read in November 2026 and not tried.
+_READS_PDF = re.compile(r"(?:.*[./])?(?:claude-|gpt-(?:4o|4\.1|[5-9])|o[13](?!-mini)|o4|gemini-)")
+_SEES = re.compile(rf"{_READS_PDF.pattern}|.*(?:vision|llava|pixtral|\bvl\b|\dvl\b)", re.IGNORECASE)
+
+
 def abilities_of(model: str) -> ModelAbilities | None:
     """Return what a Claude model takes, None for another model."""
     match = _CLOUD_NAME.fullmatch(model)
     return CLAUDE_ABILITIES.get(match[1]) if match else None
+
+
+def visible_blocks(model: str, options: ModelOptions, *, is_chat: bool = False) -> tuple[str, ...]:
+    """Return the types of media blocks that are sent to the model: as set, or as known of its name.
+
+    In the Chat Completions API, PDF is sent to hosted models only.
+    """
+    if isinstance(options.sees, bool):
+        sees = options.sees
+    else:
+        is_listed = any(name == model or name.endswith(f":{model}") for name in options.sees or ())
+        sees = is_listed or _SEES.match(model) is not None
+    reads_pdf = sees and (not is_chat or _READS_PDF.match(model) is not None)
+    return (*(["image"] if sees else []), *(["document"] if reads_pdf else []))
 
 
 def find_unusable(model: str, options: ModelOptions) -> dict[str, str]:
@@ -140,6 +161,14 @@ def _is_below(options: ModelOptions) -> bool:
 def usable_options(model: str, options: ModelOptions) -> ModelOptions:
     """Return the options without those that the model does not take: a fallback may take fewer than the first model."""
     return options.model_copy(update=dict.fromkeys(find_unusable(model, options)))
+
+
+def short_options(definition: Definition, model: str) -> ModelOptions:
+    """Return the options of a summary or a verdict: short, and without thinking, which newer models do by default."""
+    limit, thinking = min(MAX_SHORT_TOKENS, definition.options.max_tokens), "off" if abilities_of(model) else None
+    return ModelOptions.model_validate(
+        {"max_tokens": limit, "thinking": thinking, "headers": definition.options.headers}
+    )
 
 
 def name_setting(refusal: ApplicationError, options: ModelOptions) -> ApplicationError:

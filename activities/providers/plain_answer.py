@@ -6,7 +6,8 @@ anything else is an error that quotes the body, final unless its kind is retryab
 
 import json
 import re
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from html import unescape
 from typing import Any
@@ -75,28 +76,38 @@ def _content_type(response: httpx2.Response) -> str:
 
 
 async def bound_body(response: httpx2.Response) -> None:
-    """Bound error bodies to `MAX_BODY_BYTES`; a hook of the model's HTTP client.
+    """Bound error bodies to `MAX_BODY_BYTES`, and close what reads a body with it; a hook of the model's HTTP client.
 
     Raises httpx2.DecodingError if the body is compressed although `identity` was requested.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise httpx2.DecodingError(f"the body is compressed ({encoding[:40]}), which was not asked for")
-    if response.is_error:
-        response.stream = _BoundedBody(response.stream)
+    response.stream = _ResponseBody(response.stream, MAX_BODY_BYTES if response.is_error else sys.maxsize)
 
 
-class _BoundedBody(httpx2.AsyncByteStream):
-    def __init__(self, stream: Any) -> None:
+class _ResponseBody(httpx2.AsyncByteStream):
+    """A body whose reader is closed with it.
+
+    The library reads by nested generators. A stream that fails in the middle leaves them open, held by the error's
+    traceback, until the event loop ends and closes all of them at once, which breaks those that close each other.
+    """
+
+    def __init__(self, stream: Any, limit: int) -> None:
         self._stream = stream
+        self._pieces: AsyncGenerator[bytes] = aiter(stream)
+        self._remaining = limit
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        remaining = MAX_BODY_BYTES
-        async for chunk in self._stream:
-            yield chunk[:remaining]
-            remaining -= len(chunk)
-            if remaining <= 0:
-                return
+    def __aiter__(self) -> "_ResponseBody":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._remaining <= 0:
+            raise StopAsyncIteration
+        piece = (await anext(self._pieces))[: self._remaining]
+        self._remaining -= len(piece)
+        return piece
 
     async def aclose(self) -> None:
+        await self._pieces.aclose()
         await self._stream.aclose()

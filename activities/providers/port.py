@@ -1,9 +1,12 @@
 """The interface through which `plan`, `reflect` and `summarize` call a model."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from temporalio.exceptions import ApplicationError
+
+from activities.media.store import MediaReader
 from contracts.agent import Definition
 from contracts.run.turn import SkippedModel, Usage
 
@@ -17,7 +20,7 @@ class ModelCall:
     `on_held` receives the reason for a wait, and "" when it is over; `caller` identifies the waiting activity.
     `digest` is the journal's; `brief` is added to the system prompt. If `force` is set, the reply must call that tool;
     with `is_closing` it must call none. The server may be silent for `patience` seconds, and the reply may take `limit`
-    seconds in all; None means no limit.
+    seconds in all; None means no limit. `media` reads the images and PDF that the messages name.
     """
 
     definition: Definition
@@ -31,6 +34,7 @@ class ModelCall:
     caller: str = ""
     patience: float | None = None
     limit: float | None = None
+    media: MediaReader | None = None
 
     @property
     def front(self) -> list[str]:
@@ -60,6 +64,32 @@ class ModelReply:
     cost_usd: float | None = None
     pieces: int = 1
     is_too_large: bool = False
+
+
+class BatchApi(Protocol):
+    """The batches of a provider. All methods raise ApplicationError as `Model.reply`."""
+
+    async def create(self, requests: Mapping[str, dict[str, Any]], headers: Mapping[str, str]) -> str:
+        """Send requests by their ids. Return the id of the batch."""
+
+    async def find(self, count: int, since: float, known: Collection[str]) -> str | None:
+        """Return the oldest batch since a time that has so many requests, apart from those that are known."""
+
+    async def is_ended(self, batch: str) -> bool: ...
+
+    def results(self, batch: str) -> AsyncIterator[tuple[str, ModelReply | ApplicationError]]:
+        """Yield the ids of the requests with their replies or failures, in any order."""
+
+
+@runtime_checkable
+class BatchModel(Protocol):
+    """A router over models, some of which have batches."""
+
+    def batches_of(self, provider: str) -> BatchApi:
+        """Return the batches of a provider. Raises ApplicationError `ModelRefused` if it has none."""
+
+    def provider_of(self, model: str) -> tuple[str, str]:
+        """Return the provider of a model of the project, and the model's name there."""
 
 
 class Model(Protocol):

@@ -71,26 +71,28 @@ CLAUDE_PRICES: Mapping[str, Price] = MappingProxyType(
 )
 FREE = Price(input=0, output=0, cache_read=0, cache_write=0)
 CHEAP_MODEL = "claude-haiku-5-5"
+BATCH_SHARE = 0.5  # of every price, in a batch: "Pricing" and "Batch processing" of the docs
 DEFAULT_WINDOW = 200_000  # every Claude model has at least this; `[model] window` sets it for other models
 
 
 SEARCH_PRICE = 10 / 1000  # USD for a web search of the provider; "Pricing" in the Claude Platform Docs, November 2026
 
 
-def call_cost(usage: Usage, price: Price | None) -> float | None:
+def call_cost(usage: Usage, price: Price | None, *, is_batched: bool = False) -> float | None:
     """Return the USD of one call with its web searches, if the price is known."""
     if price is None:
         return None
     prompt = usage.input + usage.cache_read + usage.cache_write
     if price.long and price.long_prompt is not None and prompt > price.long_prompt:
         price = price.long
-    return (
+    usd = (
         usage.input * price.input
         + usage.output * price.output
         + usage.cache_read * price.cache_read
         + (usage.cache_write - usage.cache_write_1h) * price.cache_write
         + usage.cache_write_1h * price.hour_write
-    ) / 1e6 + usage.searches * SEARCH_PRICE
+    ) / 1e6
+    return usd * (BATCH_SHARE if is_batched else 1) + usage.searches * SEARCH_PRICE
 
 
 def claude_window(model: str) -> int:

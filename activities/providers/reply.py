@@ -201,9 +201,10 @@ class ReplyBuilder:
             except ValueError:
                 block["input"] = {}
                 self.broken.append(block["id"])
-        if self.stop_reason in CUT_OFF and self.content:  # only a whole reply can omit its last call's arguments
+        if self.stop_reason in CUT_OFF and self.content:  # what came as an object may lack its end
             last, place = self.content[-1], len(self.content) - 1
-            if last["type"] == "tool_use" and not last.get("input") and not self._arguments.get(place):
+            if last["type"] == "tool_use" and not self._arguments.get(place):
+                last["input"] = {}
                 self.broken.append(last["id"])
 
 

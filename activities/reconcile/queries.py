@@ -63,12 +63,15 @@ class ReconcileQueries:
         self._queues: dict[str, bool] = {}
 
     @property
-    def open_runs(self) -> str:
-        """The list filter for open runs of this task queue."""
-        runs = f"WorkflowType = 'AgentRun' AND {query_equals('TaskQueue', self.here.task_queue)}"
-        return f"{runs} AND ExecutionStatus = 'Running'"
+    def own_runs(self) -> str:
+        """The list filter for runs of this task queue."""
+        return f"WorkflowType = 'AgentRun' AND {query_equals('TaskQueue', self.here.task_queue)}"
 
-    async def list_runs(self, query: str, name: str = "") -> AsyncIterator[WorkflowExecution]:
+    @property
+    def open_runs(self) -> str:
+        return f"{self.own_runs} AND ExecutionStatus = 'Running'"
+
+    async def list_runs(self, query: str, name: str = "", limit: int | None = None) -> AsyncIterator[WorkflowExecution]:
         """Yield the runs of a list, latest first. A list with a name begins where the previous pass stopped.
 
         A list that the namespace cannot filter, for lack of a search attribute, is empty.
@@ -76,16 +79,16 @@ class ReconcileQueries:
         if name in self._since:
             query += f" AND StartTime < '{self._since[name].isoformat()}'"
         await self._pace.wait()
-        count = 0
+        count, limit = 0, limit or MAX_LISTED_RUNS
         try:
-            async for run in self._client.list_workflows(query, limit=MAX_LISTED_RUNS):
+            async for run in self._client.list_workflows(query, limit=limit):
                 count += 1
                 yield run
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT:
                 raise
             _log.info("this server does not list these runs (%s): %s", error.message, query)
-        if name and count == MAX_LISTED_RUNS:
+        if name and count == limit:
             self.continue_at(name, run)
 
     def continue_at(self, name: str, run: WorkflowExecution) -> None:

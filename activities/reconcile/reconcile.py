@@ -6,7 +6,7 @@ pass checks one batch of stores.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,17 +17,21 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.attempts import WORKER_SHUTDOWN, heartbeating
+from activities.people.channels import Channel, match_routes
+from activities.reconcile.cut_off import CutOffRuns
 from activities.reconcile.queries import ReconcileQueries, is_wedged
 from activities.reconcile.stores import StoreChecks
 from activities.run.status import workflow_status_of
 from activities.storage.store import Stores
-from activities.telemetry.attributes import REPORTED_PROBLEMS
+from activities.telemetry.attributes import AGENT_NAME, REPORTED_PROBLEMS
 from activities.telemetry.metrics import add_counts
+from contracts.people.notice import NoticeRequest
 from contracts.reconcile import Place, ReconcileReport, ReconcileRequest, Repair, WorkflowStatus
 from contracts.run.state import RunStatus
 from decisions import reconcile as judge
 from decisions import telemetry
 from decisions.ids import query_differs, query_equals, run_id_of_workflow
+from decisions.people.notice import wedged_request
 from decisions.reconcile import Parent
 
 BUILD = "TemporalWorkerDeploymentVersion"
@@ -38,11 +42,20 @@ def _utc_now() -> datetime:
 
 
 class Reconciler:
-    def __init__(self, client: Client, stores: Stores, task_queue: str, now: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(
+        self,
+        client: Client,
+        stores: Stores,
+        task_queue: str,
+        now: Callable[[], datetime] = _utc_now,
+        *,
+        channels: Sequence[Channel] = (),
+    ) -> None:
         self._client = client
         self._stores = stores
         self._task_queue = task_queue
         self._now = now
+        self._channels = channels
 
     @activity.defn
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
@@ -51,7 +64,7 @@ class Reconciler:
             report = await _unless_worker_stops(self.run_pass(request, repairs=True))
         named = [f"{finding.problem}: {finding.run_id}" for finding in report.findings if not finding.repaired]
         event = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
-        event |= report.model_dump(mode="json", exclude={"findings", "after", "older"})
+        event |= report.model_dump(mode="json", exclude={"findings", "after", "older", "cut_off"})
         activity.logger.info("agent_run.reconcile", extra={"event": event})
         add_counts(activity.metric_meter(), telemetry.count_event("agent_run.reconcile", event))
         return report
@@ -69,6 +82,8 @@ class Reconciler:
         await runs.find_orphans()
         await runs.find_unattended()
         upto = await stores.check_stores(request.after)
+        cut_off = CutOffRuns(self._client, server, self._channels)
+        window = await cut_off.find(request.cut_off) if self._channels else None
         await runs.find_overdue()
         outdated = await runs.wake_outdated()
         return ReconcileReport(
@@ -79,9 +94,18 @@ class Reconciler:
             unjudged=stores.unjudged,
             unasked=server.unasked,
             outdated=outdated,
+            notices=(*self._wedged_notices(runs.wedged), *cut_off.notices) if self._channels else (),
+            cut_off=window,
             after=upto,
             older=server.older,
         )
+
+    def _wedged_notices(self, wedged: Mapping[str, str]) -> tuple[NoticeRequest, ...]:
+        requests = (
+            wedged_request(run_id, agent, judge.MEND_ADVICE, match_routes(self._channels, agent))
+            for run_id, agent in wedged.items()
+        )
+        return tuple(request for request in requests if request is not None)[: judge.MAX_FINDINGS]
 
 
 class RunChecks:
@@ -89,12 +113,15 @@ class RunChecks:
 
     def __init__(self, server: ReconcileQueries) -> None:
         self._server = server
+        self.wedged: dict[str, str] = {}  # the agents by run
 
     async def find_wedged(self) -> None:
         wedged = f"{self._server.open_runs} AND TemporalReportedProblems IS NOT NULL"
         async for run in self._server.list_runs(wedged, "wedged"):
             reported = run.typed_search_attributes.get(REPORTED_PROBLEMS) or ()
-            self._server.findings.append(judge.wedged_finding(run_id_of_workflow(run.id), reported))
+            run_id = run_id_of_workflow(run.id)
+            self.wedged[run_id] = run.typed_search_attributes.get(AGENT_NAME) or ""
+            self._server.findings.append(judge.wedged_finding(run_id, reported))
 
     async def find_orphans(self) -> None:
         parents: dict[tuple[str, str], Parent] = {}

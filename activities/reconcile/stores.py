@@ -7,6 +7,7 @@ from bisect import bisect_right
 from temporalio.client import Client, WorkflowExecutionDescription
 
 from activities.effects.ledger import LEDGER_FOLDER, Claim
+from activities.media.store import MEDIA_FOLDER
 from activities.reconcile.queries import ReconcileQueries, is_wedged
 from activities.run.status import workflow_status_of
 from activities.storage.store import Store, Stores, read_model
@@ -57,6 +58,10 @@ class StoreChecks:
             return  # a conversation's own, which stays: the conversation may continue
         store = self._stores.of(run_id)
         try:
+            if run_id == ids.UPLOADS_STORE:
+                if self._server.repairs:
+                    await asyncio.to_thread(store.remove_older, MEDIA_FOLDER, self._server.now - judge.UPLOADS_KEPT)
+                return
             run = await self._server.find_run(run_id)
             claims = judge.unsettled_claims(await asyncio.to_thread(store.names, LEDGER_FOLDER))
             seen = await asyncio.to_thread(read_model, store, MARK_FILE, StoreMark)

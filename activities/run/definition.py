@@ -17,12 +17,14 @@ from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidat
 from contracts.agent import Agent, Definition, StartSnapshotRequest, ToolSchema
 from contracts.failures import RunFailure, Stop
 from contracts.model_settings import ModelOptions
+from contracts.people.rubric import Rubric
 from contracts.run.limits import LimitOverrides
 from contracts.tool import Approval, ToolKind, ToolRoute
 from decisions import builtin_tools
 from decisions.ids import digest
 from decisions.mcp import server_of_tool
 from decisions.run.compaction import estimate_content
+from decisions.run.outcome import RUBRIC
 
 MAX_DIFF = 6000  # characters of a diff in a question
 MAX_LOADED_TOOLS, MAX_LOADED_TOKENS = 40, 8_000  # of an agent, in each request; if it has more, they are searched
@@ -90,6 +92,7 @@ def build_definition(
         may_delegate=may_delegate,
         output_schema=output_schema,
         is_schema_requested=requested_schema is not None,
+        accept=agent.accept,
     )
 
 
@@ -184,7 +187,7 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     requested = old.output_schema if old.is_schema_requested else None
     new = build_definition(project, agent, requested, may_delegate=old.may_delegate) if agent else None
     ref = definition_ref(new) if new else ""
-    if ref == refused or (new and definition_ref(_project_part(new)) == definition_ref(_project_part(old))):
+    if ref == refused or (new and definition_ref(project_part(new)) == definition_ref(project_part(old))):
         return
     change = definition_diff(old, new) if new else f"agent {old.agent!r} is not in the project any more"
     raise ApplicationError(
@@ -196,7 +199,7 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     )
 
 
-def _project_part(definition: Definition) -> Definition:
+def project_part(definition: Definition) -> Definition:
     """Return the definition without built-in tools and cache lifetime. Peers stay, since the prompt names them."""
     tools = tuple(tool for tool in definition.tools if tool.name not in builtin_tools.BUILTIN_NAMES)
     options = definition.options.model_copy(update={"cache": "auto"})
@@ -217,5 +220,15 @@ def _diff_lines(definition: Definition) -> list[str]:
     head += [f"server tool {json.dumps(tool, sort_keys=True)}" for tool in definition.options.server_tools]
     if definition.output_schema is not None:
         head.append(f"output_schema: {json.dumps(definition.output_schema, sort_keys=True, ensure_ascii=False)}")
+    if definition.accept is not None:
+        check = definition.accept if isinstance(definition.accept, str) else definition.accept.model_dump()
+        head.append(f"accept: {json.dumps(check, ensure_ascii=False)}")
     lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]
     return [*head, *lines, *definition.system.splitlines()]
+
+
+def name_of_check(definition: Definition) -> str:
+    """Return the name of the check that an outcome must pass: the function, or the rubric and its model."""
+    if isinstance(definition.accept, Rubric):
+        return f"{RUBRIC} by {definition.accept.model or definition.model}"
+    return definition.accept or ""

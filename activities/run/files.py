@@ -11,8 +11,16 @@ from temporalio.client import Client
 from activities.conversation import write_turn
 from activities.effects.attempts import heartbeating
 from activities.model.transcript_cache import TranscriptCache, digest_of_record, write_segment
+from activities.people.channels import match_routes
+from activities.policy import write_policy
 from activities.project import Project
-from activities.run.definition import agent_of, build_definition, must_be_valid_start, write_definition
+from activities.run.definition import (
+    agent_of,
+    build_definition,
+    must_be_valid_start,
+    name_of_check,
+    write_definition,
+)
 from activities.storage.store import find_key_id
 from activities.storage.workspace import Workspace
 from activities.telemetry import trace
@@ -52,6 +60,9 @@ class RunFiles:
             key_id = await asyncio.to_thread(find_key_id, store, workspace, own_run_id(), request.execution)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(write_definition, store, definition)
+            policy = self._project.policy
+            if policy is not None and policy.governs(agent.name):
+                await asyncio.to_thread(write_policy, store, policy)
         peers = agent.peers if definition.may_delegate else ()
         offered = {tool.name for tool in definition.tools}
         own = (route for route in self._project.builtins if route.name in offered)
@@ -71,8 +82,12 @@ class RunFiles:
             answer_keys=dict(self._project.answer_keys),
             ceiling=ceiling,
             key_id=key_id,
+            notify=match_routes(self._project.channels, agent.name),
             is_typed=definition.output_schema is not None,
+            policy=policy.ref if policy is not None and policy.governs(agent.name) else "",
+            accept=name_of_check(definition),
             fuse_reads=self._project.fuse_reads if agent.fuse_reads is None else agent.fuse_reads,
+            pace=request.pace or agent.pace or self._project.pace,
         )
 
     @activity.defn

@@ -10,7 +10,9 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.attempts import heartbeating
+from activities.media.store import copy_missing
 from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, write_segment
+from activities.policy import carry_policy
 from activities.project import Project
 from activities.run.definition import read_definition, write_definition
 from activities.run.status import read_snapshot
@@ -62,12 +64,14 @@ class Inheritances:
                 await asyncio.to_thread(self._project.workspace(own).write_own, "memory.md", journal)
                 if state.definition:
                     await asyncio.to_thread(write_definition, target, await read_definition(source, state.definition))
+                policy = await carry_policy(self._project, source, target, state)
             except FileNotFoundError as error:
                 raise _not_resumable_error(f"what run {request.run_id} kept is gone: {error}") from None
+            await copy_missing(source, target, parts)
             segments = await _write_segments(target, parts, snapshot.segments)
         workspace = str(self._project.workspace(own).root)
         keys = dict(self._project.answer_keys) or state.answer_keys  # if the project has none now, the origin's stay
-        changes = {"workspace": workspace, "answer_keys": keys, "key_id": key_id}
+        changes = {"workspace": workspace, "answer_keys": keys, "key_id": key_id, "policy": policy}
         ceiling = values_set_in(self._project.ceiling)
         excess = (format_signal_notice("limits", text) for text in format_excess(state.limits, ceiling))
         bounds = {

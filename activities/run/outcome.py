@@ -14,6 +14,7 @@ from activities.temporal import IgnoreMissing
 from contracts.conversation import Ended, TurnEnd
 from contracts.delegation import SubtaskStatus
 from contracts.failures import RunFailure
+from contracts.models import NO_RESULT
 from contracts.run.state import RunStatus
 from decisions.run.outcome import event_text
 
@@ -40,8 +41,8 @@ class RunEnd:
 
     @property
     def result(self) -> Any:
-        """The result by the output schema, if the run has one and completed."""
-        return self.event["payload"].get("result") if self.event else None
+        """The result by the output schema; `NO_RESULT` if the run has none, or did not complete."""
+        return self.event["payload"].get("result", NO_RESULT) if self.event else NO_RESULT
 
     @property
     def turn_end(self) -> Ended:
@@ -56,7 +57,7 @@ class SubtaskOutcome:
     text: str
     fault: str | None = None
     artifacts: tuple[str, ...] = ()
-    result: Any = None
+    result: Any = NO_RESULT
 
 
 async def read_run_end(run: WorkflowHandle[Any, Any]) -> RunEnd:

@@ -23,7 +23,7 @@ from decisions import ids
 HISTORY_PAGE = 20  # events of one answer; a turn's last activity is among its last ten, unless signals came in
 FIRST_LOOK, LONGEST_LOOK = timedelta(seconds=0.25), timedelta(seconds=5)  # between looks no slot is used
 SIGNALLED_LOOK = timedelta(minutes=15)  # if the run signals its end; only one that is terminated does not
-SIGNALLED = (ids.FOLLOW_UP_PREFIX, ids.CONVERSATION_PREFIX)  # they take the signal `run_ended`
+SIGNALLED = (ids.FOLLOW_UP_PREFIX, ids.CONVERSATION_PREFIX, ids.INBOUND_PREFIX)  # they take the signal `run_ended`
 
 _STATUSES = {
     WorkflowExecutionStatus.COMPLETED: WorkflowStatus.completed,

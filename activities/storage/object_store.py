@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,11 @@ class RemoteStore:
 
     def names(self, folder: str) -> list[str]:
         return sorted(path.rpartition("/")[2] for path in self._list_paths(f"{self.prefix}/{folder}"))
+
+    def remove_older(self, folder: str, before: datetime) -> None:
+        with as_os_errors():
+            files = (file for batch in obstore.list(self.objects, f"{self.prefix}/{folder}") for file in batch)
+            obstore.delete(self.objects, [file["path"] for file in files if file["last_modified"] < before])
 
     def clear(self) -> None:
         with as_os_errors():

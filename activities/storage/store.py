@@ -7,6 +7,7 @@ FileExistsError, or another OSError.
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -49,6 +50,9 @@ class Store(Protocol):
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names in a folder of the store; empty if it does not exist."""
+
+    def remove_older(self, folder: str, before: datetime) -> None:
+        """Remove the files of a folder that were last written before a time."""
 
     def clear(self) -> None:
         """Remove everything."""
@@ -97,6 +101,13 @@ class LocalStore:
     def names(self, folder: str) -> list[str]:
         names = self.workspace.run_dir.names(STORE_FOLDER, *folder.split("/"))
         return [name for name in names if not name.startswith(".")]
+
+    def remove_older(self, folder: str, before: datetime) -> None:
+        for name in self.names(folder):
+            path = (STORE_FOLDER, *folder.split("/"), name)
+            status = self.workspace.run_dir.status(*path)
+            if status is not None and status.st_mtime < before.timestamp():
+                self.workspace.run_dir.remove(*path)
 
     def clear(self) -> None:
         self.workspace.run_dir.remove_tree(STORE_FOLDER)

@@ -12,7 +12,7 @@ from temporalio.common import MetricHistogramTimedelta, MetricMeter
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from contracts.run.compaction import Summary
-from contracts.run.turn import ModelTurn, TurnRequest, Usage
+from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, TurnRequest, Usage
 from contracts.tool import ToolCall, ToolOutcome
 from decisions import telemetry
 from decisions.telemetry import HELP, Count
@@ -121,10 +121,11 @@ def _record_metrics(took: timedelta, result: Any) -> None:
     elif "model" in known:
         status = "held" if "held" in known else "failed" if result is None else "ok"
         labels = {"model": known["model"], "status": status}
-        _duration_histogram(meter, telemetry.MODEL_DURATION).record(took, labels)
+        if "batched" not in known:  # the time of a batch is not the model's
+            _duration_histogram(meter, telemetry.MODEL_DURATION).record(took, labels)
         if isinstance(usage := getattr(result, "usage", None), Usage):
             add_counts(meter, telemetry.count_tokens(known["model"], usage))
-        if isinstance(result, ModelTurn | Summary) and result.cost_usd is not None:
+        if isinstance(result, ModelTurn | Summary | Acceptance | PolicyReview) and result.cost_usd is not None:
             spent = meter.create_histogram_float(telemetry.MODEL_COST, HELP[telemetry.MODEL_COST])
             spent.record(result.cost_usd, {"model": known["model"]})
 

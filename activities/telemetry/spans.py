@@ -37,6 +37,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from activities.security.secrets import Secrets
 from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
 from activities.telemetry.metrics import add_observer, attempt_facts
+from contracts.run.batch import BatchEntry
 from contracts.run.state import CloseRequest, RunStatus
 from decisions import telemetry
 from decisions.ids import root_span_id, trace_id
@@ -99,11 +100,13 @@ class SpanInterceptor(Interceptor):
     @contextmanager
     def attempt_span(self, activity_type: str, request: Any) -> Iterator[Span]:
         info = activity.info()
-        workflow_id = info.workflow_id or ""
+        is_batched = isinstance(request, BatchEntry)  # a turn of a run, delivered by an activity of the pool
+        workflow_id = request.workflow_id if is_batched else info.workflow_id or ""
+        in_run = is_batched or info.workflow_type == RUN_WORKFLOW
         with self._with_ids(info.namespace, workflow_id):
             span = self._tracer.start_span(
                 telemetry.span_name(activity_type, request),
-                context=_root_context(info.namespace, workflow_id) if info.workflow_type == RUN_WORKFLOW else Context(),
+                context=_root_context(info.namespace, workflow_id) if in_run else Context(),
                 kind=SpanKind.CLIENT if activity_type in telemetry.MODEL_TURNS else SpanKind.INTERNAL,
                 attributes=self._redact_attributes(
                     {

@@ -5,7 +5,7 @@ import json
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ from activities.model.transcript_cache import TranscriptCache, TranscriptMismatc
 from activities.project import Project
 from activities.run.tool_search import SearchTools
 from activities.security.redaction import redact_model
-from activities.storage.store import StoredFileChangedError
+from activities.storage.store import Store, StoredFileChangedError
 from activities.storage.workspace import Workspace
 from activities.telemetry.trace import report_event, write_trace
 from activities.tools.interface import CallContext, PreflightTool, Tool, TransientToolError
@@ -33,6 +33,8 @@ from contracts.tool import (
     CALL_MARGIN,
     RETRIES_USED_UP,
     RETRY_DELAYS,
+    ChangeCheck,
+    ChangedCall,
     Effect,
     ToolCall,
     ToolKind,
@@ -41,7 +43,7 @@ from contracts.tool import (
 )
 from decisions.builtin_tools import SEARCH_TOOLS, unwrap_use
 from decisions.ids import call_digest, request_key, result_key, run_id_of_workflow
-from decisions.run.transcript import result_part
+from decisions.run.transcript import change_note, result_part
 from decisions.text.formatting import call_line, call_trace
 
 IN_LOOP_BYTES = 10 * 1024  # of a result that needs no thread; its escaped JSON is below INLINE_BYTES in any case
@@ -72,6 +74,16 @@ class ToolCalls:
             attempt, was_interrupted = activity.info().attempt, await was_lost(self._client)
             return await self.run_attempt(call, attempt, interrupted=was_interrupted)
 
+    @activity.defn
+    async def check_change(self, call: ChangedCall) -> ChangeCheck:
+        """Check a call that a person changes while approving it, as a call of the model is checked."""
+        validator = self._validators.get(call.tool)
+        try:
+            error = validator.find_error(call.arguments) if validator else None
+        except SchemaNotApplicableError as reason:
+            error = f"the schema of {call.tool} cannot be applied: {reason}"
+        return ChangeCheck(error=error)
+
     async def run_attempt(
         self, call: ToolCall, attempt: int, limit: timedelta | None = None, *, interrupted: bool = False
     ) -> ToolOutcome:
@@ -83,7 +95,7 @@ class ToolCalls:
         async with self._budget.call():
             outcome = await self._run_call(call, workspace, attempt, limit)
         took = round((perf_counter() - started) * 1000)
-        outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
+        outcome = self._with_time(outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted}))
         if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
             self._record_outcome(call, outcome, workspace)
         return outcome
@@ -93,9 +105,12 @@ class ToolCalls:
         workspace, tried = self._project.workspace(_run_id()), "" if failure.non_retryable else RETRIES_USED_UP
         kind, message = failure.type or ToolFault.tool_error, f"{failure.message}{tried}"
         error = error_outcome(kind, message, retryable=not failure.non_retryable)
-        outcome = await self._finish_outcome(error, call, workspace)
+        outcome = self._with_time(await self._finish_outcome(error, call, workspace))
         self._record_outcome(call, outcome, workspace)
         return outcome
+
+    def _with_time(self, outcome: ToolOutcome) -> ToolOutcome:
+        return outcome if self._project.policy is None else outcome.model_copy(update={"at": datetime.now(UTC)})
 
     async def _run_call(
         self, call: ToolCall, workspace: Workspace, attempt: int, limit: timedelta | None
@@ -163,7 +178,7 @@ class ToolCalls:
             )
         if error is not None:
             return error_outcome(ToolFault.invalid_arguments, f"{error}{_format_schema(call, tool)}")
-        return await tool.run(arguments, _call_context(call, workspace))
+        return await tool.run(arguments, _call_context(call, workspace, self._project.stores.of(_run_id())))
 
     async def _load_arguments_of_once(self, call: ToolCall) -> dict[str, Any]:
         try:
@@ -243,7 +258,8 @@ class ToolCalls:
     def _record_outcome(self, call: ToolCall, outcome: ToolOutcome, workspace: Workspace) -> None:
         tool = self._tools.get(call.tool)
         if tool is None or tool.route.kind is not ToolKind.signal:
-            part = result_part(call.tool_use_id, call.tool, call.step, outcome)
+            note = change_note(call.changed_by, call.arguments)
+            part = result_part(call.tool_use_id, call.tool, call.step, outcome, note)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
         own = call.key_id if call.owner is None and call.key_id else _run_id()
         key = result_key(own, call.step, call.attempt)
@@ -269,13 +285,14 @@ def _tool_timeout() -> timedelta:
     return limit - CALL_MARGIN if limit > CALL_MARGIN else limit  # Temporal shortens it near the end of the run's time
 
 
-def _call_context(call: ToolCall, workspace: Workspace) -> CallContext:
+def _call_context(call: ToolCall, workspace: Workspace, store: Store) -> CallContext:
     return CallContext(
         run_id=_run_id(),
         step=call.step,
         idempotency_key=_idempotency_key(call),
         requested_at=activity.info().scheduled_time,
         workspace=workspace,
+        store=store,
         accepts=call.accepts,
         nonce=call.nonce,
         definition=call.definition,

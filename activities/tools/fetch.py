@@ -15,6 +15,8 @@ from activities.http.body import BodyEncodingError, read_prefix
 from activities.http.retry_after import retry_after
 from activities.http.ssrf import BlockedAddressError, GuardedTransport, Resolver, host_spellings, resolve_host
 from activities.http.url import usable_url
+from activities.media.check import media_type_of
+from activities.media.result import ResultFiles
 from activities.tools.http import TRANSIENT_STATUSES
 from activities.tools.interface import CallContext, TransientToolError
 from contracts.agent import ToolSchema
@@ -37,8 +39,8 @@ _HEADERS = {
 }
 _DESCRIPTION = (
     "Fetch a public web page or text document by HTTP GET. HTML comes back as Markdown with absolute links, "
-    "other text as it is, after a few lines with the final url, status, content type and title. Binary files "
-    "are only described. Addresses inside private networks are blocked."
+    "other text as it is, after a few lines with the final url, status, content type and title. You see images and "
+    "PDF; other binary files are only described. Addresses inside private networks are blocked."
 )
 
 
@@ -97,12 +99,16 @@ class FetchTool:
             },
         )
 
-    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - needs none
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         address = arguments["url"].strip()
         seconds = self._timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
                 answer = await self._get_page(address)
+                if kind := media_type_of(answer.body):
+                    kept = ResultFiles(f"fetch-{context.step:02}", context.workspace, context.store)
+                    outcome = await asyncio.to_thread(kept.to_outcome, kind, answer.body)
+                    return outcome.model_copy(update={"result": {"url": str(answer.url), **outcome.result}})
                 return await self._to_outcome(answer)
         except _RefusedError as refused:
             return error_outcome(refused.kind, refused.message)

@@ -5,11 +5,15 @@ from datetime import timedelta
 from io import TextIOWrapper
 from typing import Any
 
+from activities.media.check import MediaError, media_type_of, within_time
+from activities.media.store import keep_media
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
 from activities.tools.interface import CallContext, TransientToolError
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
+from contracts.media import MAX_MEDIA_BYTES
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from decisions.text.media import describe_media
 
 MAX_READ_CHARACTERS = 16_000  # of one read: even at four bytes each, below the size of an artifact
 MAX_LISTED_FILES = 1000  # in one listing
@@ -19,14 +23,14 @@ _PATH = {"type": "string", "minLength": 1, "description": "Relative to the works
 
 
 class ReadFile:
-    """The tool `read_file`: part of a text file, counted in characters."""
+    """The tool `read_file`: part of a text file, counted in characters, or an image or a PDF as the model sees it."""
 
     route = ToolRoute(name="read_file", kind=ToolKind.native, effect=Effect.read, timeout=_TIMEOUT)
     schema = ToolSchema(
         name="read_file",
         description=(
             f"Read a text file of this run's workspace. At most {MAX_READ_CHARACTERS:,} characters come back at once; "
-            "a note at the end says where to read on."
+            "a note at the end says where to read on. You see an image or a PDF as it is."
         ),
         input_schema={
             "type": "object",
@@ -45,7 +49,12 @@ class ReadFile:
         offset = int(arguments.get("offset", 0))
         limit = min(int(arguments.get("limit", MAX_READ_CHARACTERS)), MAX_READ_CHARACTERS)
         try:
+            if context.store and (data := await asyncio.to_thread(_read_media_file, context.workspace, path)):
+                media = await within_time(keep_media, context.store, data, "", path)
+                return ToolOutcome(result=describe_media(media), media=(media,))
             return await asyncio.to_thread(_read_text, context.workspace, path, offset, limit)
+        except MediaError as error:
+            return error_outcome(ToolFault.invalid_arguments, str(error))
         except (OutsideWorkspaceError, OSError) as error:
             return _to_failure(path, error)
 
@@ -100,6 +109,13 @@ class ListFiles:
         if len(files) > MAX_LISTED_FILES:
             lines.append(f"[there are more; only the first {MAX_LISTED_FILES:,} are listed]")
         return ToolOutcome(result="\n".join(lines) or "[the workspace has no files yet]")
+
+
+def _read_media_file(workspace: Workspace, path: str) -> bytes | None:
+    """Return an image or a PDF, None for any other file."""
+    with workspace.open(path) as file:
+        head = file.read(16)
+        return head + file.read(MAX_MEDIA_BYTES) if media_type_of(head) else None
 
 
 def _read_text(workspace: Workspace, path: str, offset: int, limit: int) -> ToolOutcome:

@@ -12,6 +12,8 @@ import httpx
 
 from activities.http.body import IDENTITY, BodyEncodingError, decode_pieces
 from activities.http.retry_after import retry_after
+from activities.media.check import media_type_of
+from activities.media.result import ResultFiles
 from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.result_budget import SMALL_BYTES, take_share
 from contracts.agent import ToolSchema
@@ -41,7 +43,7 @@ def to_request_event(tool: str, arguments: dict[str, Any], context: CallContext)
 
 @dataclass(eq=False, repr=False)
 class HttpTool:
-    """A tool at a URL. A 2xx response is the result (JSON or text).
+    """A tool at a URL. A 2xx response is the result: JSON, text, or an image or a PDF, which the model sees.
 
     Timeouts, refused connections, 408, 425, 429 and 5xx are transient; the model sees any other status.
     """
@@ -57,6 +59,9 @@ class HttpTool:
         answer = await post_event(self.client, self.url, event, self.route.timeout.total_seconds(), self.headers)
         if refusal := answer.to_failure(self.route.name):
             return refusal
+        if (kind := media_type_of(answer.body)) and len(answer.body) <= MAX_RESULT_BYTES:
+            kept = ResultFiles(f"{self.route.name}-{context.step:02}", context.workspace, context.store)
+            return await asyncio.to_thread(kept.to_outcome, kind, answer.body)
         if len(answer.body) <= SMALL_BYTES:
             return answer.to_outcome()
         return await asyncio.to_thread(answer.to_outcome)  # parsing megabytes would block every other run
@@ -131,7 +136,8 @@ async def post_json(  # noqa: PLR0913 - the parts of one request
     except (TimeoutError, httpx.TimeoutException) as error:
         raise TransientToolError(ToolFault.timeout, f"{name} did not answer within {timeout:g} s") from error
     except httpx.HTTPError as error:
-        raise TransientToolError(ToolFault.unreachable, f"{name} cannot be reached: {error}") from error
+        reason = str(error) or "the connection broke"  # a reset has no text
+        raise TransientToolError(ToolFault.unreachable, f"{name} cannot be reached: {reason}") from error
     if answer.status in TRANSIENT_STATUSES or answer.status >= 500:
         message = f"{answer.status} from {name}: {answer.excerpt()}"
         raise TransientToolError(ToolFault.http_error, message, retry_after(response.headers))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from activities.storage.store import Store
 from activities.storage.workspace import Workspace
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolOutcome, ToolRoute
@@ -14,7 +15,8 @@ from contracts.tool import Effect, ToolOutcome, ToolRoute
 class CallContext:
     """The context of a call besides its arguments.
 
-    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts`, `nonce` and `definition`
+    `idempotency_key` is the same on every attempt of the call, also after a crash. `store` is the run's, for images and
+    PDF that the model sees; without it the model sees none. `accepts`, `nonce` and `definition`
     are as in `contracts.tool.ToolCall`.
     """
 
@@ -23,6 +25,7 @@ class CallContext:
     idempotency_key: str
     requested_at: datetime
     workspace: Workspace
+    store: Store | None = None
     accepts: str | None = None
     nonce: str | None = None
     definition: str | None = None

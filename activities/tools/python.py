@@ -3,6 +3,8 @@
 import asyncio
 import importlib
 import inspect
+import io
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,6 +16,8 @@ import httpx
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
+from activities.media.check import media_type_of
+from activities.media.result import ResultFiles
 from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.printing import in_tool
 from contracts.agent import ToolSchema
@@ -26,6 +30,7 @@ from decisions.errors import format_validation_error
 TRANSIENT_ERRORS = (ConnectionError, TimeoutError, httpx.TransportError)
 UNSENT_ERRORS = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # a retry would fail in the same way
 MAX_THREADS = 32  # concurrent calls of one plain function
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # of Pillow's images
 KEY_PARAMETER = "idempotency_key"  # a function that declares it gets the call's key
 
 
@@ -78,7 +83,8 @@ class PythonTool:
                 ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs"
             )
         try:
-            return await asyncio.to_thread(_to_outcome, result)
+            kept = ResultFiles(f"{self.route.name}-{context.step:02}", context.workspace, context.store)
+            return await asyncio.to_thread(_to_outcome, result, kept)
         except ValueError as error:
             reason = find_flaw({"result": result}) or str(error)
             return error_outcome(
@@ -103,8 +109,34 @@ class PythonTool:
             return _Raised(error)
 
 
-def _to_outcome(result: Any) -> ToolOutcome:
-    """Convert a returned value to JSON; of a large one, keep the text of its first part. Raises ValueError."""
+def _to_outcome(result: Any, kept: ResultFiles) -> ToolOutcome:
+    """Convert a returned value to JSON; of a large one, keep the text of its first part. Raises ValueError.
+
+    An image or a PDF, as bytes or as an image of Pillow, becomes a file; also one in a list.
+    """
+    items = result if isinstance(result, list | tuple) else [result]
+    files = [_to_file(item) for item in items]
+    if any(files):
+        shown = [kept.add_file(*file) if file else item for item, file in zip(items, files, strict=True)]
+        outcome = _to_json_outcome(shown if items is result else shown[0])
+        return outcome.model_copy(update={"media": tuple(kept.media), "artifacts": tuple(kept.paths)})
+    return _to_json_outcome(result)
+
+
+def _to_file(item: Any) -> tuple[str, bytes] | None:
+    """Return the content type and the bytes of an image or a PDF, None for any other value."""
+    if isinstance(item, bytes):
+        kind = media_type_of(item)
+        return (kind, item) if kind else None
+    pillow = sys.modules.get("PIL.Image")  # a tool that returns an image has loaded it
+    if pillow is None or not isinstance(item, pillow.Image):
+        return None
+    buffer = io.BytesIO()
+    (item if item.mode in PNG_MODES else item.convert("RGB")).save(buffer, "PNG")
+    return "image/png", buffer.getvalue()
+
+
+def _to_json_outcome(result: Any) -> ToolOutcome:
     data = to_json(replace_surrogates(result), fallback=str)
     if len(data) <= MAX_RESULT_BYTES:
         return ToolOutcome(result=from_json(data))

@@ -43,7 +43,7 @@ class DeliverRequest(StrictModel):
     deliveries: tuple[Delivery, ...] = Field(default=(), max_length=MAX_DELIVERIES)
 
 
-class Verdict(StrEnum):
+class DeliveryVerdict(StrEnum):
     """The verdict on a delivery. Every verdict leads to a task for the file."""
 
     admitted = "admitted"
@@ -62,7 +62,7 @@ class Delivered(FrozenModel):
     `mailbox` is the run id of the first execution; a mailbox with another one does not know earlier deliveries.
     """
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[DeliveryVerdict, ...]
     open: int
     mailbox: str = ""
 

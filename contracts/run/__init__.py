@@ -1,5 +1,6 @@
 """A run: its state, its limits, its transcript, and its input and output.
 
+batch           model turns in batches: entries of the pool, and its state
 compaction      the model's window and summaries of old messages
 evaluation      test cases for agents: goals, expectations and scores
 events          the agentic.* events, field for field as in their source

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from contracts.conversation import Id
-from contracts.models import FrozenModel, JsonResult, StrictModel
+from contracts.models import FrozenModel, JsonResult, StrictModel, omit_no_result
 from contracts.run.limits import LimitOverrides
 from contracts.run.state import RunStatus
 
@@ -73,7 +73,7 @@ class Facts(FrozenModel):
 
     status: str
     text: str = ""
-    result: JsonResult = None
+    result: JsonResult = omit_no_result()
     asked: tuple[str, ...] = ()
     unanswered: str | None = None  # the question without an answer, at which the run was cancelled
     files: tuple[str, ...] = ()

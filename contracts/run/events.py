@@ -3,14 +3,51 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment, Share
-from contracts.models import FrozenModel, JsonResult, OutputSchema, StrictModel, omit_default
+from contracts.media import Attachments
+from contracts.model_settings import Pace
+from contracts.models import FrozenModel, JsonResult, OutputSchema, StrictModel, omit_default, omit_no_result
 from contracts.run.limits import Context, LimitOverrides
 from contracts.sender import Sender
-from contracts.tool import ToolError
+from contracts.tool import Effect, ToolError
+
+
+class PlannedCall(FrozenModel):
+    """A call that changes something. `call` is the digest of its tool and arguments."""
+
+    step: int
+    """The step of the dry run."""
+    tool: str
+    """The tool."""
+    call: str
+    """The digest."""
+
+
+class DryCall(PlannedCall):
+    """A call that a dry run did not make, with its whole arguments."""
+
+    effect: Effect
+    arguments: dict[str, Any]
+
+
+class Plan(StrictModel):
+    """The calls of a dry run that need no approval, each once. All other calls that change something need one."""
+
+    run_id: str = Field(min_length=1, max_length=1000)
+    """The dry run."""
+    calls: tuple[PlannedCall, ...] = Field(max_length=1000)
+    """From the `dry_calls` of its event; leave out those that are to be asked about."""
+
+
+class PlanReport(FrozenModel):
+    """How a run followed its plan: the planned calls that were not made, and the calls that were not planned."""
+
+    run_id: str
+    missing: tuple[PlannedCall, ...] = ()
+    unplanned: tuple[PlannedCall, ...] = ()
 
 
 class StartPayload(StrictModel):
@@ -28,6 +65,20 @@ class StartPayload(StrictModel):
     """Limits of this run."""
     output_schema: OutputSchema | None = omit_default(None)
     """The JSON Schema of the run's `result`, in place of the agent's."""
+    attachments: Attachments = omit_default(())
+    """Images and PDF that belong to the goal: [media](../media.md)."""
+    pace: Pace | None = omit_default(None)
+    """`batch` sends the model calls in [batches](../batches.md); by default the agent's pace, else the project's."""
+    dry_run: bool = omit_default(default=False)
+    """`true` makes reads only. Each other call has a stand-in for its result, and is listed in `dry_calls`."""
+    plan: Plan | None = omit_default(None)
+    """The calls that need no approval; not with `dry_run`."""
+
+    @model_validator(mode="after")
+    def _check_plan(self) -> "StartPayload":
+        if self.dry_run and self.plan is not None:
+            raise ValueError("a dry run makes no calls of a plan: give either dry_run or plan")
+        return self
 
     @field_validator("goal")
     @classmethod
@@ -166,8 +217,14 @@ class CompletedPayload(FrozenModel):
     """Deliverables, relative to the workspace of the run."""
     partial: bool = omit_default(False)
     """`true` if delivered at the soft limit, else left out."""
-    result: JsonResult = omit_default(None)
-    """The result by the run's output schema, if it has one."""
+    result: JsonResult = omit_no_result()
+    """The result by the run's output schema, which may be `null`; left out if the run has no schema."""
+    accepted_by: str = omit_default("")
+    """The [check](../accept.md) that accepted the outcome, if the agent has one."""
+    dry_calls: tuple[DryCall, ...] = omit_default(())
+    """The calls that a dry run did not make, in order."""
+    plan: PlanReport | None = omit_default(None)
+    """The deviations from the plan of the start."""
 
 
 class CompletedEvent(FrozenModel):
@@ -188,6 +245,10 @@ class EscalatedPayload(FrozenModel):
     """As in `agent.completed`."""
     handoff: str
     """The state of the work and the next steps, for the person who continues it."""
+    dry_calls: tuple[DryCall, ...] = omit_default(())
+    """As in `agent.completed`."""
+    plan: PlanReport | None = omit_default(None)
+    """As in `agent.completed`."""
 
 
 class EscalatedEvent(FrozenModel):

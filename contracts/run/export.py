@@ -25,9 +25,12 @@ class ExportedExecution(FrozenModel):
 
 
 class ExportedTurn(FrozenModel):
-    """One model call, or one summary. `failure` is the reason for a missing reply; `attempts` are the activity's."""
+    """One model call, one summary, or one check of an outcome or review of a call, with its `verdict`.
 
-    activity: str  # plan, reflect or summarize
+    `failure` is the reason for a missing reply; `attempts` are the activity's.
+    """
+
+    activity: str  # plan, reflect, summarize, accept_outcome; or review_call, which is made within another one
     turn: int | None
     requested_at: datetime
     ended_at: datetime | None = None
@@ -41,6 +44,7 @@ class ExportedTurn(FrozenModel):
     cites: tuple[str, ...] = omit_default(())  # addresses, by the provider's web search
     pieces: int = omit_default(1)  # model calls; more than one if the length limit cut the reply off
     definition: str = ""
+    verdict: str = omit_default("")  # "accepted", the reason for a rejection, or that on a call
     failure: str | None = None
 
 
@@ -53,6 +57,7 @@ class ExportedAttempt(FrozenModel):
     attempts: int = 0
     worker: str = ""
     approval: str | None = None  # digest of the call that a person approved
+    arguments: dict[str, Any] | None = omit_default(None)  # if a person changed them; the call has the proposed ones
     outcome: dict[str, Any] | None = None  # `contracts.tool.ToolOutcome`
     failure: str | None = None
 
@@ -86,6 +91,7 @@ class ExportedAnswer(FrozenModel):
     identity: str = ""
     decision: str | None = None
     text: str | None = None
+    arguments: dict[str, Any] | None = omit_default(None)  # to make the call with, in place of the proposed ones
     call: str | None = None
     signature: str | None = None  # checked by the run if its state has `answer_keys`
 
@@ -140,6 +146,7 @@ class Export(FrozenModel):
     end: dict[str, Any] | None
     parent: str | None
     origin: str | None
+    policy: str | None = None  # the hash of the policy that the run began with
     start: Any
     usage: Usage
     cost_usd: float | None

@@ -1,10 +1,12 @@
 """Messages from people to a run: answers (`human_input`, `answer`) and cancel requests (`cancel`)."""
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from contracts.models import StrictModel, omit_default
+from contracts.media import Attachments
+from contracts.models import JsonResult, StrictModel, check_schema_bounds, omit_default, replace_surrogates
 from contracts.sender import Sender
 
 
@@ -23,6 +25,11 @@ class Decision(StrEnum):
     stop = "stop"  # end the run
 
 
+ChangedArguments = Annotated[
+    dict[str, JsonResult], BeforeValidator(replace_surrogates), AfterValidator(check_schema_bounds)
+]
+
+
 class HumanInput(StrictModel):
     """The body of the signal `human_input` and of the update `answer`.
 
@@ -36,8 +43,12 @@ class HumanInput(StrictModel):
     """The digest of the call to approve; optional. If set, it must match the question's."""
     text: str | None = Field(default=None, max_length=200_000)
     """The answer, the reason for a denial, or the result for `use_result`."""
+    attachments: Attachments = omit_default(())
+    """Images and PDF that belong to the answer of a `question`."""
     decision: Decision | None = None
     """A decision that the [question](#decisions) accepts."""
+    arguments: ChangedArguments | None = Field(default=None, exclude_if=lambda arguments: arguments is None)
+    """With `approve`: the arguments to make the call with, in place of the proposed ones."""
     by: str | None = Field(default=None, max_length=200)
     """The person who answers, self-declared."""
     sender: Sender | None = omit_default(None)

@@ -8,8 +8,12 @@ from pydantic import ConfigDict, Field
 
 from contracts.conversation import Choice, Headers, SteerRequest
 from contracts.delegation import Assignment, Share, Spent
-from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default
+from contracts.model_settings import Pace
+from contracts.models import FrozenModel, JsonResult, StrictModel, omit_default, omit_no_result
+from contracts.people.notice import NoticeRoute
+from contracts.people.policy import PolicyVerdict
 from contracts.run.compaction import Recoveries
+from contracts.run.events import DryCall, Plan, PlannedCall
 from contracts.run.journal import Journal
 from contracts.run.limits import Limits
 from contracts.run.loop_detection import RecentCall
@@ -54,8 +58,12 @@ class Call(FrozenModel):
     arguments: dict[str, Any]
     # The digest of the approved call: with other arguments the approval is void.
     approval: str | None = omit_default(None)
+    # A person changed the arguments before approving the call; the transcript has the proposed ones.
+    changed_by: str | None = omit_default(None)
     # The digest of the tool definition that a person accepted for this call.
     accepts: str | None = omit_default(None)
+    # The policy's, if the project has one. An edited call gets another.
+    verdict: PolicyVerdict | None = omit_default(None)
     generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
@@ -74,8 +82,9 @@ class Ending(FrozenModel):
     status: Literal[RunStatus.completed, RunStatus.escalated, RunStatus.failed, RunStatus.timed_out]
     text: str  # the outcome, or the detail of an escalation or failure
     reason: str = ""  # `Escalation` or `RunFailure`
+    accepted_by: str = omit_default("")  # the check that it passed
     is_partial: bool = False  # the outcome was delivered because time was used up
-    result: JsonResult = omit_default(None)  # by the output schema
+    result: JsonResult = omit_no_result()  # by the output schema
 
 
 class ForcedTool(FrozenModel):
@@ -107,6 +116,7 @@ class RunState(FrozenModel):
     headers: Headers = omit_default(Headers())
     sender: Sender | None = omit_default(None)  # of its start, or of the request of its turn
     answer_keys: dict[str, str] = omit_default({})  # public keys by id; only answers signed with one are accepted
+    notify: tuple[NoticeRoute, ...] = omit_default(())  # the channels that get its notices
     created_at: datetime
     updated_at: datetime
     limits: Limits
@@ -121,7 +131,12 @@ class RunState(FrozenModel):
     output_schema: dict[str, Any] | None = omit_default(None)  # requested by the start
     is_typed: bool = omit_default(default=False)  # it has an output schema, and completes only with a `result`
     invalid_results: int = omit_default(0)  # replies that would end a typed run without a valid `result`
+    accept: str = omit_default("")  # the check that an outcome must pass, if any
+    rejections: int = omit_default(0)  # outcomes that did not pass it
     fuse_reads: bool = omit_default(default=False)  # a turn of reads and the next model call are one activity
+    pace: Pace | None = omit_default(None)  # of its model calls; until the snapshot, what the start asks for
+    batched_at: datetime | None = omit_default(None)  # a model call waits for a batch since then
+    policy: str = omit_default("")  # the hash of the policy that it began with, or that a person accepted for it
     peers: tuple[str, ...] = omit_default(())
     mailboxes: tuple[str, ...] = omit_default(())  # peers that live outside
     assignment: Assignment | None = omit_default(None)
@@ -130,6 +145,10 @@ class RunState(FrozenModel):
     follow_ups: int = omit_default(0)  # created follow-ups
     sessions: tuple[str, ...] = omit_default(())  # other conversations in which its follow-ups may resume
     approved_tools: tuple[str, ...] = ()
+    dry_run: bool = omit_default(default=False)  # calls that change something are not made
+    dry_calls: tuple[DryCall, ...] = omit_default(())  # those calls
+    planned: Plan | None = omit_default(None)  # calls that need no approval; those that were made are removed
+    unplanned: tuple[PlannedCall, ...] = omit_default(())  # calls that change something and were not planned
     accepted: dict[str, str] = Field(default_factory=dict, exclude_if=lambda accepted: not accepted)  # tool: definition
     step: int = 0
     turns: int = 0
@@ -147,7 +166,7 @@ class RunState(FrozenModel):
     window: int | None = None  # of the model, in tokens, if the provider reported it
     pending: tuple[Pending, ...] = ()
     calls: tuple[Call, ...] = ()
-    question: Question | None = None
+    asked: tuple[Question, ...] = omit_default(())  # open, or with an answer that the run has not taken yet
     expired: str | None = omit_default(None)  # the latest expired question
     usage: Usage = Usage()
     choices: tuple[Choice, ...] = omit_default(())  # that a person makes before the work begins
@@ -169,6 +188,16 @@ class RunState(FrozenModel):
     interrupted: bool = False  # work was lost with a worker since the last model turn
     refused_definition: str | None = None  # a newer definition that a person rejected
     ending: Ending | None = None
+
+    @property
+    def open_questions(self) -> tuple[Question, ...]:
+        """The questions that wait for a person, in the order of their calls."""
+        return tuple(question for question in self.asked if question.answer is None)
+
+    @property
+    def question(self) -> Question | None:
+        """The first open question."""
+        return next(iter(self.open_questions), None)
 
 
 class Continuation(FrozenModel):
@@ -228,8 +257,17 @@ class QuestionView(FrozenModel):
     kind: str
     text: str
     options: tuple[str, ...]
+    tool: str | None = omit_default(None)
+    asked_at: datetime | None = omit_default(None)
     call: str | None = omit_default(None)
     expires_at: datetime | None = omit_default(None)
+    arguments: dict[str, Any] | None = omit_default(None)
+    """The arguments of the call to approve."""
+    approvers: tuple[str, ...] = omit_default(())
+    """The groups that are asked now. If empty, everyone is."""
+    quorum: int = omit_default(1)
+    """The number of different people who must approve."""
+    approved_by: tuple[str, ...] = omit_default(())
 
 
 class PendingView(FrozenModel):
@@ -263,6 +301,7 @@ class RunView(FrozenModel):
     resume_from: str | None  # the step to resume from
     artifacts: tuple[str, ...]  # relative to the workspace
     question: QuestionView | None
+    questions: tuple[QuestionView, ...] = ()  # all that are open; `question` is the first
     usage: Usage
     cost_usd: float | None  # None once a model without a known price was used
     active_seconds: float  # active time, which counts towards its limits
@@ -278,7 +317,8 @@ class RunView(FrozenModel):
     )  # public keys by id; only answers signed with one of them are accepted
     delegated: Spent | None = omit_default(None)  # the usage of its subtasks, not included above
     follow_ups: int = omit_default(0)  # created follow-ups
-    result: JsonResult = omit_default(None)  # of a completed run with an output schema
+    result: JsonResult = omit_no_result()  # of a completed run with an output schema
+    batched_at: datetime | None = omit_default(None)  # its model call waits for a batch since then
 
 
 class TurnClose(FrozenModel):

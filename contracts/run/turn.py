@@ -1,4 +1,4 @@
-"""One model call: request and reply of the activities `plan` and `reflect`."""
+"""One model call: request and reply of the activities `plan` and `reflect`; and the check of an outcome."""
 
 from datetime import timedelta
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.models import FrozenModel, SparseModel, omit_default
+from contracts.models import FrozenModel, JsonResult, SparseModel, omit_default, omit_no_result
+from contracts.people.policy import PolicyContext, PolicyVerdict, Verdict
 
 TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the conversation, waiting for the rate limit
 
@@ -50,7 +51,8 @@ class TurnRequest(SparseModel):
     is the hash of a newer definition that a person rejected. The reply must call the tool `force`; with `is_closing`
     it may call none. `window` is the model's, if the provider reported it; `unchecked` skips the check against it.
     `told` are events for the trace. `turn_timeout` bounds the silence of the model's server; the activity's own
-    timeout bounds the whole turn. `tokens_left` and `usd_left` are what the budgets allow, if there are any.
+    timeout bounds the whole turn. `tokens_left` and `usd_left` are what the budgets allow, if there are any. `policy`
+    is set if the run began under a policy.
     """
 
     turn: int
@@ -67,6 +69,7 @@ class TurnRequest(SparseModel):
     told: tuple[dict[str, Any], ...] = ()
     tokens_left: int | None = None
     usd_left: float | None = None
+    policy: PolicyContext | None = None
 
 
 class SkippedModel(FrozenModel):
@@ -76,6 +79,30 @@ class SkippedModel(FrozenModel):
     why: str
 
 
+class PolicyReview(FrozenModel):
+    """A review of a call by a model, which a rule of the policy asked for. `verdict` is None if it gave none.
+
+    A person is asked then. `cost_usd` is None if the model's price is not known.
+    """
+
+    tool_use_id: str
+    tool: str
+    rule: str
+    model: str
+    verdict: Verdict | None = None
+    reason: str = ""
+    usage: Usage = Usage()
+    cost_usd: float | None = None
+    duration_ms: int = 0
+
+
+class PolicyVerdicts(SparseModel):
+    """The verdicts by the id of the tool use, and the reviews that models made for them."""
+
+    verdicts: dict[str, PolicyVerdict] = Field(default_factory=dict)
+    reviews: tuple[PolicyReview, ...] = ()
+
+
 class ModelTurn(SparseModel):
     """A reply of `model`. `content` holds the Messages API's content blocks.
 
@@ -83,7 +110,8 @@ class ModelTurn(SparseModel):
     uses whose arguments were not valid JSON; their `input` is empty. `repeated` names the tool uses that came with an
     already used id, by their new ids. `invalid_results` has the errors of each `finish` whose `result` does not match
     the output schema, by the id of its tool use. `cost_usd` is None if the model's price is not known. `pieces` counts
-    the model calls: more than one if the length limit cut the reply off and the rest was asked for.
+    the model calls: more than one if the length limit cut the reply off and the rest was asked for. `verdicts` are the
+    policy's, by the id of the tool use; `reviews` by models have their own figures.
     """
 
     content: list[dict[str, Any]]
@@ -97,3 +125,34 @@ class ModelTurn(SparseModel):
     passed_over: tuple[SkippedModel, ...] = ()
     invalid_results: dict[str, str] = Field(default_factory=dict)
     pieces: int = 1
+    verdicts: dict[str, PolicyVerdict] = Field(default_factory=dict)
+    reviews: tuple[PolicyReview, ...] = ()
+
+
+class AcceptRequest(FrozenModel):
+    """The input of the activity `accept_outcome`: an outcome to check by the definition's `accept`.
+
+    `timeout` bounds a function, and the silence of a model's server; `limit` bounds a model's whole reply.
+    """
+
+    definition: str
+    goal: str
+    outcome: str
+    result: JsonResult = omit_no_result()
+    artifacts: tuple[str, ...] = ()
+    timeout: Duration
+    limit: Duration
+    told: tuple[dict[str, Any], ...] = omit_default(())
+
+
+class Acceptance(FrozenModel):
+    """The result of a check. `rejection` is the reason why the outcome is not accepted; None: it is.
+
+    `model` and the figures are empty if a function checked it.
+    """
+
+    rejection: str | None = None
+    model: str = ""
+    usage: Usage = Usage()
+    cost_usd: float | None = 0.0
+    duration_ms: int = 0

@@ -195,7 +195,11 @@ def steering_text(request: SubmitRequest) -> str:
 def answer_in_request(request: SubmitRequest) -> HumanInput:
     """Convert the request to the answer to the question that it names."""
     return HumanInput(
-        question_id=request.question_id, text=request.text, sender=request.sender, signature=request.signature
+        question_id=request.question_id,
+        text=request.text,
+        attachments=request.attachments,
+        sender=request.sender,
+        signature=request.signature,
     )
 
 
@@ -203,7 +207,11 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
     """Return the input of the turn's run."""
     request, origin = message.request, message.request.origin or Headers()
     payload = StartPayload(
-        goal=request.text, context=request.context, agent=state.agent, conversation_id=state.conversation_id
+        goal=request.text,
+        context=request.context,
+        agent=state.agent,
+        conversation_id=state.conversation_id,
+        attachments=request.attachments,
     )
     headers = Headers(
         request_id=request.request_id,

@@ -29,7 +29,7 @@ from contracts.tool import ToolOutcome, error_outcome
 from decisions.followup import kinds
 from decisions.followup.topic import event_id
 from decisions.ids import follow_up_workflow_id
-from decisions.signature import SignedQuestion, signature_error
+from decisions.people.signature import SignedQuestion, signature_error
 
 FIRST_TASK_WITHIN = 3600 * 1000  # if no run is named that may create tasks
 MAX_NOTED = 20

@@ -13,13 +13,13 @@ from contracts.mail.mailbox import (
     DeadLetter,
     Delivered,
     Delivery,
+    DeliveryVerdict,
     GiveUp,
     MailboxState,
     Redeliver,
     SeenMessage,
     TaskMemory,
     TurnEnded,
-    Verdict,
 )
 from decisions.ids import mail_request_id
 from decisions.mailbox.capacity import (
@@ -77,22 +77,22 @@ def judge_deliveries(
 ) -> tuple[MailboxState, Delivered]:
     """Judge each delivery in this order: no message, seen before, its task is open or done, faulty, blocked."""
     state = attach_folder(state, folder)
-    verdicts: list[Verdict] = []
+    verdicts: list[DeliveryVerdict] = []
     for delivery in deliveries:
         judged, verdict = _judge_delivery(state, folder, delivery, now)
-        verdicts.append(verdict if judged else Verdict.full)
+        verdicts.append(verdict if judged else DeliveryVerdict.full)
         state = judged or state
     return state, Delivered(verdicts=tuple(verdicts), open=len(state.letters))
 
 
 # The functions that judge a delivery return the next state, or None if the mailbox is full.
-Judgement = tuple[MailboxState | None, Verdict]
+Judgement = tuple[MailboxState | None, DeliveryVerdict]
 
 
 def _judge_delivery(state: MailboxState, folder: str, delivery: Delivery, now: datetime) -> Judgement:
     if delivery.head is None:
         stub = stub_of((folder, delivery.plan, delivery.file), now)
-        return _bury_file(state, stub, delivery.fault or "it is not a message", now), Verdict.dead
+        return _bury_file(state, stub, delivery.fault or "it is not a message", now), DeliveryVerdict.dead
     letter = new_letter(folder, delivery, delivery.head, now)
     known = state.seen.get(letter.key[:BY])
     if in_hand := find_letter(state, letter.key):  # it is known even if the memory has dropped it
@@ -116,54 +116,54 @@ def _judge_seen(
 ) -> Judgement:
     """Judge a message that was seen before, in this file, which may still be open, or in another."""
     if any(file_place(order.letter) == file_place(letter) for order in state.orders):
-        return state, Verdict.known
+        return state, DeliveryVerdict.known
     if known.file != file_mark(letter):
         order = BridgeTask(kind=BridgeTaskKind.skip, letter=letter, why=SKIPPED_DUPLICATE)
-        return _skip_file(state, order), Verdict.duplicate
+        return _skip_file(state, order), DeliveryVerdict.duplicate
     if in_hand := find_letter(state, letter.key):
         return _delivered_again(state, in_hand, delivery, now)
     order = BridgeTask(kind=BridgeTaskKind.skip, letter=letter)  # its end is written; the file is back
     if dead := next((dead for dead in state.dead if dead.key == letter.key), None):
         order = BridgeTask(kind=BridgeTaskKind.bury, letter=letter, why=dead.why)
-    return add_order(state, order), Verdict.duplicate
+    return add_order(state, order), DeliveryVerdict.duplicate
 
 
 def _delivered_again(state: MailboxState, letter: InboxMessage, delivery: Delivery, now: datetime) -> Judgement:
     """Update a letter's inputs as the bridge finds them now, until the letter is taken."""
     if letter.stage not in (Stage.blocked, Stage.admitted):
-        return state, Verdict.known
+        return state, DeliveryVerdict.known
     if letter.undecided != delivery.undecided:
         letter = with_size(letter.model_copy(update={"undecided": delivery.undecided}))
         state = replace_letter(state, letter)
     if letter.stage is Stage.admitted:
-        return state, Verdict.known
+        return state, DeliveryVerdict.known
     if delivery.fault is not None:
-        return to_end(state, letter, bad_message_ending(delivery.fault), now), Verdict.dead
+        return to_end(state, letter, bad_message_ending(delivery.fault), now), DeliveryVerdict.dead
     if delivery.missing:
-        return state, Verdict.blocked
+        return state, DeliveryVerdict.blocked
     unblocked = replace_letter(state, letter, stage=Stage.admitted, untold=False, not_before=None, tries=0)
-    return unblocked, Verdict.admitted
+    return unblocked, DeliveryVerdict.admitted
 
 
 def _judge_new(state: MailboxState, letter: InboxMessage, delivery: Delivery, now: datetime) -> Judgement:
     if not letter.is_reply:
         if any(is_task(other) and other.task == letter.task for other in state.letters):
             order = BridgeTask(kind=BridgeTaskKind.skip, letter=letter, why=SKIPPED_TASK_IN_PROGRESS)
-            return _remember_letter(_skip_file(state, order), letter), Verdict.task_in_progress
+            return _remember_letter(_skip_file(state, order), letter), DeliveryVerdict.task_in_progress
         if (done := state.tasks.get(letter.task[:BY])) is not None:
             run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
             order = BridgeTask(kind=BridgeTaskKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
-            return _remember_letter(_skip_file(state, order), letter), Verdict.task_done
+            return _remember_letter(_skip_file(state, order), letter), DeliveryVerdict.task_done
     is_blocked = bool(delivery.missing) and delivery.fault is None and not letter.is_reply
     if not has_room(state, letter) or (is_blocked and not may_be_blocked(state, letter)):
-        return None, Verdict.full
+        return None, DeliveryVerdict.full
     state = _accept_letter(state, letter)
     if delivery.fault is not None:
-        return to_end(state, letter, bad_message_ending(delivery.fault), now), Verdict.dead
+        return to_end(state, letter, bad_message_ending(delivery.fault), now), DeliveryVerdict.dead
     if is_blocked:
         blocked = add_transition(letter, TaskState.blocked, now)
-        return replace_letter(state, blocked, stage=Stage.blocked, untold=True), Verdict.blocked
-    return state, Verdict.admitted
+        return replace_letter(state, blocked, stage=Stage.blocked, untold=True), DeliveryVerdict.blocked
+    return state, DeliveryVerdict.admitted
 
 
 def _accept_letter(state: MailboxState, letter: InboxMessage) -> MailboxState:

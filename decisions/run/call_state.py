@@ -1,18 +1,25 @@
 """The life of a call, from the request to its one outcome. Every tool use gets exactly one."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from contracts.failures import Escalation, ToolFault
+from contracts.people.policy import PolicyContext, PolicyVerdict, Verdict
+from contracts.run.events import DryCall, PlannedCall
 from contracts.run.state import Call, Pending, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
-from decisions.builtin_tools import ESCALATE, FINISH, GO_ON, REFRAME
+from decisions.builtin_tools import DELEGATE, ESCALATE, FINISH, GO_ON, REFRAME, UNGOVERNED
 from decisions.ids import call_digest
 from decisions.run.journal import add_artifacts, reframe_journal, run_journal_tool
-from decisions.run.outcome import complete_run, escalate_run
+from decisions.run.outcome import complete_run, escalate_run, typed_result
+from decisions.run.transcript import PAGE_BYTES
 
 OUTSIDE = (ToolKind.signal, ToolKind.queue)
+MAX_DRY_CALLS = 512 * 1024  # bytes of the calls that a dry run lists
+SKIPPED = "not made, as this is a dry run: it would have been made now; go on as if it had succeeded"
 IN_DOUBT = error_outcome(ToolFault.in_doubt, "interrupted; may have happened")
 
 
@@ -53,10 +60,94 @@ def in_flight(state: RunState) -> list[str]:
     return [*state.doubtful, *(call.tool_use_id for call in waiting if call.tool_use_id not in state.doubtful)]
 
 
+def apply_verdict(call: Call, verdict: PolicyVerdict | None) -> Call:
+    """Return the call with the policy's verdict. A denied one is settled."""
+    if verdict is None:
+        return call
+    changes: dict[str, Any] = {"verdict": verdict}
+    if verdict.verdict is Verdict.deny and call.outcome is None:
+        rule = ": ".join(text for text in (verdict.rule, verdict.reason) if text)
+        changes["outcome"] = error_outcome(ToolFault.denied, f"not made: the project's policy denies it ({rule})")
+    return call.model_copy(update=changes)
+
+
+def calls_without_verdict(state: RunState) -> tuple[Call, ...]:
+    """Return the open calls that a policy must decide about. One in doubt may have been made, so it is looked up."""
+    return tuple(
+        call
+        for call in state.calls
+        if state.policy and call.verdict is None and call.outcome is None
+        if call.tool not in UNGOVERNED and call.tool_use_id not in state.doubtful
+    )
+
+
+def record_verdict(state: RunState, call: Call, verdict: PolicyVerdict | None) -> RunState:
+    judged = apply_verdict(call, verdict)
+    state = _update_call(state, call, verdict=judged.verdict)
+    return state if judged.outcome is None else settle_call(state, call, judged.outcome)
+
+
+def policy_context(state: RunState) -> PolicyContext | None:
+    """Return the facts for rules that the conversation does not hold, if the run began under a policy."""
+    has_read = state.assignment.has_read if state.assignment else ()
+    return PolicyContext(policy=state.policy, caller=state.sender, has_read=has_read) if state.policy else None
+
+
 def record_approval(state: RunState, call: Call) -> tuple[RunState, Call]:
     """Record a person's approval of this call with its current arguments."""
     changes = {"approval": call_digest(call.tool, call.arguments)}
     return _update_call(state, call, **changes), call.model_copy(update=changes)
+
+
+def edit_call(
+    state: RunState, call: Call, arguments: dict[str, Any], by: str, verdict: PolicyVerdict | None
+) -> tuple[RunState, Call]:
+    """Replace the call's arguments by those that a person wants; `verdict` is the policy's on the changed call."""
+    changes = {"arguments": arguments, "changed_by": by, "verdict": verdict or call.verdict}
+    return _update_call(state, call, **changes), call.model_copy(update=changes)
+
+
+def changes_something(call: Call) -> bool:
+    """Return whether the call may have an effect outside of the run, by the declaration of its tool."""
+    return call.effect is not Effect.read or call.tool == DELEGATE
+
+
+def skip_call(state: RunState, call: Call) -> tuple[RunState, ToolOutcome]:
+    """List a call that a dry run does not make, and return the stand-in for its result."""
+    listed = DryCall(**_planned(call).model_dump(), effect=call.effect, arguments=call.arguments)
+    dry_calls = (*state.dry_calls, listed)
+    if len(to_json(dry_calls)) > MAX_DRY_CALLS:
+        return state, error_outcome(ToolFault.denied, "not made and not listed: the list of this dry run is full")
+    route = next((route for route in state.tools if route.name == call.tool), None)
+    example = {"example": from_json(route.example)} if route and route.example else {}
+    return state.model_copy(update={"dry_calls": dry_calls}), ToolOutcome(result={"dry_run": SKIPPED, **example})
+
+
+def take_planned_call(state: RunState, call: Call) -> tuple[RunState, Call]:
+    """Approve a call of the plan, which counts once; note a call that is not in it."""
+    if state.planned is None or call.approval is not None:
+        return state, call
+    digest = call_digest(call.tool, call.arguments)
+    planned = next((other for other in state.planned.calls if other.call == digest), None)
+    if planned is None or state.answer_keys:  # answers must be signed, and a plan is not
+        noted = tuple(dict.fromkeys((*state.unplanned, _planned(call))))  # asked again in another execution
+        return state.model_copy(update={"unplanned": noted}), call
+    remaining = tuple(other for other in state.planned.calls if other is not planned)
+    state = state.model_copy(update={"planned": state.planned.model_copy(update={"calls": remaining})})
+    return record_approval(state, call)
+
+
+def take_planned_calls(state: RunState, batch: Sequence[Call]) -> tuple[RunState, tuple[Call, ...]]:
+    """Approve the planned calls among the open calls of the turn, before any of them is asked about."""
+    for call in state.calls:
+        if call.outcome is None and changes_something(call):
+            state, _ = take_planned_call(state, call)
+    names = {call.tool_use_id for call in batch}
+    return state, tuple(call for call in state.calls if call.tool_use_id in names)
+
+
+def _planned(call: Call) -> PlannedCall:
+    return PlannedCall(step=call.step or 0, tool=call.tool, call=call_digest(call.tool, call.arguments))
 
 
 def accept_definition(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
@@ -130,9 +221,9 @@ def _finish_run(state: RunState, call: Call, outcome: str) -> RunState:
     if not outcome.strip():
         error = error_outcome(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
         return settle_call(state, call, error)
-    result = call.arguments.get("result") if state.is_typed else None
-    state = complete_run(state, outcome.strip(), artifacts_in(call.arguments), result=result)
-    return settle_call(state, call, ToolOutcome(result="finished"))
+    artifacts, result = artifacts_in(call.arguments), typed_result(state, call)
+    state = complete_run(state, outcome.strip(), artifacts, result=result)
+    return settle_call(state, call, ToolOutcome(result="to be checked" if state.accept else "finished"))
 
 
 def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
@@ -175,3 +266,12 @@ def _settle_open_calls(state: RunState, outcome_of: Callable[[Call], ToolOutcome
         if call.outcome is None:
             state = settle_call(state, call, outcome_of(call))
     return state
+
+
+def page_calls(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
+    """Return the calls from `start` on that fit a query's answer with the rest of the state: at least one."""
+    end, size = start, 0
+    while end < len(calls) and (end == start or size < PAGE_BYTES):
+        size += len(to_json(calls[end]))
+        end += 1
+    return calls[start:end]

@@ -16,13 +16,14 @@ from contracts.run.turn import Usage
 from decisions.builtin_tools import unwrap_use
 from decisions.conversation.omission import is_omission, visible_parts
 from decisions.run.transcript import add_message, join_text_blocks
+from decisions.text.media import list_media, media_of, media_tokens, render_content
 from decisions.text.quoting import fence_text, format_entry, join_within
 
 COMPACT_AT = 0.7  # of the window
 KEPT, KEPT_DEEP = 10, 4  # messages that stay unchanged
 BYTES_PER_TOKEN = 2.5  # of tool results and calls; docs/health.md has what this was measured against
 MIN_RATIO = 0.5  # of counted to estimated tokens; less is a prompt too short to learn from
-IMAGE_TOKENS = 1600
+IMAGE_TOKENS = 1600  # of an image whose size is not known
 PINNED_SHARE = 0.15  # of the window, for all pinned results together
 CUT_SHARE = 0.35  # of the window, for the tail that a deep prune leaves unchanged
 MIN_ENTRY = 200  # bytes; texts are shortened to this before whole entries are left out
@@ -222,7 +223,7 @@ def _format_heading(part: Part) -> str:
 
 
 def _result_text(part: Part) -> str:
-    return str(part.content[0]["content"])
+    return render_content(part.content[0]["content"])
 
 
 def _quote_result(part: Part, limit: int) -> str:
@@ -284,7 +285,7 @@ def _format_entries(parts: Sequence[Part], tail: int, limit: int) -> Iterator[st
     for i in range(start, tail):
         part = parts[i]
         if part.kind is PartKind.said or (part.kind is PartKind.goal and i != latest):
-            yield format_entry("user", text=_shorten_text(join_text_blocks(part.content), limit))
+            yield format_entry("user", text=_shorten_text(render_content(part.content), limit))
         if part.kind is PartKind.reply:
             yield from _reply_entries(part, limit)
         elif part.kind is PartKind.result:
@@ -328,9 +329,11 @@ def is_over_threshold(full: ContextFull, parts: Sequence[Part]) -> bool:
     Right after a summary, an estimate alone does not escalate while the request fits the window; only the provider's
     own count, or its rejection, does.
     """
+    if full.tokens <= COMPACT_AT * full.window:  # mostly, so that not every turn reads the whole conversation
+        return False
     at = _latest_summary(visible_parts(parts))
     is_fresh = at is not None and not any(part.kind is PartKind.reply for part in parts[at:])
-    return full.tokens > (1.0 if is_fresh else COMPACT_AT) * full.window
+    return not is_fresh or full.tokens > full.window
 
 
 def _counts_repeatedly(reply: Part) -> bool:
@@ -362,10 +365,11 @@ def complete_usage(usage: Usage, prompt: int, content: Sequence[dict[str, Any]])
 
 
 def estimate_content(content: Sequence[dict[str, Any]]) -> int:
-    """Estimate the tokens of a message's content from its bytes."""
-    images = [block for block in content if block.get("type") == "image"]
-    plain = [block for block in content if block.get("type") != "image"] if images else content
-    return round(len(to_json(plain)) / BYTES_PER_TOKEN) + IMAGE_TOKENS * len(images)
+    """Estimate the tokens of a message's content from its bytes, and from the sizes of its media."""
+    images = [block for block in content if block.get("type") == "image" and media_of(block) is None]
+    plain = [block for block in content if block not in images] if images else content
+    media = sum(map(media_tokens, list_media(content)))
+    return round(len(to_json(plain)) / BYTES_PER_TOKEN) + IMAGE_TOKENS * len(images) + media
 
 
 def _text_block(text: str) -> dict[str, str]:

@@ -147,9 +147,14 @@ def budget_ending(state: RunState) -> Ending | None:
     Checked before each model call, so a run overshoots by one call at most. A subtask stops before the call that would
     exceed the budget. Parallel subtasks can each overshoot by one call.
     """
+    if state.turns >= state.limits.max_turns:
+        return escalation_ending(Escalation.turn_budget, f"all {state.limits.max_turns} turns are used up")
+    return spending_ending(state)
+
+
+def spending_ending(state: RunState) -> Ending | None:
+    """Return the ending if tokens or money are used up."""
     limits, used = state.limits, total_spent(state)
-    if state.turns >= limits.max_turns:
-        return escalation_ending(Escalation.turn_budget, f"all {limits.max_turns} turns are used up")
     if limits.budget_tokens is not None and used.tokens + state.last_call >= limits.budget_tokens:
         detail = f"{used.tokens:,} tokens are used, and the budget was {limits.budget_tokens:,}"
         return escalation_ending(Escalation.token_budget, detail)

@@ -7,11 +7,20 @@ of the turn batch by batch, and thinks again, until there is an ending. `decisio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contracts.model_settings import Pace
 from contracts.run.fused_turn import MAX_FUSED_READS
 from contracts.run.state import Call, Ending, RunState, RunStatus
 from decisions.builtin_tools import CONTROL_TOOLS, JOURNAL_TOOLS
-from decisions.run.limits import budget_ending, is_nearly_out_of_time, is_out_of_time, time_left_ms, timed_out_ending
+from decisions.run.limits import (
+    budget_ending,
+    is_nearly_out_of_time,
+    is_out_of_time,
+    spending_ending,
+    time_left_ms,
+    timed_out_ending,
+)
 from decisions.run.loop_detection import LoopCheck, check_for_loops, may_answer_loop
+from decisions.run.outcome import RUBRIC, needs_acceptance
 from decisions.run.reply import is_plain_read, next_batch
 
 
@@ -59,7 +68,12 @@ class Listen:
     """Add the user's new message to the conversation before the next model call."""
 
 
-Move = Think | Act | ActAndThink | CloseTurn | Rotate | FinalTurn | Listen | End
+@dataclass(frozen=True)
+class CheckOutcome:
+    """Check the outcome by the agent's `accept`."""
+
+
+Move = Think | Act | ActAndThink | CloseTurn | Rotate | FinalTurn | Listen | CheckOutcome | End
 
 
 @dataclass(frozen=True)
@@ -99,9 +113,16 @@ def user_has_spoken(now: LoopFacts) -> Listen | None:
     return Listen() if now.is_spoken_to and _may_go_on(now.state) else None
 
 
+def outcome_is_unchecked(now: LoopFacts) -> CheckOutcome | None:
+    """There is an outcome that the agent's `accept` has not accepted yet, and budget for a model that judges it."""
+    can_pay = not now.state.accept.startswith(RUBRIC) or spending_ending(now.state) is None
+    return CheckOutcome() if needs_acceptance(now.state) and can_pay else None
+
+
 def work_is_over(now: LoopFacts) -> End | None:
     """There is an ending, or turns, tokens or money are used up."""
-    ending = now.state.ending or budget_ending(now.state)
+    ending = None if needs_acceptance(now.state) else now.state.ending
+    ending = ending or budget_ending(now.state)
     return End(ending) if ending else None
 
 
@@ -128,6 +149,7 @@ RULES: tuple[Callable[[LoopFacts], Move | None], ...] = (
     calls_wait,
     calls_are_made,
     user_has_spoken,
+    outcome_is_unchecked,
     work_is_over,
     history_is_long,
     time_runs_short,
@@ -145,6 +167,7 @@ def _leads_on(state: RunState, batch: tuple[Call, ...]) -> bool:
     """Return whether the batch is the whole turn, of reads that one activity can make with the next model call."""
     return (
         state.fuse_reads
+        and state.pace is not Pace.batch
         and 0 < len(batch) == len(state.calls) <= MAX_FUSED_READS
         and not (state.ending or state.forced or state.is_closing or state.interrupted)
         and time_left_ms(state) > 0

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.failures import Escalation
+from contracts.models import NO_RESULT
 from contracts.run.compaction import ContextFull
-from contracts.run.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
+from contracts.run.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload, PlanReport
 from contracts.run.state import Call, Ending, RunState, RunStatus
 from decisions.run.limits import escalation_ending
 
@@ -24,6 +25,9 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
                 artifacts=state.artifacts,
                 partial=state.ending.is_partial,
                 result=state.ending.result,
+                accepted_by=state.ending.accepted_by,
+                dry_calls=state.dry_calls,
+                plan=_report_plan(state),
             )
         )
     return EscalatedEvent(
@@ -35,8 +39,16 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
             steps_taken=state.step,
             artifacts=state.artifacts,
             handoff=format_handoff(state),
+            dry_calls=state.dry_calls,
+            plan=_report_plan(state),
         )
     )
+
+
+def _report_plan(state: RunState) -> PlanReport | None:
+    if state.planned is None:
+        return None
+    return PlanReport(run_id=state.planned.run_id, missing=state.planned.calls, unplanned=state.unplanned)
 
 
 def event_text(event: Mapping[str, Any]) -> str:
@@ -73,12 +85,17 @@ def parse_handoff(text: str) -> dict[str, str]:
 
 
 def complete_run(
-    state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False, result: Any = None
+    state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False, result: Any = NO_RESULT
 ) -> RunState:
     """Complete the run. `artifacts` are those that the agent names, in addition to those that its calls wrote."""
     all_artifacts = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
     ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial, result=result)
     return state.model_copy(update={"ending": ending, "artifacts": all_artifacts})
+
+
+def typed_result(state: RunState, finish: Call) -> Any:
+    """Return the result that a `finish` gives, `NO_RESULT` if the run has no output schema."""
+    return finish.arguments.get("result", NO_RESULT) if state.is_typed else NO_RESULT
 
 
 def escalate_run(state: RunState, reason: Escalation, detail: str) -> RunState:
@@ -106,6 +123,46 @@ def count_invalid_result(state: RunState, errors: str) -> RunState:
     return escalate_run(state, Escalation.result_invalid, detail)
 
 
+RUBRIC = "rubric"  # the name of a check by a model begins so
+MAX_REJECTIONS = 3  # outcomes that go back to the model with the reason, before the run escalates
+
+
+def needs_acceptance(state: RunState) -> bool:
+    """Return whether the run has an outcome that its agent's check has not accepted yet."""
+    ending = state.ending
+    return bool(state.accept and ending and ending.status is RunStatus.completed and not ending.accepted_by)
+
+
+def drop_unaccepted(state: RunState) -> RunState:
+    """Remove an outcome that was still to be checked when the run was cancelled."""
+    return state.model_copy(update={"ending": None}) if needs_acceptance(state) else state
+
+
+def settle_acceptance(state: RunState, rejection: str | None) -> RunState:
+    """Accept the run's outcome, or remove it. Too many rejections, or one at the end of the time, escalate the run."""
+    if state.ending is None:
+        raise AssertionError("there is no outcome to accept")
+    if rejection is None:
+        return state.model_copy(update={"ending": state.ending.model_copy(update={"accepted_by": state.accept})})
+    count = state.rejections + 1
+    state = state.model_copy(update={"ending": None, "rejections": count})
+    if count <= MAX_REJECTIONS and not state.is_closing:
+        return state
+    return escalate_run(state, Escalation.not_accepted, f"{state.accept} rejected the outcome: {rejection}")
+
+
+def escalate_unchecked(state: RunState, reason: str) -> RunState:
+    """Escalate: the outcome could not be checked."""
+    return escalate_run(
+        drop_unaccepted(state), Escalation.not_accepted, f"{state.accept} could not check the outcome: {reason}"
+    )
+
+
+def rejection_note(rejection: str) -> str:
+    """Return the note to the model on a rejected outcome."""
+    return f"Your outcome was checked and not accepted: {rejection}\nCorrect the work, then finish again."
+
+
 def complete_out_of_time(
     state: RunState, outcome: str = "", artifacts: tuple[str, ...] = (), finish: Call | None = None
 ) -> RunState:
@@ -115,7 +172,7 @@ def complete_out_of_time(
     """
     if state.is_typed and finish is None:
         return escalate_run(state, Escalation.result_invalid, "the time was used up before there was a valid result")
-    result = finish.arguments.get("result") if state.is_typed and finish else None
+    result = typed_result(state, finish) if finish else NO_RESULT
     reached = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
     return complete_run(state, outcome or reached, artifacts, is_partial=True, result=result)
 

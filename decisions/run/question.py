@@ -1,6 +1,8 @@
-"""The answers that each kind of question accepts."""
+"""The answers that a question accepts: by its kind, its time, and the people that it is for."""
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
@@ -36,36 +38,96 @@ DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
 
 def is_same_question(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
-    """Return whether the question is the one that the run is about to ask again."""
-    return (question.kind, question.text, question.step) == (kind, text, about and about.step)
+    """Return whether the question is the one that the run is about to ask again. A call has one question at a time."""
+    asks_alike = question.text == text or about is not None
+    return asks_alike and (question.kind, question.step) == (kind, about and about.step)
 
 
-def answer_rejection(
-    question: Question | None, answer: HumanInput, *, expired: str | None = None, now: datetime | None = None
-) -> str | None:
-    """Return the reason why this answer does not fit this question, if any.
+def expire_question(question: Question, now: datetime) -> Question:
+    """Return the question as it is now: its time may have passed, so that it has expired or is for the next group."""
+    while question.answer is None and question.expires_at is not None and now >= question.expires_at:
+        terms, group = question.terms, question.group + 1
+        is_last = terms is None or terms.on_expiry == "deny" or group >= len(terms.approvers)
+        changes: dict[str, Any] = {"answer": HumanInput()}
+        if not is_last and terms is not None and terms.expires is not None:
+            changes = {"group": group, "expires_at": question.expires_at + terms.expires}
+        question = question.model_copy(update=changes)
+    return question
 
-    `expired` is the id of the latest question, if it expired without an answer; `now` shows whether the open one has.
+
+def find_question(questions: Sequence[Question], answer: HumanInput, *, expired: str | None = None) -> Question | str:
+    """Return the open question that the answer is for, or the reason why there is none.
+
+    `expired` is the id of the latest question that has expired and was closed.
     """
-    if question is not None and now is not None and question.expires_at is not None and now >= question.expires_at:
-        expired, question = question.id, None
-    if question is not None:
-        return _names_another(question, answer) or _does_not_fit(question, answer)
-    if expired is not None and answer.question_id in (expired, None):
-        return f"question {expired} has expired without an answer"
-    return "no question is open on this run"
+    still_open = {question.id: question for question in questions if question.answer is None}
+    late = {question.id for question in questions if question.answer == HumanInput()} | {expired} - {None}
+    named = [q for q in still_open.values() if answer.question_id in (None, q.id) and answer.call in (None, q.call)]
+    if len(named) == 1:
+        return named[0]
+    asked = answer.question_id
+    if asked in late or (asked is None and late and not still_open):
+        return f"question {asked or max(late, key=str)} has expired without an answer"
+    if not still_open:
+        return "no question is open on this run"
+    if asked is not None and asked not in still_open:
+        is_one, ids = len(still_open) == 1, ", ".join(still_open)
+        return f"question {asked} is not open; {'the open one is' if is_one else 'open:'} {ids}"
+    if named:
+        return f"several questions are open, so name one of them: {', '.join(still_open)}"
+    about = asked or (next(iter(still_open)) if len(still_open) == 1 else None)
+    return f"{f'question {about} is not' if about else 'no open question is'} about the call {answer.call}"
 
 
-def _names_another(question: Question, answer: HumanInput) -> str | None:
-    if answer.question_id not in (None, question.id):
-        return f"question {answer.question_id} is not open; the open one is {question.id}"
-    if answer.call not in (None, question.call):
-        return f"question {question.id} is not about the call {answer.call}"
+def asked_groups(question: Question) -> tuple[str, ...]:
+    """Return the groups of people that may answer the question now. If empty, everyone may."""
+    terms = question.terms
+    if terms is None or terms.on_expiry == "deny":
+        return terms.approvers if terms else ()
+    return terms.approvers[question.group : question.group + 1]
+
+
+def person_of(answer: HumanInput) -> str:
+    """Return the name of the person who answers, as far as the entry point knows it; else the name they give."""
+    sender = answer.sender
+    return (sender and (sender.token or sender.person)) or answer.by or ""
+
+
+def answer_rejection(question: Question, answer: HumanInput, requester: str = "") -> str | None:
+    """Return the reason why this answer does not fit this question, if any."""
+    does_not_fit = _does_not_fit(question, answer) or _is_beyond_the_call(question, answer)
+    return does_not_fit or _may_not_answer(question, answer, requester)
+
+
+def _is_beyond_the_call(question: Question, answer: HumanInput) -> str | None:
+    approves = (question.kind, answer.decision) == (QuestionKind.approval, Decision.approve)
+    if answer.arguments is not None and not approves:
+        return f"question {question.id} takes changed arguments only with the approval of a call"
+    if question.terms is not None and answer.decision is Decision.approve_tool:
+        return f"question {question.id} is about this call alone: a rule decides on each one"
+    return None
+
+
+def _may_not_answer(question: Question, answer: HumanInput, requester: str) -> str | None:
+    terms, name = question.terms, person_of(answer)
+    if terms is None:
+        return None
+    groups = asked_groups(question)
+    if groups and not set(groups) & set(answer.sender.groups if answer.sender else ()):
+        return f"question {question.id} is for {' or '.join(groups)}; {name or 'the sender'} is in none of these groups"
+    if not name and (terms.quorum > 1 or terms.not_requester):
+        return f"question {question.id} needs to know who answers: use a gateway token or --by"
+    if terms.not_requester and name == requester:
+        return f"question {question.id} is for other people than {name}, who started this"
+    if answer.decision is Decision.approve and name in map(person_of, question.votes):
+        return f"{name} has approved question {question.id} already; {terms.quorum} different people must"
     return None
 
 
 def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
     decisions = QUESTION_DECISIONS[question.kind]
+    if answer.attachments and question.kind is not QuestionKind.question:
+        return f"question {question.id} takes no attachments"
     if question.kind is QuestionKind.choice:
         is_one = answer.text in question.options
         return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"
@@ -81,4 +143,4 @@ def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
 
 
 def _says_something(answer: HumanInput) -> bool:
-    return bool((answer.text or "").strip())
+    return bool((answer.text or "").strip() or answer.attachments)

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.people.policy import Verdict
 from contracts.run.fused_turn import MAX_READ_TIMEOUT
 from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
 from contracts.run.turn import ModelTurn
@@ -17,16 +18,17 @@ from contracts.tool import INLINE_ARGUMENTS, Approval, Effect, ToolKind, ToolOut
 from decisions.builtin_tools import ASK_HUMAN, CALL_TOOL, CONTROL_TOOLS, FINISH, SEARCH_TOOLS, unwrap_use
 from decisions.errors import IllegalMoveError
 from decisions.ids import call_digest
-from decisions.run.call_state import OUTSIDE, artifacts_in
+from decisions.run.call_state import OUTSIDE, apply_verdict, artifacts_in, changes_something
 from decisions.run.journal import JOURNAL_EXCERPT, frame_journal, parse_framing
 from decisions.run.limits import is_out_of_steps
 from decisions.run.outcome import complete_out_of_time, complete_run, count_invalid_result, escalate_run
-from decisions.run.transcript import PAGE_BYTES, is_thought, join_text_blocks
+from decisions.run.state import add_review_costs
+from decisions.run.transcript import is_thought, join_text_blocks
 
 MAX_LISTED_TOOLS = 60  # in the error of an unknown tool
 MIN_SIMILARITY = 0.5  # of a name that an error suggests: the share of equal pairs of letters
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
-NO_RESULT = f"This run ends with `{FINISH}` and its `result`, not with text: call it now."
+RESULT_MISSING = f"This run ends with `{FINISH}` and its `result`, not with text: call it now."
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of an incomplete reply
 
 
@@ -46,7 +48,7 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     """
     if state.calls:
         raise IllegalMoveError("take a reply", f"calls are open: {', '.join(call.tool_use_id for call in state.calls)}")
-    state = _add_usage(state, turn)
+    state = add_review_costs(_add_usage(state, turn), turn.reviews)
     calls = parse_calls(state, turn)
     text = join_text_blocks(turn.content)
     if state.is_closing:
@@ -77,7 +79,7 @@ def _take_text(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
         return _take_unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
     if state.is_typed:
         state = count_invalid_result(_read_text(state, text), "there was only text")
-        return TurnTaken(state.model_copy(update={"forced": ForcedTool(tool=FINISH)}), note=NO_RESULT)
+        return TurnTaken(state.model_copy(update={"forced": ForcedTool(tool=FINISH)}), note=RESULT_MISSING)
     return TurnTaken(complete_run(_read_text(state, text), text, ()))
 
 
@@ -100,12 +102,17 @@ def _keep_forced(state: RunState, calls: tuple[Call, ...]) -> ForcedTool | None:
 
 
 def _take_last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
-    """Take the reply as the outcome, whatever it says. No tool can be called any more, except `finish`."""
+    """Take the reply as the outcome, whatever it says. No tool can be called any more, except `finish`.
+
+    A typed run completes with its result, also if the model gives no text with it.
+    """
     endings = (call for call in calls if call.tool == FINISH and call.outcome is None)
-    finish = next((call for call in endings if isinstance(call.arguments.get("outcome"), str)), None)
+    finish = next((call for call in endings if state.is_typed or isinstance(call.arguments.get("outcome"), str)), None)
     arguments = finish.arguments if finish else {}
+    said = arguments.get("outcome")
     refused = error_outcome(ToolFault.budget, "the time of this run is used up")
-    state = complete_out_of_time(state, arguments.get("outcome", "").strip() or text, artifacts_in(arguments), finish)
+    outcome = (said.strip() if isinstance(said, str) else "") or text
+    state = complete_out_of_time(state, outcome, artifacts_in(arguments), finish)
     outcomes = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
     calls = tuple(
         call if call.outcome else call.model_copy(update={"step": None, "outcome": outcomes[call.tool_use_id]})
@@ -184,6 +191,7 @@ def parse_calls(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
             route = routes[block["name"]]
             is_used_up = route.takes_step and is_out_of_steps(state, step)
             call = _build_call(block, route, step + 1 if route.takes_step and not is_used_up else None)
+            call = apply_verdict(call, turn.verdicts.get(call.tool_use_id))
             if is_used_up and not _is_wanted(state, call):
                 used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"
                 call = call.model_copy(update={"outcome": error_outcome(ToolFault.budget, used_up)})
@@ -284,11 +292,21 @@ def was_refused(call: Call) -> bool:
 
 
 def needs_approval(state: RunState, call: Call) -> bool:
-    """Return whether a person must approve the call first: one approval covers one call, or a tool in this run."""
-    route = next((r for r in state.tools if r.name == call.tool), None)
-    if route is None or not (route.approval is Approval.always or _is_gated_kind(route, call)):
+    """Return whether a person must approve the call first: one approval covers one call, or a tool in this run.
+
+    If a rule of the policy asks, approvals of the tool do not cover the call. With a plan, each call that changes
+    something and is not in it needs approval.
+    """
+    if call.approval == call_digest(call.tool, call.arguments):
         return False
-    return call.tool not in state.approved_tools and call.approval != call_digest(call.tool, call.arguments)
+    if call.verdict is not None and call.verdict.verdict is Verdict.ask:
+        return True
+    is_unplanned = state.planned is not None and changes_something(call)
+    if call.verdict is not None and call.verdict.loosens and not is_unplanned:
+        return False
+    route = next((r for r in state.tools if r.name == call.tool), None)
+    is_declared = route is not None and (route.approval is Approval.always or _is_gated_kind(route, call))
+    return (is_unplanned or is_declared) and call.tool not in state.approved_tools
 
 
 def _is_gated_kind(route: ToolRoute, call: Call) -> bool:
@@ -334,12 +352,3 @@ def is_plain_read(state: RunState, call: Call) -> bool:
         and next(route.timeout for route in state.tools if route.name == call.tool) <= MAX_READ_TIMEOUT
         and len(to_json(call.arguments)) <= INLINE_ARGUMENTS
     )
-
-
-def page_calls(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
-    """Return the calls from `start` on that fit a query's answer with the rest of the state: at least one."""
-    end, size = start, 0
-    while end < len(calls) and (end == start or size < PAGE_BYTES):
-        size += len(to_json(calls[end]))
-        end += 1
-    return calls[start:end]

@@ -4,6 +4,7 @@ Those of a call are in `call_state`, those of a reply in `reply`. Each returns t
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from contracts.agent import StartSnapshot
@@ -11,8 +12,9 @@ from contracts.delegation import Spent
 from contracts.failures import RunFailure
 from contracts.run.compaction import Recovery, Summary
 from contracts.run.question import Question
+from contracts.run.signals import Decision
 from contracts.run.state import Ending, ForcedTool, RunState, RunStatus
-from contracts.run.turn import ModelTurn
+from contracts.run.turn import Acceptance, ModelTurn, PolicyReview
 from decisions.run.limits import limits_in_force
 from decisions.run.recovery import record_recovery
 
@@ -28,7 +30,7 @@ def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
         name: getattr(snapshot, name)
         for name in (
             *("agent", "model", "definition", "tools", "workspace"),
-            *("peers", "mailboxes", "sessions", "fuse_reads", "is_typed"),
+            *("peers", "mailboxes", "sessions", "fuse_reads", "is_typed", "notify", "pace", "accept"),
         )
     }
     changes |= {
@@ -36,6 +38,7 @@ def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
         "key_id": state.key_id if state.definition else snapshot.key_id,
         "secret": state.secret or snapshot.secret,  # keeps the nonces that were sent
         "answer_keys": state.answer_keys or snapshot.answer_keys,
+        "policy": state.policy if state.definition else snapshot.policy,
         "window": None,  # perhaps of another model
     }
     return state.model_copy(update=changes)
@@ -53,33 +56,47 @@ def keep_received(inherited: RunState, own: RunState) -> RunState:
     return inherited.model_copy(update=changes)
 
 
+def mark_batched(state: RunState, at: datetime | None) -> RunState:
+    """Record since when the model call waits for a batch, or that it does not."""
+    return state.model_copy(update={"batched_at": at})
+
+
 def settle_choice(state: RunState) -> RunState:
     """Remove the first open choice: a person has made it."""
     return state.model_copy(update={"choices": state.choices[1:]})
 
 
 def open_question(state: RunState, question: Question) -> RunState:
-    return state.model_copy(update={"question": question, "questions": state.questions + 1, "expired": None})
+    asked = (*state.asked, question)
+    return state.model_copy(update={"asked": asked, "questions": state.questions + 1, "expired": None})
 
 
-def close_question(state: RunState, *, expired: str | None = None) -> RunState:
-    """Close the open question, if there is one. `expired` is its id if it has expired without an answer."""
-    return state.model_copy(update={"question": None, "expired": expired})
+def close_question(state: RunState, closed: Question, *, expired: bool) -> RunState:
+    """Close a question, whose answer is taken. If it has `expired` without one, answers that come late hear so."""
+    asked = tuple(question for question in state.asked if question.id != closed.id)
+    return state.model_copy(update={"asked": asked, "expired": closed.id if expired else state.expired})
 
 
-def drop_question(state: RunState) -> RunState:
-    """Drop the question that a cancel interrupted."""
-    return state.model_copy(update={"question": None})
+def drop_questions(state: RunState) -> RunState:
+    """Drop the questions that a cancel interrupted."""
+    return state.model_copy(update={"asked": ()})
 
 
 def approve_tool(state: RunState, tool: str) -> RunState:
-    """Approve all further calls of the tool."""
-    return state.model_copy(update={"approved_tools": (*state.approved_tools, tool)})
+    """Approve all further calls of the tool, and close the questions about others that the same answer has answered."""
+    by_it = [q for q in state.asked if q.tool == tool and q.answer and q.answer.decision is Decision.approve_tool]
+    asked = tuple(question for question in state.asked if question not in by_it)
+    return state.model_copy(update={"approved_tools": (*state.approved_tools, tool), "asked": asked})
 
 
 def accept_redefinition(state: RunState, tool: str, definition: str) -> RunState:
     """Accept the tool's new definition for all further calls."""
     return state.model_copy(update={"accepted": {**state.accepted, tool: definition}})
+
+
+def accept_run_policy(state: RunState, policy: str) -> RunState:
+    """Take the policy in place of the one that the run began with: a person has accepted it."""
+    return state.model_copy(update={"policy": policy})
 
 
 def reject_definition(state: RunState, definition: str) -> RunState:
@@ -122,15 +139,22 @@ def count_follow_up(state: RunState) -> RunState:
     return state.model_copy(update={"follow_ups": state.follow_ups + 1})
 
 
-def add_reply_cost(state: RunState, reply: Summary | ModelTurn) -> RunState:
-    """Add what a summary used, or a reply that the run does not take."""
+def add_reply_cost(state: RunState, reply: Summary | ModelTurn | Acceptance | PolicyReview) -> RunState:
+    """Add what a summary, a check or a review used, or a reply that the run does not take."""
     cost = None if state.cost_usd is None or reply.cost_usd is None else state.cost_usd + reply.cost_usd
     changes = {
         "usage": state.usage + reply.usage,
         "cost_usd": cost,
         "active_ms": state.active_ms + reply.duration_ms,
     }
-    return state.model_copy(update=changes)
+    return add_review_costs(state.model_copy(update=changes), reply.reviews if isinstance(reply, ModelTurn) else ())
+
+
+def add_review_costs(state: RunState, reviews: Iterable[PolicyReview]) -> RunState:
+    """Add what the reviews of calls by models used."""
+    for review in reviews:
+        state = add_reply_cost(state, review)
+    return state
 
 
 def record_steer(state: RunState, request_id: str) -> RunState:

@@ -3,16 +3,19 @@
 The workflow and the worker's cache build the same chain from the same values, independently.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from pydantic_core import to_json
 
+from contracts.media import StoredMedia
 from contracts.run.state import Call
 from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
 from contracts.run.turn import ModelTurn
 from contracts.tool import ToolOutcome
+from decisions.text.media import media_block, media_content
 from decisions.text.visible_text import mark_hidden
 
 EMPTY_HEAD = ""
@@ -120,11 +123,15 @@ def reply_part(turn: ModelTurn) -> Part:
     return Part(kind=PartKind.reply, content=turn.content, about=about)
 
 
-def result_part(tool_use_id: str, tool: str, step: int | None, outcome: ToolOutcome) -> Part:
-    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": tool_use_id, "content": _render_outcome(outcome)}
+def result_part(tool_use_id: str, tool: str, step: int | None, outcome: ToolOutcome, note: str = "") -> Part:
+    text = f"{note}{mark_hidden(_text_of(outcome))}"
+    content = [{"type": "text", "text": text}, *map(media_block, outcome.media)] if outcome.media else text
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": tool_use_id, "content": content}
     if outcome.status == "error":
         block["is_error"] = True
-    about = {"tool": tool, "step": step, "ms": outcome.duration_ms}
+    about: dict[str, Any] = {"tool": tool, "step": step, "ms": outcome.duration_ms}
+    if outcome.at is not None:
+        about["at"] = outcome.at.isoformat(timespec="seconds")
     return Part(kind=PartKind.result, content=[block], about=about)
 
 
@@ -132,19 +139,27 @@ def call_part(call: Call) -> Part:
     """Return the part of a settled call's result."""
     if call.outcome is None:
         raise AssertionError(f"call {call.tool_use_id} is not settled")
-    return result_part(call.tool_use_id, call.tool, call.step, call.outcome)
+    note = change_note(call.changed_by, call.arguments)
+    return result_part(call.tool_use_id, call.tool, call.step, call.outcome, note)
 
 
-def said_part(text: str) -> Part:
-    return Part(kind=PartKind.said, content=[{"type": "text", "text": text}])
+def change_note(changed_by: str | None, arguments: Mapping[str, Any] | None) -> str:
+    """Return the beginning of the result of a call that a person changed: the model only knows what it proposed."""
+    if changed_by is None:
+        return ""
+    changed = json.dumps(arguments, ensure_ascii=False)
+    return f"{mark_hidden(changed_by)} changed the arguments of this call to {mark_hidden(changed)}. Its result:\n"
+
+
+def said_part(text: str, media: Sequence[StoredMedia] = (), refused: Sequence[str] = ()) -> Part:
+    """Return the part of a user's message. For each attachment that was `refused` there is a reason."""
+    lines = [*filter(None, [text]), *(f"[an attachment was not taken: {reason}]" for reason in refused)]
+    texts = [{"type": "text", "text": "\n".join(lines)}] if lines else []
+    return Part(kind=PartKind.said, content=[*texts, *media_content(media)])
 
 
 def note_part(text: str) -> Part:
     return Part(kind=PartKind.note, content=[{"type": "text", "text": text}])
-
-
-def _render_outcome(outcome: ToolOutcome) -> str:
-    return mark_hidden(_text_of(outcome))
 
 
 def _text_of(outcome: ToolOutcome) -> str:

@@ -1,5 +1,6 @@
 """Text for people, and text of others quoted as data.
 
+media         images and PDF: their blocks, their text, and their tokens
 formatting    text about a run: summaries, current details, the state view
 plan          the items of a plan, and those that the run's journal marks as done
 quoting       the text of others, quoted as data

@@ -3,20 +3,26 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.failures import ToolFault
+from contracts.models import NO_RESULT
+from contracts.people.policy import PolicyVerdict
+from contracts.run.batch import PoolView
 from contracts.run.question import Question, QuestionKind
 from contracts.run.state import Call, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
 from contracts.tool import Effect, ToolOutcome, error_outcome
 from decisions.builtin_tools import DELEGATE
 from decisions.delegation import summarize_delegation
-from decisions.run.question import TEXTUAL, TITLES
+from decisions.run.question import TEXTUAL, TITLES, asked_groups, person_of
 from decisions.text.visible_text import render_arguments, render_visible
 from decisions.tool_requests import readable_nonce
 
 MAX_APPROVAL = 20_000  # characters of a call as shown for approval; a larger one is rejected
+QUESTION_SEPARATOR = " | "  # in `WaitingFor`
+MAX_SHOWN_QUESTIONS = 3  # in the current details
 MAX_SUMMARY_CALL = 64  # characters of a call in the timeline; the Web UI truncates longer labels, with the step
 
 
@@ -44,9 +50,12 @@ def fused_summary(batch: Sequence[Call], turn: int) -> str:
     return f"{truncate(call_line(batch[0].tool, batch[0].arguments), MAX_SUMMARY_CALL)}{more} → turn {turn}"
 
 
-def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
-    """Return the text of an approval: the call in a line, and all of its arguments."""
-    return f"{call_line(tool, arguments)}\n\n{render_arguments(arguments)}"
+def format_approval(tool: str, arguments: Mapping[str, Any], verdict: PolicyVerdict | None = None) -> str:
+    """Return the text of an approval: the call in a line, all of its arguments, and the rule that asks, if one does."""
+    text = f"{call_line(tool, arguments)}\n\n{render_arguments(arguments)}"
+    if verdict is None or verdict.rule is None:
+        return text
+    return f"{text}\n\nThe rule that asks: {': '.join(filter(None, [verdict.rule, verdict.reason]))}"
 
 
 def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:
@@ -107,13 +116,35 @@ def waiting_for_person(question: Question) -> str:
     about = {
         QuestionKind.question: f"asks: {question.text}",
         QuestionKind.choice: f"choose: {question.text}",
-        QuestionKind.approval: f"approve {question.tool}",
+        QuestionKind.approval: f"approve {question.tool}{_format_groups(question)}",
         QuestionKind.resume_unsafe: f"settle {question.tool}",
         QuestionKind.definition_changed: "settle the changed definition",
         QuestionKind.thrash: "going in circles",
         QuestionKind.recovery: "losing context",
     }
     return format_wait(about[question.kind])
+
+
+def _format_groups(question: Question) -> str:
+    groups = asked_groups(question)
+    return f" ({' or '.join(groups)})" if groups else ""
+
+
+def waiting_for_people(questions: Sequence[Question]) -> str:
+    """Return `WaitingFor` with all open questions: "human: 3 questions: approve charge | asks: Which one?"."""
+    if len(questions) == 1:
+        return waiting_for_person(questions[0])
+    waits = (waiting_for_person(question).removeprefix("human: ") for question in questions)
+    return format_wait(f"{len(questions)} questions: {QUESTION_SEPARATOR.join(waits)}")
+
+
+def split_waits(waiting_for: str) -> list[str]:
+    """Return the questions in a `WaitingFor`, as `waiting_for_person` names each; a text may be cut, or is empty."""
+    listed = re.fullmatch(r"human: (\d+) questions(?:: (.*))?", waiting_for)
+    if listed is None:
+        return [waiting_for]
+    texts = [f"human: {text}" for text in (listed[2] or "").split(QUESTION_SEPARATOR)]
+    return [*texts, *[""] * int(listed[1])][: int(listed[1])]
 
 
 def format_wait(about: str) -> str:
@@ -131,10 +162,12 @@ def run_details(state: RunState) -> str:
     """Render the Web UI's current details, in Markdown, beginning with what needs a person."""
     blocks = [
         _format_facts(state),
-        *_question_lines(state.question, takes_signed=bool(state.answer_keys)),
+        *_questions_lines(state),
         f"**Goal** {escape_markdown(truncate(state.goal, 400))}",
         *_pending_blocks(state),
     ]
+    if state.batched_at is not None:
+        blocks.append(f"**Waits** for a batch of model calls since {state.batched_at:%Y-%m-%d %H:%M:%S} UTC")
     if state.passed_over:
         instead = "; ".join(f"{skipped.model} ({truncate(skipped.why, 200)})" for skipped in state.passed_over)
         blocks.append(f"**Fallback** {escape_markdown(f'{state.model} answered in place of {instead}')}")
@@ -153,6 +186,15 @@ def run_details(state: RunState) -> str:
     return "\n\n".join(blocks)
 
 
+def pool_details(pool: PoolView) -> str:
+    """Render the details of a pool of batches, in Markdown."""
+    lines = [f"**{pool.waiting:,}** model calls wait to be sent"]
+    for batch in pool.open[:20]:
+        since = datetime.fromtimestamp(batch.since / 1000, UTC)
+        lines.append(f"- `{batch.id}`: {batch.calls:,} model calls, sent {since:%Y-%m-%d %H:%M:%S} UTC")
+    return "\n".join(lines)
+
+
 def _format_facts(state: RunState) -> str:
     facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
     usage, below = state.usage, state.delegated
@@ -169,10 +211,18 @@ def _format_facts(state: RunState) -> str:
     return " · ".join(facts)
 
 
-def _question_lines(question: Question | None, *, takes_signed: bool) -> list[str]:
-    """Render the open question, and the JSON that answers it in the dialog "Send an Update"."""
-    if question is None:
-        return []
+def _questions_lines(state: RunState) -> list[str]:
+    """Render the open questions: the first ones whole, the others in a line."""
+    questions = state.open_questions
+    whole, others = questions[:MAX_SHOWN_QUESTIONS], questions[MAX_SHOWN_QUESTIONS:]
+    lines = [line for question in whole for line in _question_lines(question, takes_signed=bool(state.answer_keys))]
+    count = [f"**{len(questions)} questions wait**, each for an answer of its own"] if len(questions) > 1 else []
+    more = [f"- {question.id}: {escape_markdown(waiting_for_person(question))}" for question in others[:20]]
+    return [*count, *lines, *(["\n".join(more)] if more else [])]
+
+
+def _question_lines(question: Question, *, takes_signed: bool) -> list[str]:
+    """Render an open question, and the JSON that answers it in the dialog "Send an Update"."""
     by_text = question.kind in TEXTUAL
     text = render_visible(question.text)
     if by_text:
@@ -199,7 +249,7 @@ def _pending_blocks(state: RunState) -> list[str]:
     """Render the pending calls, by this worker and outside. A call that awaits an answer is shown as the question."""
     if not state.pending:
         return []
-    asked = state.question.step if state.question is not None else None
+    asked = {question.step for question in state.open_questions}
     steps = {action.step for action in state.pending}
     lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls if call.step in steps}
     running: list[str] = []
@@ -208,7 +258,7 @@ def _pending_blocks(state: RunState) -> list[str]:
         again = f", attempt {action.attempt}" if action.attempt > 1 else ""
         since = f"since {action.since:%H:%M:%S} UTC"
         call = escape_markdown(truncate(lines.get(action.step, action.tool), 110))
-        if action.step != asked:
+        if action.step not in asked:
             (outside if action.outside else running).append(f"- step {action.step}: {call}, {since}{again}")
     blocks = (("Running", running), ("Waiting for results from outside", outside))
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
@@ -227,7 +277,7 @@ def _indent_code(text: str) -> str:
 def state_view(state: RunState) -> RunView:
     """Return the answer of the query `state` (A8). Fields that are not named here are the state's own."""
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
-    question = state.question
+    questions = tuple(_question_view(state, question) for question in state.open_questions)
     is_over = state.ending is not None or state.status is RunStatus.cancelled
     at = f"step {state.pending[0].step}" if state.pending else f"turn {state.turns + 1}"
     changed = {
@@ -237,15 +287,28 @@ def state_view(state: RunState) -> RunView:
         "completed_steps": tuple(s for s in range(1, state.step + 1) if s not in open_steps),
         "resumable": not is_over,
         "resume_from": None if is_over else at,
-        "question": question and QuestionView(**question.model_dump(include=set(QuestionView.model_fields))),
+        "question": next(iter(questions), None),
+        "questions": questions,
         "active_seconds": state.active_ms / 1000,
         "origin": state.inherited[-1].run_id if state.inherited else None,
         "parent": state.assignment.by if state.assignment else None,
-        "result": state.ending.result if state.ending else None,
+        "result": state.ending.result if state.ending else NO_RESULT,
         "delegated": None if state.delegated == Spent() else state.delegated,
     }
     shared = {name: getattr(state, name) for name in RunView.model_fields if name in RunState.model_fields}
     return RunView(**{**shared, **changed})
+
+
+def _question_view(state: RunState, question: Question) -> QuestionView:
+    call = next((c for c in state.calls if question.call and c.step == question.step), None)
+    shown = question.model_dump(include=set(QuestionView.model_fields))
+    return QuestionView(
+        **shown,
+        arguments=call.arguments if call else None,
+        approvers=asked_groups(question),
+        quorum=question.terms.quorum if question.terms else 1,
+        approved_by=tuple(map(person_of, question.votes)),
+    )
 
 
 def _pending_view(state: RunState, pending: Pending) -> PendingView:

@@ -2,8 +2,9 @@
 
 conversations  requests to lanes
 events         external events, by a token or signed by their senders
+files          uploads, and artifacts of runs
 health         health and readiness probes
 questions      open questions of runs and follow-ups
 runs           start, list, read, cancel and answer runs; tool results
-sse            a run as server-sent events
+sse            a run as server-sent events; streams that end if they are not read
 """

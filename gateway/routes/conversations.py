@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import AfterValidator
 
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
-from gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope, require_scope
+from gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope, require_readable, require_scope
 from gateway.problems import RETRY_SOON, ApiError, describe_problems
 from gateway.tokens import Scope
 from perdure.client.lanes import forget_lane_turn, query_lane, submit_with_retry
@@ -47,6 +47,7 @@ async def submit_request(
     """
     if request.question_id is not None or request.when_busy is WhenBusy.interrupt:
         require_scope(holder, Scope.answer)
+    require_readable(holder, request.attachments)
     if request.mailbox is not None:
         raise ApiError(422, "mailbox: only the bridge of a folder may set it", field="mailbox")
     client, settings = gateway.session.client, gateway.session.settings

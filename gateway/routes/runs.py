@@ -12,13 +12,22 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import AliasPath, ConfigDict, Field
 from temporalio.client import WorkflowHandle
 
+from contracts.media import Attachments
 from contracts.models import FrozenModel, StrictModel
 from contracts.run.events import StartEvent, ToolResultEvent
-from contracts.run.signals import CancelRequest, Decision, HumanInput
+from contracts.run.signals import CancelRequest, ChangedArguments, Decision, HumanInput
 from contracts.run.state import RunView
 from contracts.sender import SentBy
 from decisions import ids
-from gateway.auth import CurrentGateway, CurrentToken, RunId, ScopedRoute, needs_scope
+from gateway.auth import (
+    CurrentGateway,
+    CurrentToken,
+    RunId,
+    ScopedRoute,
+    needs_scope,
+    require_readable,
+    require_scope,
+)
 from gateway.problems import ApiError, ProblemKind, describe_problems
 from gateway.routes.sse import EventStream, open_event_stream, parse_position
 from gateway.tokens import Scope
@@ -112,6 +121,27 @@ class AnswerBody(StrictModel):
     """The answer; for a denial, the reason; with `use_result`, the result."""
     decision: Decision | None = None
     """A decision that the [question](events.md#decisions) allows."""
+    attachments: Attachments = ()
+    """Images and PDF that belong to the answer of a `question`."""
+    arguments: ChangedArguments | None = None
+    """With `approve`: the arguments to make the call with, in place of the proposed ones."""
+
+
+class AnswersBody(StrictModel):
+    """Answers to several open questions of a run, each naming its own."""
+
+    answers: tuple[AnswerBody, ...] = Field(min_length=1, max_length=200)
+
+
+class AnswerResult(FrozenModel):
+    question_id: str | None
+    accepted: bool
+    reason: str = ""  # if it is not accepted and the token has `runs:read`
+
+
+class AnswerResults(FrozenModel):
+    run_id: str
+    results: tuple[AnswerResult, ...]
 
 
 class CancelBody(StrictModel):
@@ -135,17 +165,25 @@ async def start_run(
 ) -> RunReference:
     """Start a run; 200 if the same key started it before, 409 if that start had another body.
 
-    An `Idempotency-Key` belongs to this token. A `dedupe_key` is shared by all tokens and `perdure run --dedupe-key`.
+    A `plan` approves calls: it also needs `human:answer`. An `Idempotency-Key` belongs to this token. A `dedupe_key` is
+    shared by all tokens and `perdure run --dedupe-key`.
     """
     if idempotency_key and event.dedupe_key:
         raise ApiError(422, "give either Idempotency-Key or dedupe_key: they mean different runs", field="dedupe_key")
+    require_readable(holder, event.payload.attachments)
     key = _decode_key(idempotency_key) if idempotency_key else None
     dedupe_key = ids.start_key(key) if key else event.dedupe_key
+    if event.payload.plan is not None:  # it approves calls
+        require_scope(holder, Scope.answer)
     start_event = StartEvent(type=event.type, payload=event.payload, dedupe_key=dedupe_key)
     try:
         gateway.session.settings.check_agent(event.payload.agent)
     except ProjectError as error:
         raise ApiError(422, str(error), field="payload.agent") from None
+    try:
+        gateway.session.settings.check_pace(event.payload.agent, event.payload.pace)
+    except ProjectError as error:
+        raise ApiError(422, str(error), field="payload.pace") from None
     own_id = ids.run_id_for_caller(holder.name, key) if key else None
     handle = await start_or_get_run(gateway.session.client, gateway.session.settings.task_queue, start_event, own_id)
     gateway.lists.clear()
@@ -272,6 +310,7 @@ async def cancel_run(
 @router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
 async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswerBody) -> RunReference:
     """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
+    require_readable(holder, body.attachments)
     try:
         human_input = HumanInput(**body.model_dump(), by=holder.name)
         await submit_answer(gateway.session.client, run_id, human_input, gateway.session.settings.answer_keys)
@@ -282,6 +321,24 @@ async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunI
         raise ApiError(409, reason, kind=ProblemKind.refused) from None
     gateway.lists.clear()
     return RunReference(run_id=run_id)
+
+
+@router.post("/{run_id}/answers", dependencies=[needs_scope(Scope.answer)])
+async def answer_run_questions(
+    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswersBody
+) -> AnswerResults:
+    """Answer several open questions, in this order. A rejected answer does not stop the others."""
+    results = []
+    for answer in body.answers:
+        reason = ""
+        try:
+            human_input = HumanInput(**answer.model_dump(), by=holder.name)
+            await submit_answer(gateway.session.client, run_id, human_input, gateway.session.settings.answer_keys)
+        except RejectedError as error:
+            reason = str(error) if Scope.read in holder.scopes else "the run rejected the answer"
+        results.append(AnswerResult(question_id=answer.question_id, accepted=not reason, reason=reason))
+    gateway.lists.clear()
+    return AnswerResults(run_id=run_id, results=tuple(results))
 
 
 @router.post(

@@ -41,23 +41,17 @@ def parse_position(last_event_id: str | None) -> EventPosition | None:
         raise ApiError(422, f"Last-Event-ID: {error}", field="Last-Event-ID") from None
 
 
-class EventStream(StreamingResponse):
-    """A stream that ends if its client leaves or stops reading."""
+class PatientStream(StreamingResponse):
+    """A response in pieces that ends if its client leaves or stops reading for `patience` seconds."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, content: Any, gateway: Gateway, patience: float) -> None:
-        super().__init__(content, headers=HEADERS)
+    def __init__(self, content: Any, gateway: Gateway, patience: float, status: int, headers: dict[str, str]) -> None:
+        super().__init__(content, status, headers, self.media_type)
         self._gateway, self._patience = gateway, patience
         self._drop: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._drop = lambda: self._gateway.drop(scope["client"])
-        self._gateway.streams += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._gateway.streams -= 1
+        await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -73,6 +67,22 @@ class EventStream(StreamingResponse):
                 await super().stream_response(send_in_time)
         except TimeoutError:
             return
+
+
+class EventStream(PatientStream):
+    """A stream of events, which the gateway counts."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, content: Any, gateway: Gateway, patience: float) -> None:
+        super().__init__(content, gateway, patience, 200, HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gateway.streams += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._gateway.streams -= 1
 
 
 def open_event_stream(

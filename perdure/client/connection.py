@@ -5,13 +5,15 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
-from temporalio.converter import StorageDriver
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import DataConverter, DefaultPayloadConverter, StorageDriver, WithSerializationContext
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -20,8 +22,9 @@ from contracts.models import is_utf8
 from decisions.text.formatting import truncate
 from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import AesGcmCodec
-from perdure.converter import converter_for
+from perdure.converter import TolerantPayloadConverter, converter_for
 from settings.access import is_loopback
+from settings.problems import ProjectError
 
 KEY_INTERVAL = timedelta(minutes=1)  # between reads of the configuration file, for a new API key
 NOT_LISTED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND)
@@ -47,14 +50,17 @@ def _read_config() -> ClientConnectConfig:
 
 
 async def connect(
-    address: str | None = None, codec: AesGcmCodec | None = None, payloads: StorageDriver | None = None
+    address: str | None = None,
+    codec: AesGcmCodec | None = None,
+    payloads: StorageDriver | None = None,
+    options: ClientConnectConfig | None = None,
 ) -> Client:
-    """Connect to the configured Temporal, or to the embedded one at `address`, to which TEMPORAL_* does not apply.
+    """Connect to the configured Temporal, or with `options` to that at `address`, to which TEMPORAL_* does not apply.
 
     `codec` encrypts payloads, and `payloads` stores large ones. Raises TemporalUnavailableError.
     """
     configured = _read_config()
-    config = ClientConnectConfig(target_host=address) if address else configured
+    config: ClientConnectConfig = {**(options or {}), "target_host": address} if address else configured
     target = config.setdefault("target_host", "localhost:7233")
     if not is_loopback(target.rsplit(":", 1)[0].strip("[]")) and not config.get("tls") and not config.get("api_key"):
         raise TemporalUnavailableError(
@@ -65,6 +71,25 @@ async def connect(
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         reason = "connection refused" if "ConnectionRefused" in str(error) else truncate(str(error), 200)
         raise TemporalUnavailableError(f"no Temporal server answers at {target}: {reason}") from None
+
+
+def adopt_converter(
+    existing: DataConverter, codec: AesGcmCodec | None, payloads: StorageDriver | None
+) -> DataConverter:
+    """Return Perdure's converter, with the own codec and storage of another one if it has them. Raises ProjectError."""
+    ours = converter_for(codec, payloads)
+    kind, other, storage = existing.payload_converter_class, existing.payload_codec, existing.external_storage
+    if kind not in (DefaultPayloadConverter, PydanticPayloadConverter, TolerantPayloadConverter):
+        raise ProjectError(f"this client's payload converter is {kind.__name__}, and Perdure needs its own")
+    if isinstance(other, WithSerializationContext):
+        raise ProjectError("this client's codec depends on the context of a payload, which Perdure does not keep")
+    if other and ours.payload_codec not in (None, other):
+        raise ProjectError("this client has a codec of its own, and PERDURE_CODEC_KEYS is set: use one of them")
+    if storage and ours.external_storage not in (None, storage):
+        raise ProjectError("this client has external storage of its own, and PERDURE_PAYLOADS is set: use one of them")
+    if ours.payload_codec is None:
+        ours = replace(ours, payload_codec=other, failure_converter_class=existing.failure_converter_class)
+    return replace(ours, external_storage=storage) if storage else ours
 
 
 def _load_config(environment: Mapping[str, str] | None = None) -> ClientConnectConfig:

@@ -49,6 +49,38 @@ class ResultRejectedError(RejectedError):
         self.is_conflict = is_conflict
 
 
+class RunNotCompletedError(ReportedError):
+    """The run ended without a result.
+
+    `reason` is the kind of its end, `text` the explanation, and `handoff` the state of the work and the next steps, for
+    the person who continues it.
+    """
+
+    ending = "ended"
+
+    def __init__(self, run_id: str, reason: str, text: str, handoff: str = "") -> None:
+        super().__init__(": ".join(filter(None, (f"run {run_id} {self.ending}", reason, text))))
+        self.run_id, self.reason, self.text, self.handoff = run_id, reason, text, handoff
+
+
+class RunEscalatedError(RunNotCompletedError):
+    """The run handed its task to a person. `reason` is an `Escalation`."""
+
+    ending = "escalated"
+
+
+class RunFailedError(RunNotCompletedError):
+    """The run failed, or ran out of time. `reason` is a `RunFailure`."""
+
+    ending = "failed"
+
+
+class RunCancelledError(RunNotCompletedError):
+    """The run was cancelled, or terminated in Temporal."""
+
+    ending = "was cancelled"
+
+
 @contextmanager
 def convert_rpc_errors(subject: str) -> Iterator[None]:
     """Convert the block's errors of Temporal's client, about a subject such as "run x"."""

@@ -10,12 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.delegation import DelegationRequest, DelegationState
+from contracts.media import Attachments
+from contracts.run.batch import FailedTurn
 from contracts.run.compaction import ContextFull, Summary
 from contracts.run.fused_turn import FusedTurn
 from contracts.run.signals import HumanInput
 from contracts.run.state import RunStatus
-from contracts.run.turn import ModelTurn
+from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, PolicyVerdicts
 from contracts.tool import ToolCall, ToolOutcome
+from decisions.ids import is_batch_queue
 from decisions.tool_requests import REQUEST_TYPE_PREFIX
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
@@ -23,21 +26,24 @@ from perdure.client.run_events import RunEvent
 Event = Mapping[str, Any]
 FUSED_TURN = "read_and_reflect"
 QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
+LEFT_BATCH = "not awaited any more; if its batch was sent, the call is still paid"
 TIMED_OUT = "no end in time, or its worker died"
-_TURN_RESULT: TypeAdapter[ModelTurn | ContextFull] = TypeAdapter(ModelTurn | ContextFull)
+_ATTACHMENTS: TypeAdapter[Attachments] = TypeAdapter(Attachments)
+_TURN_RESULT: TypeAdapter[ModelTurn | ContextFull | FailedTurn] = TypeAdapter(ModelTurn | ContextFull | FailedTurn)
 
 
 @dataclass
 class OpenActivity:
     """An activity that is open at this point of the history. `calls` are the tool calls that it makes.
 
-    `request` is the model call's, if there is one.
+    `request` is the model call's, if there is one, and `queue` its task queue.
     """
 
     kind: str
     at: datetime
     request: Mapping[str, Any]
     calls: tuple[ToolCall, ...] = ()
+    queue: str = ""
     attempts: int = 0
     worker: str = ""
 
@@ -55,7 +61,7 @@ class EventReader:
             case "workflow_execution_started":
                 self.activities = {}
                 is_first = not event.get("continued_execution_run_id")
-                return [run_events.RunStarted(_goal_of(first_value(event.get("input"))))] if is_first else []
+                return [_start_event(first_value(event.get("input")))] if is_first else []
             case "activity_task_scheduled":
                 return self._on_scheduled(event)
             case "activity_task_started":
@@ -106,7 +112,8 @@ class EventReader:
             calls = (ToolCall.model_validate(request),)
         elif kind == FUSED_TURN:
             calls, request = tuple(ToolCall.model_validate(read) for read in request["reads"]), request["turn"]
-        self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, calls)
+        queue = (event.get("task_queue") or {}).get("name", "")
+        self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, calls, queue)
         told = request.get("told", ()) if kind in ("plan", "reflect", FUSED_TURN) else ()
         notices = [run_events.NoticeAdded(line) for line in told if line["event"] in run_events.PUBLIC_NOTICES]
         started = [run_events.ToolCallStarted(call) for call in calls]
@@ -123,14 +130,21 @@ class EventReader:
             return [run_events.ToolCallFinished(activity.calls[0], outcome)]
         if activity.kind == "summarize":
             return [run_events.ContextCompacted(Summary.model_validate(result))]
+        if activity.kind == "accept_outcome":
+            return [run_events.OutcomeChecked(Acceptance.model_validate(result))]
+        if activity.kind == "check_policy":
+            return _review_events(PolicyVerdicts.model_validate(result).reviews)
         if activity.kind not in ("plan", "reflect"):
             return []
-        return [_reply_event(activity.kind, activity.request["turn"], _TURN_RESULT.validate_python(result))]
+        return _reply_events(activity.kind, activity.request["turn"], _TURN_RESULT.validate_python(result))
 
     def _on_failed(self, event: Event) -> list[RunEvent]:
         activity = self.activities.pop(event["scheduled_event_id"], None)
         if activity is None or event["type"] == "activity_task_canceled":
-            return []
+            is_batched = (
+                activity is not None and activity.kind in ("plan", "reflect") and is_batch_queue(activity.queue)
+            )
+            return [run_events.ActivityFailed(activity.kind, LEFT_BATCH)] if activity and is_batched else []
         is_late = event["type"] == "activity_task_timed_out"
         error = TIMED_OUT if is_late else failure_message(event.get("failure") or {})
         names = [f"{call.tool} · step {call.step}" for call in activity.calls] or [activity.kind]
@@ -139,8 +153,9 @@ class EventReader:
     def _on_search_attributes(self, event: Event) -> list[RunEvent]:
         fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
         status = fields.get(AGENT_STATUS.name)
-        if status is None:
-            return []
+        if status is None:  # another of several questions is answered
+            waiting_for = fields.get(WAITING_FOR.name) if self._waiting else None
+            return [run_events.WaitStarted(RunStatus.waiting_on_human, str(waiting_for))] if waiting_for else []
         was_waiting, self._waiting = self._waiting, status in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool)
         if self._waiting:
             return [run_events.WaitStarted(status, str(fields.get(WAITING_FOR.name) or "a result from outside"))]
@@ -153,10 +168,16 @@ class EventReader:
         return []
 
 
-def _reply_event(phase: str, turn: int, reply: ModelTurn | ContextFull) -> RunEvent:
+def _reply_events(phase: str, turn: int, reply: ModelTurn | ContextFull | FailedTurn) -> list[RunEvent]:
+    if isinstance(reply, FailedTurn):
+        return [run_events.ActivityFailed(phase, reply.message)]
     if isinstance(reply, ContextFull):
-        return run_events.ContextFilled(reply)
-    return run_events.ModelReplied(phase, turn, reply)
+        return [run_events.ContextFilled(reply)]
+    return [run_events.ModelReplied(phase, turn, reply), *_review_events(reply.reviews)]
+
+
+def _review_events(reviews: tuple[PolicyReview, ...]) -> list[RunEvent]:
+    return [run_events.CallsReviewed(reviews)] if reviews else []
 
 
 def _fused_events(activity: OpenActivity, done: FusedTurn) -> list[RunEvent]:
@@ -165,7 +186,7 @@ def _fused_events(activity: OpenActivity, done: FusedTurn) -> list[RunEvent]:
     events: list[RunEvent] = [run_events.ToolCallFinished(call, end) for call, end in ended if end is not None]
     turn = activity.request["turn"]
     if done.reply is not None:
-        return [*events, run_events.ModelCallStarted("reflect", turn), _reply_event("reflect", turn, done.reply)]
+        return [*events, run_events.ModelCallStarted("reflect", turn), *_reply_events("reflect", turn, done.reply)]
     return [*events, run_events.ActivityRetrying("reflect", 2, done.reason)] if done.head else events
 
 
@@ -178,12 +199,19 @@ def failure_message(failure: Mapping[str, Any]) -> str:
     return str((failure.get("encoded_attributes") or {}).get("message") or failure.get("message") or "")
 
 
-def _goal_of(start: Any) -> str:
-    """Return the goal in a run's input, which may be invalid."""
+def _start_event(start: Any) -> run_events.RunStarted:
+    """Read a run's input, which may be invalid."""
     payload = start.get("payload") if isinstance(start, dict) else None
     if not isinstance(payload, dict):
-        return ""
-    if start.get("type") != "agentic.resume":
-        return str(payload.get("goal", ""))
+        return run_events.RunStarted("")
+    if start.get("type") == "agentic.resume":
+        return run_events.RunStarted(_describe_origin(payload))
+    attachments: Attachments = ()
+    with suppress(ValidationError):
+        attachments = _ATTACHMENTS.validate_python(payload.get("attachments", ()))
+    return run_events.RunStarted(str(payload.get("goal", "")), attachments)
+
+
+def _describe_origin(payload: Mapping[str, Any]) -> str:
     after = f", after step {payload['step']}" if payload.get("step") is not None else ""
     return f"go on from run {payload.get('run_id')}{after}{': ' + str(payload['say']) if payload.get('say') else ''}"

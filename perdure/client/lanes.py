@@ -1,7 +1,8 @@
-"""Conversations from the outside: submit a request to a lane, and read its state."""
+"""Conversations from the outside: submit a request to a lane, and read its state; steer a run."""
 
 import asyncio
 import time
+from contextlib import suppress
 from random import uniform
 
 from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
@@ -10,7 +11,16 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities import conversation
 from activities.temporal import QueryCache
-from contracts.conversation import ForgetRequest, Forgotten, LaneFault, LaneView, SubmitRequest, Submitted
+from contracts.conversation import (
+    ForgetRequest,
+    Forgotten,
+    LaneFault,
+    LaneView,
+    SteerRequest,
+    SubmitRequest,
+    Submitted,
+    TurnEnd,
+)
 from decisions import ids
 from decisions.conversation.lane import answer_in_request
 from decisions.text.formatting import truncate
@@ -21,11 +31,14 @@ from perdure.client.errors import (
     RunNotFoundError,
     TemporalUnavailableError,
     convert_rpc_error,
+    convert_rpc_errors,
     to_unavailable_error,
 )
+from perdure.client.run_list import find_run
 from perdure.client.runs import query_view, sign_answer
 
 SUBMIT_TIMEOUT = 30.0  # seconds of retries for one submit
+TURN_POLL_INTERVAL = 0.2  # seconds between polls for the fate of a request
 RETRY_PAUSE, MAX_SUBMIT_PAUSE = 0.25, 4.0  # seconds between retries, growing: other processes retry too
 
 
@@ -113,6 +126,44 @@ async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | N
     except RPCError as error:
         raise convert_rpc_error(error, f"conversation {conversation_id}") from None
     return forgotten
+
+
+async def has_joined_run(
+    client: Client, conversation_id: str, run_id: str, own: str, cache: QueryCache | None = None
+) -> bool:
+    """Return whether a request joined the active run, instead of starting the run `own`; wait until it is known."""
+    while run_id != own:
+        if (view := await query_lane(client, conversation_id, cache)) is not None:
+            ends = {turn.run_id: turn.end for turn in view.recent}
+            if own in ends:
+                return ends[own] in (TurnEnd.steered, TurnEnd.answered)
+            if any(turn.run_id == own for turn in (view.active, *view.waiting) if turn):
+                return False
+            if view.active is None or view.active.run_id != run_id:
+                break  # the lane has dropped it from its recent turns
+        await asyncio.sleep(TURN_POLL_INTERVAL)
+    return True
+
+
+async def wait_for_turn_start(
+    client: Client, conversation_id: str, run_id: str, cache: QueryCache | None = None
+) -> bool:
+    """Wait for a turn to start; return False if it was dropped."""
+    while True:
+        with suppress(RunNotFoundError):
+            await find_run(client, run_id)
+            return True
+        view = await query_lane(client, conversation_id, cache)
+        if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
+            return False
+        await asyncio.sleep(TURN_POLL_INTERVAL)
+
+
+async def steer_run(client: Client, run_id: str, message: SteerRequest) -> None:
+    """Send a run a message for its next model call. Raises RunNotFoundError, and RejectedError if it has ended."""
+    handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
+    with convert_rpc_errors(f"run {run_id}"):
+        await handle.signal("steer", stamp_sender(message).model_dump(mode="json", exclude_none=True))
 
 
 async def query_lane(client: Client, conversation_id: str, cache: QueryCache | None = None) -> LaneView | None:

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from contracts.delegation import DelegationRequest, DelegationState
+from contracts.media import Attachment
 from contracts.run.compaction import ContextFull, Summary
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView
-from contracts.run.turn import ModelTurn
+from contracts.run.turn import Acceptance, ModelTurn, PolicyReview
 from contracts.tool import ToolCall, ToolOutcome
 
 # The trace holds more notices; people see the others as a call, a summary, a question or the end.
@@ -21,6 +22,7 @@ PUBLIC_NOTICES = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "r
 class RunStarted:
     type: ClassVar = "run_started"
     goal: str
+    attachments: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,22 @@ class ContextCompacted:
 
     type: ClassVar = "context_compacted"
     summary: Summary
+
+
+@dataclass(frozen=True)
+class OutcomeChecked:
+    """The agent's `accept` accepted the outcome, or rejected it with a reason."""
+
+    type: ClassVar = "outcome_checked"
+    acceptance: Acceptance
+
+
+@dataclass(frozen=True)
+class CallsReviewed:
+    """Models reviewed calls, as rules of the policy ask for."""
+
+    type: ClassVar = "calls_reviewed"
+    reviews: tuple[PolicyReview, ...]
 
 
 @dataclass(frozen=True)
@@ -148,6 +166,13 @@ class RateLimitWait(PartialText):
 
 
 @dataclass(frozen=True)
+class BatchWait(PartialText):
+    """The model call waits for a batch, and the text says since when; not in history."""
+
+    type: ClassVar = "batch_wait"
+
+
+@dataclass(frozen=True)
 class ActivityRetrying:
     """An activity failed and is tried again; in history only if it shared an activity with others."""
 
@@ -164,10 +189,12 @@ class RunEnded:
     type: ClassVar = "run_ended"
 
 
-ModelEvent = ModelCallStarted | ModelReplied | ContextFilled | ContextCompacted | NoticeAdded
+ModelEvent = (
+    ModelCallStarted | ModelReplied | ContextFilled | ContextCompacted | OutcomeChecked | CallsReviewed | NoticeAdded
+)
 CallEvent = ToolCallStarted | ToolCallFinished | DelegationStarted | DelegationFinished | ActivityFailed
 PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived
-LiveEvent = PartialText | RateLimitWait | ActivityRetrying  # not in history
+LiveEvent = PartialText | RateLimitWait | BatchWait | ActivityRetrying  # not in history
 RunEvent = RunStarted | ModelEvent | CallEvent | PersonEvent | ContinuedAsNew | LiveEvent | RunEnded
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
@@ -15,9 +15,15 @@ from contracts.run.state import RunStatus
 from contracts.sender import SentBy
 from decisions import ids
 from decisions.ids import query_differs, query_equals
-from decisions.sender import sent_by
+from decisions.people.sender import sent_by
 from decisions.text.formatting import truncate
-from perdure.client.errors import NotSearchableError, RejectedError, TemporalUnavailableError, convert_rpc_errors
+from perdure.client.errors import (
+    NotSearchableError,
+    RejectedError,
+    TemporalUnavailableError,
+    convert_rpc_error,
+    convert_rpc_errors,
+)
 
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
 LENGTH_OF_START = 2  # events: the start, and the workflow task that no worker has taken
@@ -198,6 +204,42 @@ async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes |
     return RunInfoPage(tuple(run for run in runs if waiting or run.parent is None), listed.next_page_token or None)
 
 
+@dataclass(frozen=True)
+class RunFilter:
+    """The runs that match all of these, up to `limit`. `query` is a list filter of Temporal."""
+
+    query: str = ""
+    since: timedelta | None = None  # started within this time
+    agent: str | None = None
+    status: str | None = None
+    limit: int | None = None
+
+
+async def list_past_runs(client: Client, runs: RunFilter) -> AsyncIterator[RunInfo]:
+    """Yield the runs, latest first and each id once.
+
+    Raises RejectedError if the server rejects the query, and TemporalUnavailableError.
+    """
+    terms = ["WorkflowType = 'AgentRun'"]
+    terms += [f"StartTime > '{(datetime.now(UTC) - runs.since).isoformat()}'"] if runs.since else []
+    terms += [ids.query_equals("AgentName", runs.agent)] if runs.agent else []
+    terms += [f"({runs.query})"] if runs.query.strip() else []
+    seen: set[str] = set()
+    try:
+        async for execution in client.list_workflows(" AND ".join(terms)):
+            run = RunInfo(ids.run_id_of_workflow(execution.id), execution)
+            if not _is_listed(execution) or run.run_id in seen or runs.status not in (None, run.status):
+                continue
+            seen.add(run.run_id)
+            yield run
+            if len(seen) == runs.limit:
+                return
+    except RPCError as error:
+        if runs.query and error.status is RPCStatusCode.INVALID_ARGUMENT:
+            raise RejectedError(f"the query is not valid: {truncate(error.message, 300)}") from None
+        raise convert_rpc_error(error, "the list of runs") from None
+
+
 async def iterate_runs(
     client: Client, *, waiting: bool = False, follow_ups: bool = False, limit: int | None = 50
 ) -> AsyncIterator[RunInfo]:
@@ -210,6 +252,21 @@ async def iterate_runs(
         if waiting or run.parent is None:
             yield run
             count += 1
+        if count == limit:
+            return
+
+
+async def iterate_waiting(
+    client: Client, limit: int, agent: str | None, before: datetime | None
+) -> AsyncIterator[RunInfo]:
+    """Yield runs and follow-ups that wait for a person, latest first: of an agent, and started before a time."""
+    query = _build_query(waiting=True)
+    query += f" AND {query_equals('AgentName', agent)}" if agent is not None else ""
+    query += f" AND StartTime < '{before.isoformat()}'" if before is not None else ""
+    count = 0
+    async for run in _iterate_query(client, query):
+        yield run
+        count += 1
         if count == limit:
             return
 

@@ -304,10 +304,10 @@ async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: Answe
 
 
 def _open_question(view: RunView | FollowUpState, body: HumanInput) -> dict[str, str | None] | None:
-    """Return the fields that name the open question of an answer, if it is for one."""
+    """Return the fields that name the open question of an answer, if it is for exactly one."""
     if isinstance(view, RunView):
-        asked = view.question
-        return {"question_id": body.question_id or asked.id, "call": body.call or asked.call} if asked else None
+        asked = [q for q in view.questions if body.question_id in (None, q.id) and body.call in (None, q.call)]
+        return {"question_id": asked[0].id, "call": asked[0].call} if len(asked) == 1 else None
     tasks = open_prompts(view)
     if not tasks or (body.question_id is None and len(tasks) > 1):
         return None  # the follow-up rejects it

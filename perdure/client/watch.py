@@ -11,6 +11,7 @@ from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 from temporalio.api.workflow.v1 import PendingActivityInfo
@@ -21,11 +22,13 @@ from activities.storage.watchers import keep_watched
 from contracts.run.state import RunStatus
 from decisions.ids import run_id_of_workflow
 from decisions.text.formatting import truncate
+from perdure.client.batches import format_batch_wait, is_batched, query_pool
 from perdure.client.errors import RunNotFoundError
 from perdure.client.event_reader import FUSED_TURN, EventReader, failure_message, first_value
 from perdure.client.history import HistoryReader
 from perdure.client.run_events import (
     ActivityRetrying,
+    BatchWait,
     ModelCallStarted,
     PartialText,
     RateLimitWait,
@@ -38,6 +41,7 @@ from perdure.client.runs import query_run_state
 PENDING_POLL_INTERVAL = 0.2  # seconds between polls of a pending model turn
 RETRY_POLL_INTERVAL = 1.0  # seconds between polls of other pending activities, which only report retries
 MODEL_TURNS = frozenset({"plan", "reflect", FUSED_TURN})  # activity types
+BATCH_POLL_INTERVALS = (5.0, 300.0)  # seconds between queries of the pool of batches, until the batch is sent and after
 MAX_READ_AHEAD = 16  # events read ahead of a slow reader
 
 
@@ -81,6 +85,8 @@ class Watch:
     _queue: asyncio.Queue[tuple[EventPosition | None, RunEvent]] = field(
         default_factory=lambda: asyncio.Queue(MAX_READ_AHEAD)
     )
+    _batch: tuple[str, ...] = ()  # the call that waits for a batch, and the batch, as last reported
+    _batch_due: float = 0.0  # when the pool is queried next
     _has_moved: asyncio.Event = field(default_factory=asyncio.Event)  # history has grown since the last poll
 
     async def events(self) -> AsyncIterator[RunEvent]:
@@ -143,12 +149,17 @@ class Watch:
         reported: set[tuple[str, int]] = set()
         shown, thinking = PartialText(""), 0
         activities: Sequence[PendingActivityInfo] = ()
+        queue = run.execution.task_queue
         while True:
-            await self._wait_to_poll(activities)
+            await self._wait_to_poll(
+                [each for each in activities if not is_batched(each, queue)], is_pending=bool(activities)
+            )
             self._has_moved.clear()
             try:
                 activities = (await handle.describe()).raw_description.pending_activities
                 for pending in activities:
+                    if is_batched(pending, queue):
+                        await self._report_batch(queue, pending.activity_id)
                     key = (pending.activity_id, pending.attempt)
                     if pending.attempt > 1 and key not in reported:
                         reported.add(key)
@@ -168,11 +179,21 @@ class Watch:
             except RPCError:
                 self._has_moved.set()
 
-    async def _wait_to_poll(self, activities: Sequence[PendingActivityInfo]) -> None:
+    async def _report_batch(self, task_queue: str, call: str) -> None:
+        """Report the batch that the call waits for, once it waits and once it is sent."""
+        if monotonic() < self._batch_due and call in self._batch:
+            return
+        pool = await query_pool(self.client, task_queue, call)
+        self._batch_due = monotonic() + BATCH_POLL_INTERVALS[bool(pool and pool.open)]
+        if pool and (batch := (call, *(known.id for known in pool.open))) != self._batch:
+            self._batch = batch
+            await self._queue.put((None, BatchWait(format_batch_wait(pool))))
+
+    async def _wait_to_poll(self, activities: Sequence[PendingActivityInfo], *, is_pending: bool) -> None:
         """Wait until a poll may find something new. A run without pending activities has none until history grows."""
         if not any(pending.activity_type.name in MODEL_TURNS for pending in activities):
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if activities else None)
+                await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if is_pending else None)
         await asyncio.sleep(PENDING_POLL_INTERVAL)
 
 

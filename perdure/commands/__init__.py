@@ -14,6 +14,9 @@ run         `run`, `watch`, `resume`, `fork`
 schedule    `schedule`
 show        `list`, `show`, `trace`, `tools`
 token       `token`
+crashtest/  `crashtest`: the case, kills, plays, verdicts
 evaluate/   `eval`: cases, runs, scores
+people/     `questions`; `list --dead`, `redeliver`
 mcp/        `mcp`, and the MCP servers of `tools`
+policy/     `policy`: check, test, explain
 """

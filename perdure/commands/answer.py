@@ -1,23 +1,31 @@
 """`perdure answer`, `approve`, `deny` and `cancel`."""
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import ValidationError
 from rich.markup import escape
 
+from contracts.run.question import QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.run.state import RunStatus
+from contracts.run.state import QuestionView, RunStatus
+from contracts.sender import CLI
 from decisions.run.question import TEXTUAL
+from decisions.text.visible_text import render_visible
+from perdure.client.door import name_person, set_sender
 from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.files import attach_files
 from perdure.client.run_list import find_run
 from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
-from perdure.session import Needs, open_session
+from perdure.session import Needs, Session, open_session
 from perdure.terminal.command import (
     FreeTextCommand,
     async_command,
+    attach_option,
     console,
     format_examples,
     run_argument,
@@ -54,17 +62,20 @@ def add_answer_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @run_argument
 @click.argument("text", required=False)
+@attach_option
 @click.option("--decision", type=DecisionType(DECISIONS), help="The decision, for a question that takes one.")
 @add_answer_options
 @async_command()
-async def answer_command(run_id: str, text: str | None, decision: str | None, **named: str | None) -> int:
+async def answer_command(
+    run_id: str, text: str | None, attach: tuple[Path, ...], decision: str | None, **named: str | None
+) -> int:
     """Answer the open question of a run.
 
     TEXT is the answer in words, or the result for the decision use_result. A TEXT that begins with "-" goes after "--".
     """
     if decision is not None and decision not in DECISIONS:
         await _reject_decision(run_id, decision)
-    return await _send_answer(run_id, text=text, decision=decision, **named)
+    return await _send_answer(run_id, attach, text=text, decision=decision, **named)
 
 
 async def _reject_decision(run_id: str, decision: str) -> None:
@@ -86,40 +97,137 @@ async def _reject_decision(run_id: str, decision: str) -> None:
     )
 
 
-@click.command("approve", epilog=format_examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
+@click.command(
+    "approve",
+    epilog=format_examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --all", "approve RUN --edit"),
+)
 @run_argument
 @click.option("--tool", "for_the_run", is_flag=True, help="Approve this tool for the rest of the run.")
+@click.option("--all", "all_calls", is_flag=True, help="Approve all calls that wait now, each with its digest.")
+@click.option("--arguments", metavar="JSON|@FILE", help="Make the call with these arguments instead.")
+@click.option("--edit", is_flag=True, help="Change the arguments in $EDITOR.")
 @add_answer_options
 @async_command()
-async def approve_command(run_id: str, *, for_the_run: bool, **named: str | None) -> int:
+async def approve_command(
+    run_id: str, *, for_the_run: bool, all_calls: bool, arguments: str | None, edit: bool, **named: str | None
+) -> int:
     """Approve the tool call a run is waiting on.
 
-    The approval is for one call, with the arguments shown.
+    The approval is for one call, with the arguments shown. --arguments and --edit change them: the tool's schema is
+    checked, and the agent gets the arguments that were used.
     """
-    return await _send_answer(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
+    if sum((for_the_run, all_calls, arguments is not None, edit)) > 1:
+        raise click.UsageError("--tool, --all, --arguments and --edit exclude each other")
+    if all_calls:
+        return await _decide_all(run_id, Decision.approve, **named)
+    decision = Decision.approve_tool if for_the_run else Decision.approve
+    if edit or arguments is not None:
+        named = await _name_call(run_id, named)
+        shown = named.pop("shown") or "{}"
+        changed = read_object(arguments) if arguments is not None else _edit_arguments(shown)
+        return await _send_answer(run_id, (), decision=decision, arguments=changed, **named)
+    return await _send_answer(run_id, (), decision=decision, **named)
 
 
-@click.command("deny", epilog=format_examples('deny RUN --reason "too expensive"'))
+def read_object(text: str) -> Any:
+    """Parse the JSON of `--arguments`, or of the file after an @. Raises click.UsageError."""
+    try:
+        value = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--arguments: {error}") from None
+    if not isinstance(value, dict):
+        raise click.UsageError('--arguments: expected a JSON object, such as {"cents": 500}')
+    return value
+
+
+def _edit_arguments(shown: str) -> Any:
+    """Let the person edit the arguments. Raises click.UsageError if nothing is saved."""
+    text = click.edit(shown, extension=".json")
+    if text is None:
+        raise click.UsageError("nothing was saved in the editor, so the call is not approved")
+    return read_object(text.strip())
+
+
+async def _name_call(run_id: str, named: dict[str, str | None]) -> dict[str, str | None]:
+    """Return the fields that name the call to change, and its arguments as `shown`. Raises click.UsageError."""
+    calls = await _open_approvals(run_id)
+    fits = [
+        question
+        for question in calls
+        if named["question_id"] in (None, question.id) and named["call"] in (None, question.call)
+    ]
+    if len(fits) != 1:
+        names = ", ".join(question.id for question in calls) or "none"
+        raise click.UsageError(f"name the call to change with --question; calls that wait: {names}")
+    shown = json.dumps(fits[0].arguments, indent=2, ensure_ascii=False)
+    return {**named, "question_id": fits[0].id, "call": fits[0].call, "shown": shown}
+
+
+async def _open_approvals(run_id: str) -> list[QuestionView]:
+    """Return the approvals that the run waits for. Raises RejectedError without a worker."""
+    async with open_session(load_settings(), Needs.answers) as session:
+        await find_run(session.client, run_id)
+        view = await query_run_state(session.client, run_id)
+    if view is None:
+        raise RejectedError(f"no worker answers for run {run_id} now, so its calls cannot be read: perdure worker")
+    return [question for question in view.questions if question.kind == QuestionKind.approval]
+
+
+async def _decide_all(run_id: str, decision: Decision, *, by: str | None, text: str | None = None, **named: Any) -> int:
+    """Decide on each call that waits now, bound to its digest. Calls that are asked about meanwhile stay open."""
+    if any(named.values()):
+        raise click.UsageError("--all names every call: leave out --question and --call")
+    calls = await _open_approvals(run_id)
+    if not calls:
+        raise RejectedError(f"no call of run {run_id} waits for approval")
+    failed = 0
+    async with open_session(load_settings(), Needs.answers) as session:
+        _name_sender(session, by)
+        for question in calls:
+            body = HumanInput(question_id=question.id, call=question.call, decision=decision, by=by, text=text)
+            try:
+                await submit_answer(session.client, run_id, body, session.settings.answer_keys)
+                result = "denied" if decision is Decision.deny else "approved"
+            except RejectedError as error:
+                result, failed = str(error), failed + 1
+            call = render_visible(question.text).partition("\n")[0]
+            console.print(escape(f"{question.id}: {call}: {result}"), soft_wrap=True)
+    return 1 if failed else 0
+
+
+@click.command("deny", epilog=format_examples('deny RUN --reason "too expensive"', "deny RUN --all"))
 @run_argument
 @click.option("--reason", "text", help="The reason, for the agent.")
+@click.option("--all", "all_calls", is_flag=True, help="Deny all calls that wait now.")
 @add_answer_options
 @async_command()
-async def deny_command(run_id: str, text: str | None, **named: str | None) -> int:
+async def deny_command(run_id: str, text: str | None, *, all_calls: bool, **named: str | None) -> int:
     """Deny the tool call a run is waiting on; the run continues."""
-    return await _send_answer(run_id, text=text, decision=Decision.deny, **named)
+    if all_calls:
+        return await _decide_all(run_id, Decision.deny, text=text, **named)
+    return await _send_answer(run_id, (), text=text, decision=Decision.deny, **named)
 
 
-async def _send_answer(run_id: str, **fields: str | None) -> int:
+async def _send_answer(run_id: str, attach: tuple[Path, ...], **fields: Any) -> int:
     try:
         body = HumanInput.model_validate(fields)
     except ValidationError as error:
         raise to_usage_error(error) from None
 
-    async with open_session(load_settings(), Needs.answers) as session:
-        await submit_answer(session.client, run_id, body, session.settings.answer_keys)
+    settings = load_settings()
+    body = body.model_copy(update={"attachments": await attach_files(settings.stores, attach)})
+    async with open_session(settings, Needs.answers) as session:
+        _name_sender(session, body.by)
+        await submit_answer(session.client, run_id, body, settings.answer_keys)
         warning = await session.missing_worker_message(run_id)
     console.print(escape(f"accepted; {warning}" if warning else "accepted"), soft_wrap=True)
     return 0
+
+
+def _name_sender(session: Session, by: str | None) -> None:
+    """Answer as `--by` says: a user of this machine is trusted with the name, as with everything else."""
+    if by:
+        set_sender(name_person(session.settings.file.people, by, CLI))
 
 
 @click.command("cancel", epilog=format_examples('cancel RUN --reason "not needed"'))

@@ -7,6 +7,7 @@ import secrets
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import click
 from pydantic import ValidationError
@@ -16,7 +17,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from activities.temporal import QueryCache
-from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
+from contracts.conversation import MAX_ID_LENGTH, Forgotten, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
+from contracts.media import Attachment
 from contracts.run.journal import Journal
 from contracts.run.signals import CancelRequest
 from contracts.run.state import QuestionView, RunStatus
@@ -26,9 +28,16 @@ from decisions.errors import format_validation_error
 from decisions.run.journal import render_journal
 from decisions.text.formatting import truncate
 from perdure.client.errors import RejectedError, RunNotFoundError
-from perdure.client.lanes import forget_lane_turn, query_lane, submit_with_retry
+from perdure.client.files import attach_files
+from perdure.client.lanes import (
+    TURN_POLL_INTERVAL,
+    forget_lane_turn,
+    has_joined_run,
+    query_lane,
+    submit_with_retry,
+    wait_for_turn_start,
+)
 from perdure.client.run_events import RunEvent, WaitEnded, WaitStarted
-from perdure.client.run_list import find_run
 from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
 from perdure.process.shutdown import unwrap_stream
 from perdure.session import Needs, Session, open_session
@@ -40,14 +49,14 @@ from perdure.terminal.prompt import is_person, parse_answer
 from perdure.terminal.report import answer_commands
 from settings import load_settings
 
-CHAT_POLL_SECONDS = 0.2  # seconds between polls for the fate of a message
-TURN_START_SECONDS = 3.0  # seconds that a cancel waits for the turn to start
+TURN_CHANGE_SECONDS = 3.0  # seconds that a command waits for a turn to start or to end
 LANE_POLL_SECONDS = 1.0  # seconds between polls for messages of others
 CHAT_HELP = """\
   /cancel             cancel the active turn
   /steer TEXT         send TEXT to the active turn, for its next model call
   /interrupt TEXT     cancel the active turn and ask TEXT next
   /forget [RUN]       remove the latest finished turn, or that of RUN, from the conversation
+  /attach FILE        send an image or a PDF with the next message; without FILE, send none
   /journal            print the agent's journal
   /history            print the latest turns
   /quit               exit; the active turn continues"""
@@ -109,6 +118,7 @@ class ChatSession:
         self._now: str | None = None  # the run shown now
         self._is_shown = asyncio.Event()  # set while a run is shown
         self._asks: tuple[str, QuestionView | None] | None = None  # the run that waits, and its question
+        self._attached: tuple[Attachment, ...] = ()  # to the next message
 
     async def send_once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
         """Send a message, print the reply, and return the exit code."""
@@ -205,7 +215,8 @@ class ChatSession:
     def _print_prompt(self) -> None:
         """Print the prompt, unless more output follows."""
         if not self._open and is_person() and self._console.is_terminal:
-            self._console.print("[bold]> [/]", end="")
+            files = "".join(f"[{attachment.name}] " for attachment in self._attached)
+            self._console.print(Text.assemble((files, "cyan"), ("> ", "bold")), end="")
 
     async def _handle_line(self, line: str) -> None:
         word, _, rest = line.strip().partition(" ")
@@ -218,11 +229,13 @@ class ChatSession:
                 case "/cancel":
                     await self._cancel_turn()
                 case "/forget":
-                    turn = await forget_lane_turn(self._session.client, self._id, rest.strip() or None)
+                    turn = await self._forget_turn(rest.strip() or None)
                     line = f"removed from the next turn on: {truncate(turn.asked, 80)} · run {turn.run_id}"
                     self._console.print(f"[dim]{escape(line)}[/]")
                 case "/steer" | "/interrupt" if rest:
                     await self._send_request(rest, WhenBusy(word[1:]))
+                case "/attach":
+                    await self._attach_file(rest.strip())
                 case "/journal":
                     await self._print_journal()
                 case "/history":
@@ -236,14 +249,30 @@ class ChatSession:
             self._console.print(f"[red]{escape(str(error))}[/]")
         self._print_prompt()
 
+    async def _attach_file(self, name: str) -> None:
+        """Attach a file to the next message; without a name, detach all."""
+        paths = [Path(name.strip("'\""))] if name else []
+        added = await attach_files(self._session.settings.stores, paths)
+        self._attached = (*self._attached, *added) if added else ()
+
     async def _cancel_turn(self) -> None:
         """Cancel the turn on the screen, or the one about to start; the lane may be at a later one."""
         if self._open:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_shown.wait(), TURN_START_SECONDS)
+                await asyncio.wait_for(self._is_shown.wait(), TURN_CHANGE_SECONDS)
         if self._now is None:
             raise RejectedError("the turn has not started yet" if self._open else "no turn is active")
         await request_cancel(self._session.client, self._now, CancelRequest(by="perdure chat"))
+
+    async def _forget_turn(self, run_id: str | None) -> Forgotten:
+        """Forget a turn. The reply on the screen may be that of a turn whose end the lane does not know yet."""
+        deadline = asyncio.get_running_loop().time() + TURN_CHANGE_SECONDS
+        while run_id is None and asyncio.get_running_loop().time() < deadline:
+            view = await query_lane(self._session.client, self._id)
+            if view is None or view.active is None:
+                break
+            await asyncio.sleep(TURN_POLL_INTERVAL)
+        return await forget_lane_turn(self._session.client, self._id, run_id)
 
     async def _handle_text(self, text: str) -> None:
         """Send text as the answer to the turn's question, or as the next request."""
@@ -254,9 +283,9 @@ class ChatSession:
                 body = parse_answer(question, text)
             except ValidationError as error:
                 raise RejectedError(format_validation_error(error)) from None
-            await submit_answer(
-                self._session.client, run_id, self._page.note_answer(body), self._session.settings.answer_keys
-            )
+            body = self._page.note_answer(body.model_copy(update={"attachments": self._attached}))
+            await submit_answer(self._session.client, run_id, body, self._session.settings.answer_keys)
+            self._attached = ()
         else:
             await self._send_request(text, WhenBusy.queue)
 
@@ -275,18 +304,7 @@ class ChatSession:
             self._follow_turn(submitted.run_id)
 
     async def _has_joined(self, run_id: str, own: str) -> bool:
-        """Return whether a message joined the active run, instead of starting the run `own`; wait until it is known."""
-        while run_id != own:
-            if (view := await self._read_lane()) is not None:
-                ends = {turn.run_id: turn.end for turn in view.recent}
-                if own in ends:
-                    return ends[own] in (TurnEnd.steered, TurnEnd.answered)
-                if any(turn.run_id == own for turn in (view.active, *view.waiting) if turn):
-                    return False
-                if view.active is None or view.active.run_id != run_id:
-                    break  # the lane has dropped it from its recent turns
-            await asyncio.sleep(CHAT_POLL_SECONDS)
-        return True
+        return await has_joined_run(self._session.client, self._id, run_id, own, self._queries)
 
     async def _submit_message(self, text: str, when_busy: WhenBusy) -> tuple[Submitted, str]:
         """Submit a message. Return the result, and the id of the run that it starts if it joins no other."""
@@ -294,6 +312,7 @@ class ChatSession:
             request = SubmitRequest(
                 request_id=secrets.token_hex(6),
                 goal=text,
+                attachments=self._attached,
                 agent=self._agent,
                 when_busy=when_busy,
                 request_client="perdure chat",
@@ -301,6 +320,7 @@ class ChatSession:
         except ValidationError as error:
             raise RejectedError(format_validation_error(error)) from None
         submitted = await submit_with_retry(self._session.client, self._session.settings.task_queue, self._id, request)
+        self._attached = ()
         return submitted, ids.turn_run_id(self._id, request.request_id)
 
     def _follow_turn(self, run_id: str) -> None:
@@ -335,15 +355,7 @@ class ChatSession:
         return exit_code_of(end)
 
     async def _wait_for_start(self, run_id: str) -> bool:
-        """Wait for a turn to start; return False if it was dropped."""
-        while True:
-            with suppress(RunNotFoundError):
-                await find_run(self._session.client, run_id)
-                return True
-            view = await self._read_lane()
-            if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
-                return False
-            await asyncio.sleep(CHAT_POLL_SECONDS)
+        return await wait_for_turn_start(self._session.client, self._id, run_id, self._queries)
 
     def _note_question(self, run_id: str, event: RunEvent) -> None:
         if isinstance(event, WaitEnded):

@@ -36,6 +36,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
     from gateway.server import open_listener, serve_gateway
     from gateway.signatures import read_webhooks
     from gateway.tokens import read_tokens
+    from perdure.process.project import compile_starts
     from telemetry import log_to_file, log_to_stderr
 
     settings = load_settings()
@@ -47,6 +48,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
             "of the gateway, and set --behind-tls; without TLS, tokens are sent in clear text"
         )
     webhooks = read_webhooks(settings.file.gateway.webhooks, os.environ)
+    starts = compile_starts(settings)
     stop = stop_event()
     with open_listener(host, port) as listener:
         async with open_session(settings, Needs.work) as session:
@@ -54,7 +56,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
                 log_to_file(log_file, settings.secrets)
             elif session.ui is None:  # else this process has a worker, which logs to its own file
                 log_to_stderr(settings.secrets)
-            served = Gateway(session, tokens, webhooks, stop)
+            served = Gateway(session, tokens, webhooks, starts, stop)
             shown = f"[{host}]" if ":" in host else host
             console.print(f"gateway    http://{shown}:{listener.getsockname()[1]}", soft_wrap=True)
             console.print(f"task queue {settings.task_queue}")

@@ -21,6 +21,7 @@ PROJECT_LAYOUT = {
     "agent.md": "agents/$agent.md",
     "orders.txt": "orders.py",
     "test.txt": "tests/test_$module.py",
+    "crash.yaml": "tests/crash.yaml",
     "README.md": "README.md",
     "pytest.ini": "pytest.ini",
     "gitignore.txt": ".gitignore",

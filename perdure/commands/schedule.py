@@ -14,7 +14,7 @@ from temporalio.client import Client
 
 from perdure.client import schedules
 from perdure.client.schedules import NewSchedule, ScheduleInfo
-from perdure.commands.run import start_event
+from perdure.commands.run import pace_option, start_event
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.command import (
     DurationType,
@@ -61,6 +61,7 @@ def schedule_command() -> None:
 @click.option("--every", type=DurationType(), metavar="DURATION", help="An interval, such as 30m, 1h or 7d.")
 @click.option("--goal", required=True, help="The task of each run, in words.")
 @click.option("--agent", shell_complete=complete_agents, help="The agent to run, from agents/*.md.")
+@pace_option
 @click.option(
     "--overlap",
     type=click.Choice(list(schedules.OVERLAPS)),
@@ -81,6 +82,7 @@ async def add_schedule_command(
     every: timedelta | None,
     goal: str,
     agent: str | None,
+    pace: str | None,
     overlap: str,
     time_zone: str | None,
     jitter: timedelta | None,
@@ -94,9 +96,11 @@ async def add_schedule_command(
         raise click.UsageError('--cron is empty; it takes five fields, like "0 9 * * 1-5"')
     if time_zone is not None and cron is None:
         raise click.UsageError("--time-zone is for --cron")
-    spec = NewSchedule(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)
+    event = start_event(goal, agent, pace=pace)
+    spec = NewSchedule(name, event, cron, every, time_zone, jitter, overlap, paused)
     settings = load_settings()
     settings.check_agent(agent)
+    settings.check_pace(agent, event.payload.pace)
     async with open_session(settings, Needs.nothing) as session:
         created = await schedules.add_schedule(session.client, settings.task_queue, spec)
     if as_json:

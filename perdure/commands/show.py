@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import click
 from rich.markup import escape
@@ -23,8 +24,9 @@ from perdure.client.run_list import (
 )
 from perdure.client.runs import follow_up_state, query_run_state, wait_for_run_end
 from perdure.client.watch import Watch
-from perdure.commands.export import STDOUT, export_run
+from perdure.commands.export import STDOUT, export_run, file_type
 from perdure.commands.mcp.servers import print_servers, print_unseen_servers
+from perdure.commands.people.dead_letters import print_dead_letters
 from perdure.session import Needs, Session, open_session
 from perdure.terminal import report
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, run_argument
@@ -35,17 +37,20 @@ from settings import Settings, load_settings
 @click.command("list", epilog=format_examples("list", "list --waiting", "list --json | jq -r .run_id"))
 @click.option("--waiting", is_flag=True, help="List only, and all, runs and follow-ups that wait for a person.")
 @click.option("--follow-ups", is_flag=True, help="List follow-ups instead: work that resumes after an external result.")
+@click.option("--dead", is_flag=True, help="List events that began nothing and notices that failed instead.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), help="Maximum number of rows; 30 by default, unlimited with --waiting."
 )
 @as_json_option
 @async_command()
-async def list_runs_command(waiting: bool, follow_ups: bool, limit: int | None, as_json: bool) -> int:
+async def list_runs_command(waiting: bool, follow_ups: bool, dead: bool, limit: int | None, as_json: bool) -> int:
     """List runs: those that wait for a person first, then the latest.
 
     Subtasks and follow-ups that wait for a person are listed too. Each is shown with its question and the command to
     answer it. With --json, the latest is first.
     """
+    if dead:
+        return await print_dead_letters(as_json=as_json)
     limit = limit if limit or waiting else 30
     is_overview = not (waiting or follow_ups or as_json)
     async with open_session(load_settings(), Needs.nothing) as session:
@@ -137,14 +142,24 @@ async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> 
     help="Write a self-contained JSON record instead, to FILE or to standard output.",
 )
 @click.option("--with-subtasks", is_flag=True, help="With --export: include the records of subtasks.")
+@click.option(
+    "--sign", "key", type=file_type, metavar="KEY", help="With --export: sign the record, with an Ed25519 key in PEM."
+)
+@click.option(
+    "--timestamp", "authority", metavar="URL", help="With --sign: have it time-stamped by this RFC 3161 authority."
+)
 @as_json_option
 @async_command()
-async def trace_command(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -> int:
+async def trace_command(
+    run_id: str, target: str | None, with_subtasks: bool, key: Path | None, authority: str | None, as_json: bool
+) -> int:
     """Print the turns, calls and results of a run so far."""
-    if with_subtasks and target is None:
-        raise click.UsageError("--with-subtasks requires --export")
+    if target is None and (with_subtasks or key):
+        raise click.UsageError(f"{'--with-subtasks' if with_subtasks else '--sign'} requires --export")
+    if authority and key is None:
+        raise click.UsageError("--timestamp requires --sign")
     if target is not None:
-        return await export_run(run_id, target, with_subtasks=with_subtasks)
+        return await export_run(run_id, target, with_subtasks=with_subtasks, key_file=key, authority=authority)
     screen = RunScreen(console)
     async with open_session(load_settings(), Needs.nothing) as session:
         async for position, event in Watch(session.client, run_id, follow=False).positioned_events():

@@ -2,6 +2,7 @@
 
 encryption_marker   the keys that a task queue's workers hold
 environment         fixes environment variables for libraries, and hides secrets in them from tools
+forked              a process of a fork server, which ends with the one that started it
 mailbox_bridge      delivers files of a folder to its mailbox
 mcp_tools           tools of MCP servers, as accepted in the lock file
 models              a client for each model provider

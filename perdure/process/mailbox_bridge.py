@@ -27,7 +27,7 @@ from activities.mailbox.pages import TaskPages
 from activities.mailbox.picks import InputPicks
 from activities.mailbox.watch import FolderWatcher
 from activities.mailbox.writer import MailWriter
-from contracts.mail.mailbox import MAX_DELIVERIES, DeliverRequest, Delivery, Verdict
+from contracts.mail.mailbox import MAX_DELIVERIES, DeliverRequest, Delivery, DeliveryVerdict
 from contracts.run.signals import HumanInput
 from contracts.run.state import RunView
 from decisions.mailbox.poll_mode import PollMode, PollPolicy, PollState, after_cycle, wake
@@ -235,16 +235,18 @@ class Bridge:
         verdicts = await self._send_deliveries(new) if new or not self._is_attached else {}
         for _ in tried:
             self._backlog.popleft()
-        self._backlog.extendleft(claimed for claimed in reversed(tried) if verdicts.get(claimed) is Verdict.full)
+        self._backlog.extendleft(
+            claimed for claimed in reversed(tried) if verdicts.get(claimed) is DeliveryVerdict.full
+        )
         if new:
             await asyncio.to_thread(self._log_deliveries, new, verdicts)
-        is_full = Verdict.full in verdicts.values()
+        is_full = DeliveryVerdict.full in verdicts.values()
         self._batch_limit = SMALL_BATCH if is_full else min(2 * self._batch_limit, MAX_DELIVERIES)
         if not is_full:
             self.trouble, self._failures = "", 0
             return bool(batch)
         self.trouble = "the mailbox is full: the other files wait"
-        self._failures = self._failures + 1 if set(verdicts.values()) == {Verdict.full} else 1
+        self._failures = self._failures + 1 if set(verdicts.values()) == {DeliveryVerdict.full} else 1
         return False
 
     def _claim_files(self) -> list[ClaimedFile]:
@@ -291,7 +293,7 @@ class Bridge:
             return None
         return PreparedDelivery(claimed, parked.model_copy(update={"missing": (), "fault": FILE_GONE}))
 
-    async def _send_deliveries(self, new: list[PreparedDelivery]) -> dict[ClaimedFile, Verdict]:
+    async def _send_deliveries(self, new: list[PreparedDelivery]) -> dict[ClaimedFile, DeliveryVerdict]:
         """Deliver files, or only attach. Return the mailbox's verdicts; messages that wait for inputs are parked."""
         request = DeliverRequest(folder=self.folder.id, deliveries=tuple(message.delivery for message in new))
         async with asyncio.timeout(DELIVERY_TIMEOUT):
@@ -307,14 +309,14 @@ class Bridge:
         self._known |= verdicts.keys()
         for message in new:
             self._parked.pop(message.claimed, None)
-            if verdicts[message.claimed] is Verdict.blocked:
+            if verdicts[message.claimed] is DeliveryVerdict.blocked:
                 self._parked[message.claimed] = message.delivery
         return verdicts
 
-    def _log_deliveries(self, new: list[PreparedDelivery], verdicts: Mapping[ClaimedFile, Verdict]) -> None:
+    def _log_deliveries(self, new: list[PreparedDelivery], verdicts: Mapping[ClaimedFile, DeliveryVerdict]) -> None:
         at, lines = _utc_now().isoformat(timespec="milliseconds"), []
         for message in new:
-            if verdicts[message.claimed] is Verdict.full:
+            if verdicts[message.claimed] is DeliveryVerdict.full:
                 continue
             delivery, head = message.delivery, message.delivery.head
             known = head.model_dump(include={"message_id", "task_id", "idempotency_key"}) if head else {}

@@ -3,6 +3,7 @@
 The MCP SDK takes a second to load, so functions that need it import it.
 """
 
+import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,8 +22,7 @@ from activities.mcp.lock import (
 )
 from activities.tools.interface import Tool
 from contracts.agent import Agent
-from contracts.mcp import Pin, PinnedProgram, PinState
-from contracts.tool import ToolRoute
+from contracts.tool import Pin, PinnedProgram, PinState, ToolRoute
 from decisions.api_tool import api_rejection
 from decisions.mcp import SEPARATOR, diff_pins, effect_of, is_looser, pin_states, server_of_tool, tool_name
 from settings import ProjectError, Settings
@@ -185,7 +185,9 @@ def _route_of(name: str, pin: Pin, settings: Settings) -> ToolRoute:
 
 def tool_route(name: str, local: ToolSettings, **changes: object) -> ToolRoute:
     """Return the route of a tool from its settings, which have the same names."""
-    return ToolRoute.model_validate({**dict(local), "name": name, **changes})
+    fields = dict(local)
+    example = None if fields.get("dry_run") is None else json.dumps(fields["dry_run"])
+    return ToolRoute.model_validate({**fields, "name": name, "example": example, **changes})
 
 
 def _check_tool_settings(settings: Settings, tools: Mapping[str, object]) -> None:

@@ -1,7 +1,7 @@
 """Model clients: one for each provider of the project, each with its own rate limit."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,13 +11,14 @@ from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVerte
 
 from activities.demo.model import RehearsalTransport
 from activities.providers.anthropic import MessagesModel
+from activities.providers.batch_api import MessageBatches
 from activities.providers.fallback import FallbackModel, Provider
 from activities.providers.plain_answer import bound_body
 from activities.providers.port import Model
 from activities.providers.rate_limit import RateLimiter
 from decisions.model_names import DEFAULT
 from settings import ProjectError, Settings
-from settings.file import ProviderSettings
+from settings.file import ProviderSettings, provider_table
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -39,7 +40,9 @@ def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
     for name, client in create_clients(settings).items():
         closing.push_async_exit(client)
         provider = described.get(name, ProviderSettings())
-        providers[name] = Provider(_create_endpoint(client), RateLimiter(name, provider.requests_per_minute))
+        batches = MessageBatches(client) if isinstance(client, AsyncAnthropic) else None
+        limiter = RateLimiter(name, provider.requests_per_minute)
+        providers[name] = Provider(_create_endpoint(client), limiter, batches)
     return FallbackModel(providers)
 
 
@@ -60,7 +63,8 @@ def create_clients(settings: Settings) -> dict[str, ModelClient]:
     clients: dict[str, ModelClient] = {DEFAULT: _default_client(settings)}
     for name, described in settings.file.model.providers.items():
         if name != DEFAULT:
-            clients[name] = _create_client(name, described, settings.keys.get(name))
+            headers = settings.headers.get(provider_table(name), {})
+            clients[name] = _create_client(name, described, settings.keys.get(name), headers)
     return clients
 
 
@@ -68,38 +72,48 @@ def _default_client(settings: Settings) -> AsyncAnthropic:
     if settings.is_rehearsal:
         transport = httpx2.AsyncClient(transport=RehearsalTransport())
         return AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport)
-    return _messages_client(settings.api_key, settings.base_url)
+    return _messages_client(settings.api_key, settings.base_url, settings.headers.get(provider_table(DEFAULT), {}))
 
 
-def _messages_client(key: str | None, base_url: str | None) -> AsyncAnthropic:
+def _messages_client(key: str | None, base_url: str | None, headers: Mapping[str, str]) -> AsyncAnthropic:
     """Create a client. The SDK requires a key, which local servers do not, and adds the `/v1` of many base URLs."""
     root = re.sub(r"/v1(/messages)?/*$", "", base_url) if base_url else None
-    return AsyncAnthropic(api_key=key or "none", base_url=root, max_retries=0, http_client=_http_client())
+    return AsyncAnthropic(
+        api_key=key or "none", base_url=root, max_retries=0, default_headers=headers, http_client=create_http_client()
+    )
 
 
-def _chat_client(key: str | None, base_url: str | None) -> "AsyncOpenAI":
+def _chat_client(key: str | None, base_url: str | None, headers: Mapping[str, str]) -> "AsyncOpenAI":
     from openai import AsyncOpenAI
 
     root = re.sub(r"(/chat/completions)?/*$", "", base_url or "")
-    return AsyncOpenAI(api_key=key or "none", base_url=root, max_retries=0, http_client=_http_client())
+    return AsyncOpenAI(
+        api_key=key or "none", base_url=root, max_retries=0, default_headers=headers, http_client=create_http_client()
+    )
 
 
-def _http_client() -> httpx2.AsyncClient:
+def create_http_client() -> httpx2.AsyncClient:
+    """Return a client as the SDKs take it: bodies uncompressed and bounded, and closed in order."""
     hooks: dict[str, list[Callable[..., Any]]] = {"response": [bound_body]}
     return DefaultAsyncHttpxClient(headers={"accept-encoding": "identity"}, event_hooks=hooks)
 
 
-def _create_client(name: str, described: ProviderSettings, key: str | None) -> ModelClient:
+def _create_client(name: str, described: ProviderSettings, key: str | None, headers: Mapping[str, str]) -> ModelClient:
     if described.api_key_env and key is None:
         raise ProjectError(f"model.providers.{name}: api_key_env names {described.api_key_env}, and that is not set")
     if described.kind == "messages":
-        return _messages_client(key, described.base_url)
+        return _messages_client(key, described.base_url, headers)
     if described.kind == "openai":
         _require_package(name, described.kind)
-        return _chat_client(key, described.base_url)
+        return _chat_client(key, described.base_url, headers)
     if described.kind == "bedrock" or key is None:  # Vertex' client fetches no token if it has one
         _require_package(name, described.kind)
-    shared: dict[str, Any] = {"base_url": described.base_url, "max_retries": 0, "http_client": _http_client()}
+    shared: dict[str, Any] = {
+        "base_url": described.base_url,
+        "max_retries": 0,
+        "default_headers": headers,
+        "http_client": create_http_client(),
+    }
     if described.kind == "bedrock":
         return AsyncAnthropicBedrock(api_key=key, aws_region=described.region, **shared)
     region, project = described.region or "", described.project or ""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,12 +13,13 @@ import httpx
 from pydantic import PydanticUserError, TypeAdapter
 
 from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
+from activities.model.accept import load_check
+from activities.people.channels import AppriseSender, Channel, NoticeSender, SlackSender, WebhookSender
 from activities.project import Project
 from activities.providers.options import find_unusable, find_unusable_in_chat
 from activities.providers.prices import FREE, Price
 from activities.run.definition import split_tools
 from activities.run.tool_search import has_full_text_search
-from activities.storage.store import Stores
 from activities.tools.fetch import FetchTool
 from activities.tools.files import ListFiles, ReadFile, WriteFile
 from activities.tools.http import NO_HEADERS, HttpTool
@@ -29,13 +31,19 @@ from activities.tools.signal import SignalTool
 from contracts.agent import Agent, ToolSchema
 from contracts.model_settings import ModelOptions
 from contracts.models import check_schema_bounds
+from contracts.people.notice import NoticeRoute
+from contracts.people.rubric import Rubric
 from contracts.tool import Approval, QueueRoute
 from decisions.api_tool import api_rejection
 from decisions.builtin_tools import gated_routes
 from decisions.model_names import DEFAULT, provider_of
+from decisions.people.start_rule import StartRule, compile_start
+from decisions.policy.expression import ExpressionError
+from decisions.policy.rules import Policy, reviewing_models
 from perdure.process.mcp_tools import ToolOffer, offer_accepted_tools, tool_route
 from settings import REHEARSAL, ProjectError, Settings
-from settings.environment import parse_variable
+from settings.notify import NotifySettings
+from settings.policy import POLICY_FILE, read_policy
 from settings.tools import (
     BuiltinToolSettings,
     HttpToolSettings,
@@ -73,6 +81,8 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         record_thinking=settings.file.model.record_thinking,
         limits=settings.file.limits,
         ceiling=settings.file.limits.ceiling,
+        pace=settings.file.model.pace,
+        batches=settings.file.model.batch,
         fuse_reads=settings.file.worker.fuse_reads,
         workspaces=settings.workspaces,
         instructions="\n".join(_read_prompt(name) for name in ("loop", "plan", "reflect")),
@@ -81,18 +91,37 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
             REHEARSAL: FREE,
             **{name: Price(**dict(price)) for name, price in settings.file.prices.items()},
         },
-        remote=parse_variable("PERDURE_STORE", settings.store, _open_remote),
+        remote=settings.stores if settings.store else None,
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
         outbox=_create_outbox(settings, client),
+        channels=tuple(_create_channel(row, settings, client) for row in settings.file.notify),
+        starts=compile_starts(settings),
+        page_url=settings.file.gateway.public_url or "",
         answer_keys=settings.answer_keys.public,
         on_delegation=_read_prompt("delegate"),
         builtins=gated_routes(_approval_timeouts(settings)),
+        policy=_load_policy(settings),
     )
     _check_options(project, settings)
     _check_search(project)
     return project
+
+
+def _load_policy(settings: Settings) -> Policy | None:
+    """Return the project's policy, if it has one, with functions that can be imported. Raises ProjectError."""
+    if not (path := settings.folder / POLICY_FILE).is_file():
+        return None
+    policy = read_policy(path)
+    for compiled in policy.rules:
+        if isinstance(compiled.rule.review, str):
+            _make_importable(settings)
+            try:
+                load_target(compiled.rule.review)
+            except BadTargetError as error:
+                raise ProjectError(f"{path}, line {compiled.line}: {error}") from None
+    return policy
 
 
 def _check_options(project: Project, settings: Settings) -> None:
@@ -151,7 +180,18 @@ def _with_agent_schemas(agent: Agent, settings: Settings) -> Agent:
             reason = str(error)
         if reason:
             raise ProjectError(f"{settings.roster.at(agent.name, setting, '')}: {reason}")
+    _check_accept(agent, settings)
     return agent.model_copy(update=schemas)
+
+
+def _check_accept(agent: Agent, settings: Settings) -> None:
+    """Raise ProjectError if the function that checks the agent's outcomes cannot be imported."""
+    if isinstance(agent.accept, str):
+        _make_importable(settings)
+        try:
+            load_check(agent.accept)
+        except BadTargetError as error:
+            raise ProjectError(f"{settings.roster.at(agent.name, 'accept', '')}: {error}") from None
 
 
 def _import_schema(target: str, settings: Settings) -> dict[str, Any]:
@@ -217,7 +257,9 @@ def unpriced_budgets(project: Project) -> list[str]:
     for agent in project.agents.values():
         if agent.mailbox or (agent.limits.budget_usd or project.limits.budget_usd) is None:
             continue
-        if unknown := [model for model in project.models_of(agent) if project.price_of(model) is None]:
+        judge = [agent.accept.model] if isinstance(agent.accept, Rubric) and agent.accept.model else []
+        judge += reviewing_models(project.policy, agent.name) if project.policy else []
+        if unknown := [model for model in (*project.models_of(agent), *judge) if project.price_of(model) is None]:
             table = " and ".join(f'[prices."{model}"]' for model in unknown)
             reason = f"agent {agent.name}: budget_usd has no effect, as the price of {', '.join(unknown)} is unknown"
             lines.append(f"{reason}: set {table}, or budget_tokens")
@@ -233,14 +275,40 @@ def _create_outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
     return outbox if out.channels is None else ListedOutbox(outbox, out.channels)
 
 
+def _create_channel(row: NotifySettings, settings: Settings, client: httpx.AsyncClient) -> Channel:
+    access = settings.notify[row.name]
+    sender: NoticeSender
+    match row.kind:
+        case "webhook":
+            sender = WebhookSender(access.url, access.secret, client)
+        case "slack":
+            sender = SlackSender(access.url, client)
+        case "apprise":
+            _must_have_apprise(settings.at("notify"))
+            sender = AppriseSender(access.url)
+    return Channel(NoticeRoute(channel=row.name, on=row.on, patience=row.patience), row.agents, sender)
+
+
+def compile_starts(settings: Settings) -> tuple[StartRule, ...]:
+    """Compile the events that begin work. Raises ProjectError."""
+    rules = []
+    for row in settings.file.start:
+        try:
+            rules.append(compile_start(row.model_dump()))
+        except ExpressionError as error:
+            raise ProjectError(f"{settings.at('start')}: {row.name}: {error}") from None
+        if row.agent is not None and row.agent not in settings.agents:
+            raise ProjectError(f"{settings.at('start')}: {row.name}: there is no agent {row.agent!r}")
+    return tuple(rules)
+
+
+def _must_have_apprise(place: str) -> None:
+    if find_spec("apprise") is None:
+        raise ProjectError(f'{place}: kind = "apprise" needs the package apprise: pip install "perdure[notify]"')
+
+
 def _read_prompt(name: str) -> str:
     return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
-
-
-def _open_remote(url: str) -> Stores:
-    from activities.storage.object_store import RemoteStores
-
-    return RemoteStores.at(url)
 
 
 def _create_tool(

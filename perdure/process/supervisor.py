@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 STOP_TIMEOUT = 5.0  # seconds from SIGTERM to SIGKILL; a healthy server takes about one
-CRASH_LOOP = 2.0  # seconds; a server that dies sooner after its start is not restarted
+CRASH_LOOP = 2.0  # seconds; a server that dies sooner has not started
+RESTARTS, PAUSE = 40, 0.5  # attempts, and seconds between them: another process may hold the port for a while
 
 
 @dataclass
@@ -36,15 +37,22 @@ class Supervisor:
     turn: threading.Lock = field(default_factory=threading.Lock)  # serializes end and restart
 
     def run(self) -> None:
-        """Run the server until it has no users, is stopped, or crashes at its start; restart it after other crashes."""
+        """Run the server until it has no users, is stopped, or does not start; restart it after crashes.
+
+        One that has never run is not started again: the command that waits for it then reports the reason at once.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _in_background(self.stop_server))
         _in_background(self.stop_without_users)
-        code, lived = -1, CRASH_LOOP
-        while code != 0 and lived >= CRASH_LOOP and (server := self.start_server()):
+        attempts = 1
+        while attempts and (server := self.start_server()):
             since = time.monotonic()
-            code = server.wait()
-            lived = time.monotonic() - since
+            if server.wait() == 0:
+                break
+            if time.monotonic() - since >= CRASH_LOOP:
+                attempts = RESTARTS
+            elif attempts := attempts - 1:
+                time.sleep(PAUSE)
         Path("server.json").unlink(missing_ok=True)
         for port in self.reserved:  # before the locks, so that the next server finds its ports free
             os.close(port)
@@ -56,7 +64,7 @@ class Supervisor:
             self.server = subprocess.Popen(
                 self.command,
                 pass_fds=[self.lock],
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it only calls prctl
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it only calls prctl
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"pid": self.server.pid, "address": self.address, "ui": self.ui, "started_at": now}
@@ -92,7 +100,7 @@ def _in_background(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Kill the server with its supervisor (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG

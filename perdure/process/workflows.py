@@ -30,6 +30,9 @@ from workflows.followup import FollowUp
 from workflows.handlers import UnknownWorkflow
 from workflows.interceptors import HeartbeatInterceptor, confidential_interceptor, unsearchable_interceptor
 from workflows.mailbox import Mailbox
+from workflows.model_batches.pool import ModelBatches
+from workflows.people.inbound import Inbound
+from workflows.people.notify import Notify
 from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
 from workflows.topic import EventTopic
@@ -41,6 +44,9 @@ WORKFLOWS: tuple[type, ...] = (
     FollowUp,
     EventTopic,
     Mailbox,
+    Inbound,
+    Notify,
+    ModelBatches,
     Reconcile,
     UnknownWorkflow,
 )

@@ -34,7 +34,7 @@ class ChatView:
         match event:
             case run_events.RunStarted():
                 self._screen.apply_event(event, time)
-            case run_events.PartialText(text) if not isinstance(event, run_events.RateLimitWait):
+            case run_events.PartialText(text) if not isinstance(event, run_events.RateLimitWait | run_events.BatchWait):
                 if self._screen.is_live and self._screen.progress.is_thinking:  # other outputs take whole lines
                     self._write_text(_new_text(self._written, text))
             case run_events.ModelReplied(reply=reply):

@@ -5,9 +5,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import timedelta
 from functools import wraps
+from getpass import getuser
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -21,12 +22,12 @@ from contracts.models import is_utf8
 from contracts.sender import CLI
 from decisions.errors import ReportedError, format_validation_error
 from decisions.text.formatting import truncate
-from perdure.client.door import set_sender
+from perdure.client.door import name_person, set_sender
 from perdure.process.shutdown import exit_now
 from perdure.terminal.completion import complete_runs
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.follow import DETACHED
-from settings import current_folder, load_settings
+from settings import ProjectError, current_folder, load_settings
 from telemetry import quiet_core
 
 _P = ParamSpec("_P")
@@ -52,12 +53,35 @@ def check_server_id(ctx: click.Context, param: click.Parameter, value: str) -> s
 
 
 run_argument = click.argument("run_id", metavar="RUN", shell_complete=complete_runs, callback=check_server_id)
+attach_option = click.option(
+    "--attach",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="An image (PNG, JPEG, WebP, GIF) or a PDF for the agent; repeatable.",
+)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def format_examples(*commands: str) -> str:
     """Return the last paragraph of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  perdure {command}" for command in commands)
+
+
+def _read_people() -> Mapping[str, Collection[str]]:
+    """Return the groups of the project. A command that needs a project reports by itself what is wrong with it."""
+    try:
+        return load_settings(strict=False).file.people
+    except ProjectError:
+        return {}
+
+
+def _find_user() -> str:
+    """Return the name of the user of the machine; "" in a container without one."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
@@ -72,7 +96,7 @@ def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = 
         if project := _find_parent_project(current_folder()):
             print_error(f"no perdure.toml in this folder, but one in {project}: run the command there")
         quiet_core(load_settings().metrics if stays else None)
-        set_sender(CLI)
+        set_sender(name_person(_read_people(), _find_user(), CLI))
         code = asyncio.run(command())
     except ReportedError as error:
         print_error(str(error))

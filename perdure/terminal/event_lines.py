@@ -5,7 +5,7 @@ their line is complete.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
@@ -15,13 +15,16 @@ from rich.text import Text
 
 from activities.run.outcome import RunEnd
 from contracts.delegation import DelegationRequest, DelegationState, DelegationStatus
+from contracts.media import PDF, Attachment, StoredMedia
+from contracts.models import NO_RESULT
+from contracts.people.policy import Verdict
 from contracts.run.compaction import Summary
 from contracts.run.loop_detection import Rung
-from contracts.run.turn import ModelTurn
+from contracts.run.turn import ModelTurn, PolicyReview
 from contracts.sender import SentBy
 from contracts.tool import ToolOutcome
+from decisions.people.sender import format_sent_by
 from decisions.run.transcript import cited_urls, join_text_blocks, join_thinking, server_calls
-from decisions.sender import format_sent_by
 from decisions.text.formatting import call_line, truncate
 from decisions.text.visible_text import render_visible
 from perdure.client import run_events
@@ -35,12 +38,20 @@ RUNG_TEXTS = {
     Rung.directive: "the model must do something else, with a forced tool",
     Rung.ask: "a person is asked",
 }
+REVIEW_SIGNS: dict[Verdict | None, str] = {Verdict.allow: "[green]✓[/]", Verdict.deny: "[red]✗[/]"}
 RETRIED_NAMES = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
 PLAIN_PREVIEW_LENGTH = 200  # characters of a preview
 MAX_CITED = 300  # characters of the addresses that a reply cites
 
 
 EventLines = Iterator[RenderableType]
+_Delay = (
+    run_events.ActivityFailed
+    | run_events.ActivityRetrying
+    | run_events.WaitStarted
+    | run_events.BatchWait
+    | run_events.RateLimitWait
+)
 
 
 def format_line(markup: str, text: str = "", style: str = "") -> Text:
@@ -55,19 +66,30 @@ def _format_block(text: str, width: int | None, indent: int = 2, style: str = ""
 
 
 def format_event(event: RunEvent, width: int | None) -> EventLines:
+    if isinstance(event, _Delay):  # first, since some are partial texts, too
+        yield from _format_delay(event)
+        return
     match event:
-        case run_events.RunStarted(goal) if goal:
+        case run_events.RunStarted(goal, attachments) if goal:
             yield format_line("[bold]goal[/]  ", truncate(goal, 1000))
+            yield from _format_files(attachments)
         case run_events.ModelReplied():
             yield from _format_reply(event, width)
         case run_events.AnswerReceived(answer):
-            text = ": ".join(filter(None, (answer.decision, answer.text)))
+            decision = f"{answer.decision}, with changed arguments" if answer.arguments is not None else answer.decision
+            text = ": ".join(filter(None, (decision, answer.text)))
             sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
             yield format_line(f"  [yellow]←[/] {escape(truncate(sender, 60))}  ", truncate(text, 300))
+            yield from _format_files(answer.attachments)
+        case run_events.CallsReviewed(reviews):
+            yield from map(_format_review, reviews)
         case run_events.ContextFilled(full):
             yield format_line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
         case run_events.ContextCompacted(summary):
             yield format_line(f"  [yellow]![/] {_format_compaction(summary)}")
+        case run_events.OutcomeChecked(acceptance):
+            verdict = f"the outcome was not accepted: {acceptance.rejection}" if acceptance.rejection else "accepted"
+            yield format_line(f"  [{'yellow]!' if acceptance.rejection else 'green]✓'}[/] ", truncate(verdict, 300))
         case run_events.NoticeAdded(notice):
             if line := _format_notice(notice):
                 yield format_line(f"  {line}")
@@ -81,17 +103,6 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             yield from _format_subtasks(request)
         case run_events.DelegationFinished(state):
             yield from _format_delegation(state, width)
-        case run_events.ActivityFailed(activity, reason):
-            yield format_line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
-        case run_events.ActivityRetrying(activity, attempt, reason):
-            yield format_line(
-                f"  [yellow]↻[/] {escape(RETRIED_NAMES.get(activity, activity))}, attempt {attempt}: ",
-                truncate(reason, 300),
-            )
-        case run_events.WaitStarted(waiting_for=about):
-            yield format_line("  [yellow]…[/] waiting for ", truncate(about, 300))
-        case run_events.RateLimitWait(reason):
-            yield format_line("  [yellow]‖[/] ", truncate(reason, 300))
         case (
             run_events.RunStarted()
             | run_events.ModelCallStarted()
@@ -103,11 +114,41 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             return  # the live area shows it
 
 
+def _format_delay(event: _Delay) -> EventLines:
+    match event:
+        case run_events.ActivityFailed(activity, reason):
+            yield format_line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
+        case run_events.ActivityRetrying(activity, attempt, reason):
+            yield format_line(
+                f"  [yellow]↻[/] {escape(RETRIED_NAMES.get(activity, activity))}, attempt {attempt}: ",
+                truncate(reason, 300),
+            )
+        case run_events.WaitStarted(waiting_for=about):
+            yield format_line("  [yellow]…[/] waiting for ", truncate(about, 300))
+        case run_events.BatchWait(text):
+            yield format_line("  [yellow]‖[/] ", text)
+        case run_events.RateLimitWait(reason):
+            yield format_line("  [yellow]‖[/] ", truncate(reason, 300))
+
+
+def _format_review(review: PolicyReview) -> RenderableType:
+    sign = REVIEW_SIGNS.get(review.verdict, "[yellow]?[/]")
+    facts = join_facts(review.model, format_tokens(review.usage), format_cost(review.cost_usd or 0.0))
+    verdict = f"{review.verdict or 'no verdict'}{f': {review.reason}' if review.reason else ''}"
+    return format_line(f"  {sign} review of {escape(review.tool)}  [dim]{escape(facts)}[/]  ", truncate(verdict, 300))
+
+
 def format_thinking(reply: ModelTurn) -> EventLines:
     """Yield one line for the model's thinking, if its provider shows it."""
     if words := join_thinking(reply.content).split():
         facts = f"thought, {format_count(len(words), 'word')}"
         yield format_line(f"  [dim]✻ {facts}: [/]", truncate(" ".join(words), 80), "dim")
+
+
+def format_whole_thinking(reply: ModelTurn, width: int | None) -> EventLines:
+    """Yield the model's thinking, if its provider shows it."""
+    if text := join_thinking(reply.content):
+        yield _format_block(text, width, indent=4, style="dim")
 
 
 def format_fallbacks(reply: ModelTurn) -> EventLines:
@@ -126,7 +167,7 @@ def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventL
         outcome = end.event["payload"]["outcome"]
         if outcome != shown or width is None:
             yield _format_block(outcome, width)
-        if end.result is not None:
+        if end.result is not NO_RESULT:
             yield _format_block(json.dumps(end.result, ensure_ascii=False, indent=2), width)
     elif end.event:
         payload = end.event["payload"]
@@ -167,10 +208,29 @@ def _format_call(called: run_events.ToolCallFinished, width: int | None) -> Even
     mark, line = _result_mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
     if width is None:
         yield format_line(f"  {mark} {escape(line)}  {facts}: ", _format_outcome(outcome, PLAIN_PREVIEW_LENGTH))
+        yield from _format_files(outcome.media)
         return
     yield format_line(f"  {mark} {escape(fit_line(line, max(width - len(facts) - 7, 20)))}  [dim]{facts}[/]")
     if preview := _format_outcome(outcome, width - 5):
         yield _format_block(preview, width, 4, "dim")
+    yield from _format_files(outcome.media)
+
+
+def _format_files(files: Iterable[Attachment | StoredMedia]) -> EventLines:
+    """Yield a line for each image or PDF of a message or a result, without the path to it."""
+    for file in files:
+        kind = "PDF" if file.media_type == PDF else "image" if file.media_type else "file"
+        size = f"  {format_bytes(file.bytes)}" if isinstance(file, StoredMedia) else ""
+        name = (file.name or file.path or "").rpartition("/")[2]
+        yield format_line(f"    [cyan]▣[/] {kind} ", f"{truncate(name, 100)}{size}")
+
+
+def format_bytes(size: int) -> str:
+    """Format a size: "1.2 MB", "310 kB", "80 bytes"."""
+    for unit, name in ((10**6, "MB"), (1000, "kB")):
+        if size >= unit:
+            return f"{size / unit:.{0 if size >= 10 * unit else 1}f} {name}"
+    return f"{size} bytes"
 
 
 def _format_subtasks(request: DelegationRequest) -> EventLines:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -36,9 +37,9 @@ DETACHED = 130
 STATE_POLL_SECONDS = 1.0  # seconds
 
 
-async def follow_to_end(session: Session, run_id: str, console: Console) -> int:
+async def follow_to_end(session: Session, run_id: str, console: Console, *, shows_thinking: bool = False) -> int:
     """Show a run to its end, and return the exit code for its end."""
-    screen = RunScreen(console)
+    screen = RunScreen(console, shows_thinking=shows_thinking)
     console.print(f"[bold]run[/]   {escape(run_id)}")
     if page := session.web_ui_page(run_id):
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
@@ -50,10 +51,28 @@ async def follow_to_end(session: Session, run_id: str, console: Console) -> int:
     screen.show_end(end)
     if end.status in RESUMABLE and end.kind not in NOT_STARTED:
         console.print(f"  to continue after the cause is fixed: perdure resume {escape(run_id)}")
+    for line in _plan_lines(end, run_id):
+        console.print(escape(line), soft_wrap=True)
     folder = session.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
         console.print(f"  → {format_path(folder / path)}", soft_wrap=True)
     return exit_code_of(end)
+
+
+def _plan_lines(end: RunEnd, run_id: str) -> Iterator[str]:
+    """Yield the calls that a dry run would have made, or how a run deviated from its plan."""
+    payload = (end.event or {}).get("payload", {})
+    if dry_calls := payload.get("dry_calls"):
+        yield "this dry run would have made:"
+        for call in dry_calls:
+            arguments = json.dumps(call["arguments"], ensure_ascii=False)
+            yield f"  {call['step']}  {call['tool']}  {call['effect']}  {arguments}"
+        yield f"to make these calls without approval: perdure run --plan {run_id}"
+    plan = payload.get("plan") or {}
+    for name, title in (("missing", "planned and not made"), ("unplanned", "not planned")):
+        if calls := plan.get(name):
+            listed = ", ".join(f"{call['tool']} (step {call['step']})" for call in calls)
+            yield f"{title}: {listed}"
 
 
 async def follow_json(session: Session, run_id: str, *, every: bool) -> int:

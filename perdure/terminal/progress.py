@@ -64,10 +64,16 @@ class Progress:
                 self.doing = {"model": (f"{phase} · turn {turn}", at)}
             case run_events.ModelReplied(turn=turn, reply=reply):
                 self._end_model_call(turn, reply)
+            case run_events.CallsReviewed(reviews):
+                for review in reviews:
+                    self._add_usage(review.usage, review.cost_usd)
             case run_events.ContextFilled():
                 self.doing["model"] = ("making room", at)
             case run_events.ContextCompacted(summary):
                 self._add_usage(summary.usage, summary.cost_usd)
+                self.doing.clear()
+            case run_events.OutcomeChecked(acceptance):
+                self._add_usage(acceptance.usage, acceptance.cost_usd)
                 self.doing.clear()
             case run_events.ToolCallStarted(call):
                 self._start_call(call, at)
@@ -84,6 +90,8 @@ class Progress:
                 self.doing["waiting"] = (f"waiting for {about}", at)
             case run_events.RateLimitWait(reason):
                 self.doing["held"] = (reason, at)
+            case run_events.BatchWait(text) if self.is_thinking:
+                self.doing["model"] = (text, self.doing["model"][1])
             case run_events.PartialText(text):
                 self._show_partial_text(text)
             case run_events.WaitEnded():

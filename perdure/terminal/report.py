@@ -17,15 +17,16 @@ from rich.text import Text
 from activities.run.outcome import RunEnd
 from contracts.agent import Agent
 from contracts.followup import FollowUpState
+from contracts.models import NO_RESULT
 from contracts.run.question import QuestionKind
 from contracts.run.state import QuestionView, RunStatus, RunView
 from contracts.sender import SentBy
 from decisions.followup.state import open_prompts
+from decisions.people.sender import format_sent_by
 from decisions.reconcile import MEND_ADVICE
 from decisions.run.outcome import event_text, parse_handoff
 from decisions.run.question import DIRECTED, TEXTUAL, TITLES
-from decisions.sender import format_sent_by
-from decisions.text.formatting import truncate
+from decisions.text.formatting import split_waits, truncate
 from decisions.text.visible_text import render_visible
 from perdure.client.run_list import RunInfo
 from perdure.terminal.progress import format_cost, format_count, format_searches
@@ -113,7 +114,8 @@ def _format_waiting_run(run: RunInfo, width: int) -> tuple[Text, Text, Text]:
     question = Text(f"  {asked}")
     question.truncate(width, overflow="ellipsis")
     # A person must see a call before they approve it: `show` prints the call, and the commands to decide.
-    command = "perdure show {}" if asked.startswith(CONTEXT_PREFIXES) else 'perdure answer {} "…"'
+    needs_context = asked.startswith(CONTEXT_PREFIXES) or len(split_waits(run.waiting_for)) > 1
+    command = "perdure show {}" if needs_context else 'perdure answer {} "…"'
     return head, question, Text(f"  {command.format(shlex.quote(run_id))}", style="dim")
 
 
@@ -230,8 +232,10 @@ def _print_view(console: Console, view: RunView) -> None:
         console.print(f"  answers  must be signed with key {escape(' or '.join(view.answer_keys))}")
     for pending in view.pending:
         console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {format_age(pending.since)}")
-    if view.question:
-        _print_question(console, view.run_id, view.question)
+    for question in view.questions:
+        _print_question(console, view.run_id, question)
+    if sum(question.kind == QuestionKind.approval for question in view.questions) > 1:
+        console.print(f"           perdure approve {escape(view.run_id)} --all", soft_wrap=True)
     for notice in view.ignored[-3:]:
         console.print(f"  ignored  {escape(notice)}")
 
@@ -242,6 +246,9 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
     if question.call:
         until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
         console.print(f"           {question.id}, call {question.call}{until}")
+    if question.approvers or question.quorum > 1:
+        who = f"for {' or '.join(question.approvers) or 'everyone'}, {question.quorum} must approve"
+        console.print(f"           {escape(who)}; approved by: {escape(', '.join(question.approved_by) or 'none yet')}")
     if question.kind in TEXTUAL and question.options:
         label = "one of" if question.kind == QuestionKind.choice else "suggestions"
         console.print(f"           {label}: {escape(', '.join(question.options))}", soft_wrap=True)
@@ -265,7 +272,7 @@ def _print_end(console: Console, end: RunEnd, files: Path) -> None:
     payload = end.event["payload"] if end.event else {}
     if end.event:
         console.print(f"  ended    {escape(event_text(end.event))}")
-        if end.result is not None:
+        if end.result is not NO_RESULT:
             console.print(
                 f"  result   {escape(render_visible(json.dumps(end.result, ensure_ascii=False)))}", soft_wrap=True
             )

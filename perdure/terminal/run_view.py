@@ -29,8 +29,9 @@ REDRAW_SECONDS = 0.1  # seconds between updates of the live area
 class RunScreen:
     """A printer of run events. Events that arrive during a prompt are printed after it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, shows_thinking: bool = False) -> None:
         self.console = console
+        self._shows_thinking = shows_thinking
         self.progress = Progress()
         self._plain = is_plain_output(console)
         self._area = LiveArea(console, partial(self.progress.render_lines, console))
@@ -100,6 +101,8 @@ class RunScreen:
                     self._held and not isinstance(event, run_events.ModelCallStarted)
                 )
                 self.print_lines(event_lines.format_event(event, self._width))
+                if self._shows_thinking and isinstance(event, run_events.ModelReplied):
+                    self.print_lines(event_lines.format_whole_thinking(event.reply, self._width))
 
     def apply_event(self, event: RunEvent, time: datetime | None) -> None:
         """Apply an event to the progress without printing it."""

@@ -99,6 +99,9 @@ def _to_block(part: Json) -> Json:
         case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
             kind, _, data = url.removeprefix("data:").partition(";base64,")
             return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+        case {"type": "file", "file": {"filename": str(name), "file_data": str(url)}}:
+            kind, _, data = url.removeprefix("data:").partition(";base64,")
+            return {"type": "document", "title": name, "source": {"type": "base64", "media_type": kind, "data": data}}
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return {"type": "image", "source": {"type": "url", "url": url}}
         case _:

@@ -5,10 +5,11 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from uuid import uuid4
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from activities.demo.sse import Json, digest_of, error_body
+from activities.demo.sse import TYPE_OF_STATUS, Json, digest_of, error_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 Answer = Callable[[Json, int], Json]  # the result of a request's params, and the number of earlier ones like it
@@ -45,6 +46,7 @@ class ScriptedBatch:
     canceled_at: float | None
     requests: list[Json]
     results: list[Json]
+    betas: str = ""  # the header `anthropic-beta` of the create request
 
     def is_ended(self) -> bool:
         return self.ends_at is not None and self.ends_at <= _now()
@@ -55,8 +57,9 @@ class ScriptedBatches:
 
     A batch ends `seconds` after its creation; with None, when the test calls `end_batches`. The results come in
     reversed order. The create requests numbered in `cut_creates` (from 0) are accepted, but their connection is cut
-    before the reply. All replies come `reply_seconds` after their effect, so that a test can kill the client before it
-    reads one. With a `folder`, each batch is a file there, and another process can serve it.
+    before the reply; those in `refused_creates` get its HTTP status. All replies come `reply_seconds` after their
+    effect, so that a test can kill the client before it reads one. With a `folder`, each batch is a file there, and
+    another process can serve it.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ScriptedBatches:
         *,
         seconds: float | None = 0,
         cut_creates: Sequence[int] = (),
+        refused_creates: Mapping[int, int] = MappingProxyType({}),
         reply_seconds: float = 0,
         folder: Path | None = None,
         max_requests: int = 100_000,
@@ -71,6 +75,7 @@ class ScriptedBatches:
     ) -> None:
         self._seconds = seconds
         self._cut_creates = frozenset(cut_creates)
+        self._refused_creates = refused_creates
         self._reply_seconds = reply_seconds
         self._folder = folder
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -106,7 +111,7 @@ class ScriptedBatches:
                 if not batch.is_ended():
                     self._store(replace(batch, ends_at=_now()))
 
-    def create_batch(self, requests: list[Json], answer: Answer) -> ScriptedBatch:
+    def create_batch(self, requests: list[Json], answer: Answer, betas: str = "") -> ScriptedBatch:
         """Accept a batch, or raise `BatchRejectedError`."""
         self._check(requests)
         with self._lock:
@@ -118,7 +123,7 @@ class ScriptedBatches:
                 earlier[_digest(request)] += 1
             created = _now()
             ends_at = None if self._seconds is None else created + self._seconds
-            batch = ScriptedBatch(f"msgbatch_{uuid4().hex[:24]}", created, ends_at, None, requests, results)
+            batch = ScriptedBatch(f"msgbatch_{uuid4().hex[:24]}", created, ends_at, None, requests, results, betas)
             self._store(batch)
         return batch
 
@@ -137,8 +142,12 @@ class ScriptedBatches:
 
         async def handle_create(request: Request) -> Response:
             number = self._count("create")
+            if status := self._refused_creates.get(number):
+                error = error_body(TYPE_OF_STATUS.get(status, "api_error"), "a fault of the script")
+                return JSONResponse(error, status_code=status)
+            betas = request.headers.get("anthropic-beta", "")
             try:
-                batch = self.create_batch((await request.json())["requests"], answer)
+                batch = self.create_batch((await request.json())["requests"], answer, betas)
             except BatchRejectedError as error:
                 return JSONResponse(error_body(error.type, str(error)), status_code=error.status)
             except (ValueError, KeyError, TypeError, ClientDisconnect):

@@ -16,6 +16,7 @@ from activities.providers.openai import ChatModel
 from activities.providers.port import JOURNAL_HEADING, ModelCall, ModelReply
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions
+from perdure.process.models import create_http_client
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
 KEY = "sk-canary-51"
@@ -39,7 +40,9 @@ def server(script: list[Any]) -> Iterator[ScriptedModel]:
 
 
 async def ask(server: ScriptedModel, **fields: Any) -> ModelReply:
-    async with AsyncOpenAI(api_key=KEY, base_url=f"{server.base_url}/v1", max_retries=0) as client:
+    async with AsyncOpenAI(
+        api_key=KEY, base_url=f"{server.base_url}/v1", max_retries=0, http_client=create_http_client()
+    ) as client:
         return await ChatModel(client).reply(ModelCall(**{"definition": DEFINITION, "messages": GOAL, **fields}))
 
 

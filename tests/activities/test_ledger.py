@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -207,6 +207,11 @@ def test_a_store_keeps_lists_and_clears(stores: Stores) -> None:
     with pytest.raises(FileNotFoundError):
         store.read("ledger/c")
     assert list(stores.list_folders()) == ["r"]
+    store.remove_older("ledger", datetime.now(UTC) - timedelta(hours=1))
+    assert store.names("ledger") == ["a", "b"]
+    store.remove_older("ledger", datetime.now(UTC) + timedelta(hours=1))
+    assert (store.names("ledger"), store.read("segment-x.json")) == ([], b"3")
+    store.write("ledger/b", b"6")
     store.clear()
     assert store.names("ledger") == []
     store.clear()

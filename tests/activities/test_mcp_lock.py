@@ -11,7 +11,7 @@ import pytest
 
 from activities.mcp.lock import LOCK_FILE_NAME, LockFileError, accept_new_servers, change_lock, read_lock
 from activities.storage.safe_dir import SafeDir
-from contracts.mcp import Pin
+from contracts.tool import Pin
 from decisions.mcp import pin_tool
 
 LOOK = pin_tool("Looks ü.", {"type": "object", "properties": {"at": {"type": "string"}}}, {"readOnlyHint": True})

@@ -11,7 +11,7 @@ from mcp_types import ListToolsResult, Tool
 from activities.mcp.config import HttpServer, StdioServer, find_program, program_of
 from activities.mcp.connection import Connection, McpUnreachableError
 from activities.mcp.listing import list_offerable_tools
-from contracts.mcp import PinnedProgram
+from contracts.tool import PinnedProgram
 from settings import ProjectError
 from settings.mcp import read_servers
 

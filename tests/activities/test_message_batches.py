@@ -9,6 +9,7 @@ import pytest
 from anthropic import APIConnectionError, APIStatusError, APITimeoutError, AsyncAnthropic
 from anthropic.types.messages import MessageBatch, MessageBatchIndividualResponse
 
+from perdure.process.models import create_http_client
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import ScriptedModel, expires, fails, says
 
@@ -20,7 +21,9 @@ def build_request(custom_id: str, text: str = "hello", **params: Any) -> Any:
 
 @asynccontextmanager
 async def connect(model: ScriptedModel) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+    async with AsyncAnthropic(
+        api_key="none", base_url=model.base_url, max_retries=0, http_client=create_http_client()
+    ) as client:
         yield client
 
 

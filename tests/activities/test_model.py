@@ -3,12 +3,14 @@
 import asyncio
 import json
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
+from weakref import ReferenceType, ref
 
 import anthropic
 import httpx2
@@ -17,7 +19,7 @@ from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
 from activities.demo.sse import encode_stream
-from activities.providers.anthropic import MessagesModel, build_request
+from activities.providers.anthropic import MessagesModel, build_request, read_reply
 from activities.providers.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
 from activities.providers.port import ModelCall, ModelReply
 from activities.providers.reply import MAX_CALL_TOKENS
@@ -25,6 +27,7 @@ from activities.tools.json_schema import read_arguments
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions
 from decisions.run.recovery import parse_window
+from perdure.process.models import create_http_client
 from perdure.testkit import model_server
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
@@ -48,7 +51,9 @@ def server(script: list[Any]) -> Iterator[ScriptedModel]:
 
 
 async def ask(server: ScriptedModel, **fields: Any) -> ModelReply:
-    async with AsyncAnthropic(api_key=KEY, base_url=server.base_url, max_retries=0) as client:
+    async with AsyncAnthropic(
+        api_key=KEY, base_url=server.base_url, max_retries=0, http_client=create_http_client()
+    ) as client:
         call = ModelCall(**{"definition": DEFINITION, "messages": GOAL, **fields})
         return await MessagesModel(client).reply(call)
 
@@ -178,6 +183,17 @@ async def test_arguments_count_where_a_server_does_not_say_that_their_block_ends
     events = [each for each in encode_stream({**message, "usage": usage}) if b"content_block_stop" not in each]
     reply = await read_stream(b"".join(events))
     assert (reply.broken, reply.content[0]["input"]) == (broken, given)
+
+
+@pytest.mark.parametrize(("stop_reason", "broken"), [("max_tokens", ("t2",)), ("tool_use", ())])
+async def test_the_last_call_of_a_whole_message_is_broken_if_the_message_is_cut_off(
+    stop_reason: str, broken: tuple[str, ...]
+) -> None:
+    """Its arguments are an object without those that are missing, and look complete."""
+    uses = [{"type": "tool_use", "id": name, "name": "look", "input": {"at": "x"}} for name in ("t1", "t2")]
+    reply = await read_reply({"model": "m", "content": uses, "stop_reason": stop_reason}, lambda _: None)
+    assert reply.broken == broken
+    assert [block["input"] for block in reply.content] == [{"at": "x"}, {} if broken else {"at": "x"}]
 
 
 EVENTS: dict[str, dict[str, Any]] = {
@@ -425,6 +441,24 @@ async def test_each_fault_has_its_name_and_says_whether_to_try_again(
 ) -> None:
     failure = await failure_of(server)
     assert (failure.type, failure.non_retryable) == (kind, final)
+
+
+@pytest.mark.parametrize("script", [[cut(says("x"), error="api_error")]])
+async def test_a_stream_that_fails_in_the_middle_leaves_no_reader_of_the_connection(server: ScriptedModel) -> None:
+    readers: dict[str, ReferenceType[Any]] = {}
+    before: Any = sys.get_asyncgen_hooks()
+
+    def note(reader: Any) -> None:
+        readers[f"{reader.__qualname__}"] = ref(reader)
+        before.firstiter(reader)
+
+    sys.set_asyncgen_hooks(firstiter=note)
+    failure = await failure_of(server)  # held, as is the traceback of what caused it
+    sys.set_asyncgen_hooks(firstiter=before.firstiter)
+    network = [reader for name, reader in readers.items() if "Bound" in name or "ResponseStream" in name]
+    assert len(network) == 2, sorted(readers)
+    assert [reader for reader in network if (left := reader()) and left.ag_frame] == []
+    assert failure.type == "ModelUnavailable"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from temporalio.exceptions import ApplicationError
 
-from activities.model.summarize import MAX_SUMMARY_TOKENS, summary_options
 from activities.model.turn import redact_turn
 from activities.project import Project
 from activities.providers.anthropic import MessagesModel
-from activities.providers.options import abilities_of, build_options, can_force_tools, find_unusable, usable_options
+from activities.providers.options import (
+    MAX_SHORT_TOKENS,
+    abilities_of,
+    build_options,
+    can_force_tools,
+    find_unusable,
+    short_options,
+    usable_options,
+)
 from activities.providers.port import ModelCall, ModelReply
 from activities.providers.prices import CLAUDE_MODELS
 from activities.run.definition import build_definition, definition_diff
@@ -27,6 +34,7 @@ from activities.security.secrets import Secrets
 from contracts.agent import Definition, ToolSchema
 from contracts.model_settings import ModelOptions, ModelOverrides
 from contracts.run.turn import ModelTurn, Usage
+from perdure.process.models import create_http_client
 from perdure.process.project import build_project, ignored_options
 from perdure.testkit.model_server import ScriptedModel, fails, says
 from settings import ProjectError
@@ -201,7 +209,9 @@ def server(script: Any) -> Iterator[ScriptedModel]:
 
 async def ask(server: ScriptedModel, options: ModelOptions, model: str = "scripted", **fields: Any) -> ModelReply:
     definition = Definition(agent="a", model=model, options=options, system="You are tested.", tools=(LOOK,))
-    async with AsyncAnthropic(api_key=KEY, base_url=server.base_url, max_retries=0) as client:
+    async with AsyncAnthropic(
+        api_key=KEY, base_url=server.base_url, max_retries=0, http_client=create_http_client()
+    ) as client:
         return await MessagesModel(client).reply(ModelCall(definition=definition, messages=GOAL, **fields))
 
 
@@ -324,6 +334,6 @@ def test_a_definition_and_the_overrides_take_no_unknown_thinking() -> None:
 def test_a_summary_is_short_and_thinks_only_if_the_model_always_does(model: str, thinking: Any) -> None:
     options = ModelOptions(max_tokens=9000, effort="max", temperature=0.5, headers={"x-team": "a"})
     definition = Definition(agent="a", model="m", options=options, system="s", tools=())
-    request = build_options(model, summary_options(definition, model))
-    assert (request["max_tokens"], request.get("thinking")) == (MAX_SUMMARY_TOKENS, thinking)
+    request = build_options(model, short_options(definition, model))
+    assert (request["max_tokens"], request.get("thinking")) == (MAX_SHORT_TOKENS, thinking)
     assert set(request) - {"thinking"} == {"max_tokens", "extra_headers"}

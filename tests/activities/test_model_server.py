@@ -13,6 +13,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
+from perdure.process.models import create_http_client
 from perdure.testkit.model_server import Reply, Script, ScriptedModel, broken_json, calls, cut, fails, says, slow
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -21,14 +22,18 @@ FETCH = calls(("fetch", {"url": "http://a.example"}), ("fetch", {"url": "http://
 
 async def ask(model: ScriptedModel, messages: list[Any] = HELLO, **extra: Any) -> Message:
     async with (
-        AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client,
+        AsyncAnthropic(
+            api_key="none", base_url=model.base_url, max_retries=0, http_client=create_http_client()
+        ) as client,
         client.messages.stream(model="scripted", max_tokens=100, messages=messages, **extra) as stream,
     ):
         return await stream.get_final_message()
 
 
 async def events(model: ScriptedModel) -> list[RawMessageStreamEvent]:
-    async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+    async with AsyncAnthropic(
+        api_key="none", base_url=model.base_url, max_retries=0, http_client=create_http_client()
+    ) as client:
         stream = await client.messages.create(model="scripted", max_tokens=100, messages=HELLO, stream=True)
         return [event async for event in stream]
 
@@ -74,7 +79,9 @@ async def test_a_script_may_be_a_function_of_the_request() -> None:
 async def test_without_streaming_the_reply_comes_whole() -> None:
     with ScriptedModel([FETCH]) as model:
         streamed = await ask(model)
-        async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+        async with AsyncAnthropic(
+            api_key="none", base_url=model.base_url, max_retries=0, http_client=create_http_client()
+        ) as client:
             whole = await client.messages.create(model="scripted", max_tokens=100, messages=HELLO)
     assert [block.to_dict() for block in whole.content] == [block.to_dict() for block in streamed.content]
     assert whole.id == streamed.id
@@ -181,7 +188,9 @@ async def test_a_slow_reply_comes_in_pieces_over_its_time() -> None:
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'{"model": "m"}'])
 async def test_what_is_no_request_is_refused(content: bytes) -> None:
     with ScriptedModel([says("hello")]) as model:
-        async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+        async with AsyncAnthropic(
+            api_key="none", base_url=model.base_url, max_retries=0, http_client=create_http_client()
+        ) as client:
             response = await client._client.post(f"{model.base_url}/v1/messages", content=content)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -230,7 +239,9 @@ CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments":
 
 
 async def complete(model: ScriptedModel, **request: Any) -> ChatCompletion:
-    async with AsyncOpenAI(api_key="none", base_url=f"{model.base_url}/v1", max_retries=0) as client:
+    async with AsyncOpenAI(
+        api_key="none", base_url=f"{model.base_url}/v1", max_retries=0, http_client=create_http_client()
+    ) as client:
         answer = await client.chat.completions.create(**{"model": "scripted", "messages": HELLO, **request})
     assert isinstance(answer, ChatCompletion)
     return answer

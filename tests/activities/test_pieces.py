@@ -1,16 +1,24 @@
 """Pieces of a reply, joined."""
 
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.model.pieces import can_continue, continuation_call, join_replies
+from activities.model.pieces import (
+    BatchedPieces,
+    can_continue,
+    continuation_call,
+    join_replies,
+    read_batched_pieces,
+    save_batched_pieces,
+)
 from activities.providers.port import ModelCall, ModelReply
+from activities.storage.store import LocalStores
 from contracts.agent import Definition
-from contracts.run.turn import TurnRequest, Usage
+from contracts.run.turn import Usage
 
-REQUEST = TurnRequest(turn=1, length=1, head="h", definition="d")
 CALL = ModelCall(
     definition=Definition(agent="a", model="m", system="s", tools=()),
     messages=[{"role": "user", "content": [{"type": "text", "text": "see"}]}],
@@ -54,10 +62,18 @@ def test_the_text_so_far_goes_before_the_text_of_the_rest() -> None:
 
 
 def test_the_budgets_bound_the_pieces() -> None:
-    for left, expected in (
-        ({}, True),
-        ({"tokens_left": 4, "usd_left": 0.6}, True),
-        ({"tokens_left": 3}, False),
-        ({"usd_left": 0.5}, False),
-    ):
-        assert can_continue(reply(text("a")), REQUEST.model_copy(update=left)) is expected
+    for tokens_left, usd_left, expected in ((None, None, True), (4, 0.6, True), (3, None, False), (None, 0.5, False)):
+        assert can_continue(reply(text("a")), tokens_left, usd_left) is expected
+
+
+def test_the_pieces_of_batches_are_kept_as_the_first_worker_stored_them(tmp_path: Path) -> None:
+    """One that was paused while others went on stores a piece late, and replaces none."""
+    store = LocalStores(tmp_path).of("r")
+    store.workspace.create()
+    assert read_batched_pieces(store, "e") == BatchedPieces()
+    one = BatchedPieces(reply=reply(THOUGHT, text("a")), batches=("b1",))
+    two = BatchedPieces(reply=reply(THOUGHT, text("ab")), batches=("b1", "b2"))
+    for pieces in (one, two, BatchedPieces(reply=reply(text("late")), batches=("b1",))):
+        save_batched_pieces(store, "e", pieces)
+    assert read_batched_pieces(store, "e") == two
+    assert read_batched_pieces(store, "other") == BatchedPieces()

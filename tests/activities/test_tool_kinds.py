@@ -3,6 +3,8 @@
 import asyncio
 import gzip
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -140,6 +142,17 @@ async def test_a_refused_connection_may_pass(context: CallContext) -> None:
     with pytest.raises(TransientToolError) as failure:
         await call_http(url, context)
     assert failure.value.kind == "unreachable"
+
+
+async def test_a_connection_that_breaks_is_named_although_the_error_has_no_text(context: CallContext) -> None:
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        with pytest.raises(TransientToolError, match="ask cannot be reached: the connection broke"):
+            await call_http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", context)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHistory
+from temporalio.workflow import NondeterminismError
 
 from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
 from activities.storage.store import LocalStores
@@ -19,10 +21,13 @@ from contracts.failures import Stop
 from contracts.run.state import RunStatus, Snapshot
 from contracts.run.transcript import Part, PartKind
 from decisions.ids import run_workflow_id
+from decisions.run.transcript import join_text_blocks
 from perdure.client.run_list import find_run
 from tests.chaos.environment import Environment, retry_until_accepted
 from tests.chaos.task import Task
+from tests.replaying import replay_history
 
+SILENT = ("miss", "ask_human", "read_file", "camera__photo")  # tools whose results show no receipt
 WORDS = ("Traceback", "TMPRL1100", "TMPRL1101", "Unfinished")
 AT_A_TIME = 8
 
@@ -34,6 +39,13 @@ HARMLESS = (WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
 OVERTAKEN = re.compile(
     r"ActivityMachine in state ScheduledActivityCancelCommandCreated .*event_type: ActivityTaskStarted"
 )
+# An update that the server delivers again, which the SDK answers twice (temporalio/sdk-typescript#1966). The server
+# drops that task, the next attempt fits, and the update has one outcome.
+REDELIVERED = re.compile(r"Invalid transition while handling update response \(id \w+\) in state")
+# A worker that fails a task which the server has dropped meanwhile, as after such an update: the execution's next line
+# says that the task is gone, and the history, which must replay, knows nothing of it.
+UNFIT, DROPPED = "Failing workflow task", "Task not found when completing"
+EXECUTION = re.compile(r"'run_id': '[\w-]+'")
 
 
 @dataclass
@@ -42,6 +54,7 @@ class RunHistory:
 
     ends: list[str] = field(default_factory=list)
     failed_tasks: list[str] = field(default_factory=list)
+    unplayable: list[str] = field(default_factory=list)  # why an execution does not replay
     doubts: Counter[int] = field(default_factory=Counter)  # by step
     standstill: float = 0.0  # the longest time between two events, in seconds
     lateness: float = 0.0  # of the timer that fired latest after its time
@@ -106,6 +119,11 @@ async def read_history(client: Client, run: str) -> RunHistory:
         handle = client.get_workflow_handle(run_workflow_id(run), run_id=execution)
         events = [event async for event in handle.fetch_history_events()]
         history.executions += 1
+        recorded = WorkflowHistory(handle.id, events)
+        try:
+            await replay_history(recorded, client.data_converter, debug_mode=True)  # a busy machine is no deadlock
+        except (NondeterminismError, RuntimeError) as error:
+            history.unplayable.append(str(error))
         execution = _read(history, events)
     return history
 
@@ -140,9 +158,21 @@ def _read(history: RunHistory, events: list[HistoryEvent]) -> str | None:
 def failed_task(event: HistoryEvent) -> list[str]:
     """Why a workflow task failed, unless that is harmless."""
     task = event.workflow_task_failed_event_attributes
-    if task.cause in HARMLESS or OVERTAKEN.search(task.failure.message):
+    if task.cause in HARMLESS or is_mended(task.failure.message):
         return []
     return [task.failure.message or WorkflowTaskFailedCause.Name(task.cause)]
+
+
+def is_mended(message: str) -> bool:
+    """Return True for a failure of the SDK that the next attempt mends."""
+    return bool(OVERTAKEN.search(message) or REDELIVERED.search(message))
+
+
+def is_dropped(line: str, later: Iterable[str]) -> bool:
+    """Return True for the failure of a task that the server had dropped, as the lines after it tell."""
+    if UNFIT not in line or not (execution := EXECUTION.search(line)):
+        return False
+    return DROPPED in next((each for each in later if execution[0] in each), "")
 
 
 def _read_timers(history: RunHistory, events: list[HistoryEvent]) -> None:
@@ -166,6 +196,8 @@ def _judge(found: Audit, it: Environment, run: str, history: RunHistory, status:
         found.wrong(f"{run} is {ended}")
     for failure in history.failed_tasks:
         found.wrong(f"{run} has a failed workflow task: {failure[:200]}")
+    for failure in history.unplayable:
+        found.wrong(f"{run} has a history that does not replay: {failure[:200]}")
     asked = Counter(asked.step for asked in it.asked if asked.run == run)
     if set(asked) != set(history.doubts):
         found.wrong(f"{run}: in doubt at steps {sorted(history.doubts)}, and a person was asked about {sorted(asked)}")
@@ -179,6 +211,13 @@ async def _conversation(it: Environment, run: str) -> tuple[Snapshot, list[Part]
     stores = LocalStores(it.workspaces)
     wanted = TranscriptCursor(handle.id, execution, snapshot.length, snapshot.head)
     return snapshot, (await TranscriptCache(it.client, stores).read_conversation(wanted)).transcript.parts
+
+
+async def read_replies(it: Environment, run: str) -> list[tuple[str, int]]:
+    """The text and the number of pieces of each reply of the run."""
+    _, parts = await retry_until_accepted(lambda: _conversation(it, run))
+    replies = [part for part in parts if part.kind is PartKind.reply]
+    return [(join_text_blocks(reply.content), reply.about.get("pieces", 1)) for reply in replies]
 
 
 def _judge_tokens(found: Audit, run: str, snapshot: Snapshot, parts: list[Part]) -> None:
@@ -199,7 +238,7 @@ def _judge_parts(found: Audit, it: Environment, run: str, parts: list[Part], *, 
         if cancelled and shown.get(step, "").startswith("in_doubt:"):
             del shown[step]
             continue
-        for effect in it.tools.of(run, step):
+        for effect in it.tools.of(run, step) if (run, step) not in it.tools.images else ():
             if effect.receipt not in shown.get(step, ""):
                 found.lost += 1
                 found.wrong(f"{run}: the result of step {step} ({effect.receipt}) is lost: {shown.get(step)!r:.200}")
@@ -213,9 +252,12 @@ def _judge_steps(found: Audit, it: Environment, task: Task, parts: list[Part], s
     if any(task.tools.get(step) != tool for step, tool in tools.items()):
         found.wrong(f"{task.run}: steps {tools} were planned as {task.tools}")
     for step, text in shown.items():
-        expected = task.tools.get(step) not in ("miss", "ask_human") and not it.tools.refused[task.run, step]
+        place = (task.run, step)
+        expected = task.tools.get(step) not in SILENT and place not in it.tools.images and not it.tools.refused[place]
         if text.startswith("interrupted:") and not it.tools.of(task.run, step):
             expected = False  # the run was cancelled before the call was made
+        if text.startswith("denied:") and not it.tools.of(task.run, step):
+            expected = False  # a person decided so, which the scenario judges
         if expected and f"{task.run}/{step}" not in text:
             found.lost += 1
             found.wrong(f"{task.run}: step {step} shows {text[:200]!r}")
@@ -245,8 +287,10 @@ def _is_claimed(stores: LocalStores, run: str, step: int) -> bool:
 def judge_logs(found: Audit, it: Environment, *, quiet: bool) -> None:
     logged: set[tuple[str, int]] = set()
     for log in it.logs:
-        for line in log.read_text(errors="replace").splitlines():
-            if quiet and not _is_refusal(line) and (word := next((word for word in WORDS if word in line), None)):
+        lines = log.read_text(errors="replace").splitlines()
+        for nr, line in enumerate(lines, start=1):
+            word = next((word for word in WORDS if word in line), None) if quiet else None
+            if word and not (_is_refusal(line) or is_mended(line) or is_dropped(line, lines[nr:])):
                 found.wrong(f"{word} in a worker's log: {shorten_log_line(line)}")
             if '"agent_run.resume_unsafe"' in line:
                 event: dict[str, Any] = json.loads(line)
@@ -272,7 +316,9 @@ def shorten_log_line(line: str) -> str:
         entry = json.loads(line)
     except ValueError:
         return line[:300]
-    return f"{entry.get('logger')}: {entry.get('message', '')[:150]} … {entry.get('error', '')[-200:]}"
+    message = str(entry.get("message", ""))
+    of_core = re.search(r"\[TMPRL\d+\][^\"]{0,200}", message)  # within much else
+    return f"{entry.get('logger')}: {of_core[0] if of_core else message[:150]} … {entry.get('error', '')[-200:]}"
 
 
 def memory_peak(pid: int) -> int:

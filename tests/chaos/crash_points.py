@@ -15,20 +15,28 @@ from unittest.mock import patch
 from temporalio import activity
 
 import activities.mailbox.intake
+import activities.media.result
+import activities.tools.files
 import workflows.agent_run.agent_run
 from activities.effects.ledger import LedgerEntry
 from activities.mailbox.folder import MailFolder
 from activities.mailbox.intake import Intake
 from activities.mailbox.writer import MailWriter
+from activities.media.attach import MediaFiles
 from activities.model.fused_turn import FusedTurns
+from activities.model.turn import Turns
 from activities.providers.anthropic import MessagesModel
 from activities.providers.port import ModelCall, ModelReply
 from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
 from activities.storage.store import LocalStore
+from activities.tools.call import ToolCalls
 from activities.tools.http import HttpTool
+from contracts.run.compaction import ContextFull
 from contracts.run.state import CloseRequest, Continuation
-from contracts.tool import Effect
+from contracts.run.turn import ModelTurn
+from contracts.tool import Effect, ToolOutcome
+from decisions.builtin_tools import FINISH
 from perdure.process.mailbox_bridge import Bridge
 
 
@@ -46,6 +54,13 @@ class Point(StrEnum):
     fused_reads = "reads made"  # before the model is called in the same activity
     fused_stream = "mid-stream after reads"
     fused_end = "reads made and model called"  # before the server hears of it
+    media_attached = "attachments taken"  # before the server hears of it
+    media_in_hand = "image in hand"  # of a tool's result, before it is stored
+    media_stored = "image stored"  # before the call has its result
+    media_answered = "image answered"  # before the server hears of it
+    media_read = "image read"  # by read_file, before the server hears of it
+    media_stream = "mid-stream after an image"
+    typed_end = "typed result given"  # before the server hears of it
     mail_claimed = "mail claimed"  # by its rename, before it is delivered
     mail_delivered = "mail delivered"  # before it is listed
     mail_consumed = "mail consumed"  # before it is handed to its lane
@@ -57,7 +72,8 @@ class Point(StrEnum):
 
 MAIL_POINTS = tuple(point for point in Point if point.name.startswith("mail_"))
 FUSED_POINTS = tuple(point for point in Point if point.name.startswith("fused_"))
-RUN_POINTS = tuple(point for point in Point if point not in (*MAIL_POINTS, *FUSED_POINTS))
+MEDIA_POINTS = tuple(point for point in Point if point.name.startswith(("media_", "typed_")))
+RUN_POINTS = tuple(point for point in Point if point not in (*MAIL_POINTS, *FUSED_POINTS, *MEDIA_POINTS))
 
 
 @dataclass(frozen=True)
@@ -128,7 +144,9 @@ def _mid_stream(spring: Callable[[], None], within: tuple[str, ...] = ("plan", "
     patch.object(MessagesModel, "reply", replying).start()
 
 
-def _after(owner: type, name: str, which: Callable[[Any], bool] = lambda _: True) -> Callable[..., None]:
+def _after(
+    owner: type, name: str, which: Callable[[Any], bool] = lambda _: True, gave: Callable[[Any], bool] = lambda _: True
+) -> Callable[..., None]:
     """After an activity has done its work, and before the server hears of it."""
 
     def lay(spring: Callable[[], None]) -> None:
@@ -137,7 +155,7 @@ def _after(owner: type, name: str, which: Callable[[Any], bool] = lambda _: True
         @wraps(activity)
         async def doing(self: Any, request: Any) -> Any:
             done = await activity(self, request)
-            if which(request):
+            if which(request) and gave(done):
                 spring()
             return done
 
@@ -176,6 +194,14 @@ def _is_last(request: CloseRequest) -> bool:
     return request.journal is not None
 
 
+def _has_media(outcome: ToolOutcome) -> bool:
+    return bool(outcome.media)
+
+
+def _finishes(turn: ModelTurn | ContextFull) -> bool:
+    return isinstance(turn, ModelTurn) and any(block.get("name") == FINISH for block in turn.content)
+
+
 _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.before_claim: _around_claim(before=True),
     Point.after_claim: _around_claim(before=False),
@@ -190,6 +216,13 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.fused_reads: _beside(FusedTurns, FusedTurns._ask_model.__name__, before=True),
     Point.fused_stream: partial(_mid_stream, within=(FusedTurns.read_and_reflect.__name__,)),
     Point.fused_end: _after(FusedTurns, FusedTurns.read_and_reflect.__name__),
+    Point.media_attached: _after(MediaFiles, MediaFiles.take_attachments.__name__),
+    Point.media_in_hand: _beside(activities.media.result, "keep_media", before=True),
+    Point.media_stored: _beside(activities.media.result, "keep_media", before=False),
+    Point.media_answered: _after(ToolCalls, ToolCalls.call_tool.__name__, gave=_has_media),
+    Point.media_read: _beside(activities.tools.files, "keep_media", before=False),
+    Point.media_stream: partial(_mid_stream, within=("reflect",)),
+    Point.typed_end: _after(Turns, Turns.reflect.__name__, gave=_finishes),
     Point.mail_claimed: _beside(MailFolder, MailFolder.settle_claims.__name__, before=True),
     Point.mail_delivered: _beside(Bridge, Bridge._log_deliveries.__name__, before=True),
     Point.mail_consumed: _beside(Intake, Intake._record_consumed.__name__, before=False),

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
@@ -20,12 +21,13 @@ from activities.demo.sse import Json
 from activities.effects.ledger import Claim
 from activities.storage.store import STORE_FOLDER
 from contracts.run.events import StartEvent
-from contracts.run.question import QuestionKind
+from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import Snapshot
 from decisions.ids import run_workflow_id
 from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
-from perdure.client.runs import start_or_get_run, submit_answer
+from perdure.client.runs import STATE_QUERY_TIMEOUT, start_or_get_run, submit_answer
+from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel
 from tests.chaos.crash_points import Trap
 from tests.chaos.killable import Project
@@ -44,7 +46,7 @@ max_steps = 100
 [worker]
 heartbeat = "{BEAT:g}s"
 fuse_reads = {{fuses}}
-sticky_timeout = "1s"
+sticky_timeout = "{{sticky}}"
 """
 TOOL = """
 [tools.{name}]
@@ -183,9 +185,9 @@ class Environment:
                 count += Claim.model_validate_json(page.read_bytes()).owner.pid == pid
         return count
 
-    async def start(self, task: Task, queue: str) -> WorkflowHandle[Any, Any]:
+    async def start(self, task: Task, queue: str, **payload: Any) -> WorkflowHandle[Any, Any]:
         """Until the server has accepted it."""
-        event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": task.goal}})
+        event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": task.goal, **payload}})
         handle: WorkflowHandle[Any, Any] = await retry_until_accepted(
             lambda: start_or_get_run(self.client, queue, event, task.run)
         )
@@ -237,10 +239,12 @@ class Environment:
 
     async def _settle(self, run: str) -> None:
         handle = self.client.get_workflow_handle(run_workflow_id(run))
-        snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
-        question = snapshot.state.question
-        if question is None:
-            return
+        snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot, rpc_timeout=STATE_QUERY_TIMEOUT)
+        for question in snapshot.state.open_questions:
+            if question.kind is not QuestionKind.approval:  # those are the scenario's
+                await self._settle_question(run, question)
+
+    async def _settle_question(self, run: str, question: Question) -> None:
         if (run, question.id) in self.acknowledged:
             self.forgotten.append(f"{run}: the answer to {question.id} was acknowledged, and the question is open")
         receipt = await self.tools.find_receipt(run, question.step or 0)
@@ -258,6 +262,22 @@ class Environment:
         ):  # asked again, or accepted all the same, and so gone
             await submit_answer(self.client, run, said)
             self.acknowledged.add((run, question.id))
+
+    async def describe_open_runs(self) -> AsyncIterator[str]:
+        """Yield what each open run waits for, with its latest events, for the report of a failure."""
+        yield f"workers alive: {[process.is_alive() for process in self.processes]}"
+        try:
+            for run in self.handles:
+                handle = self.client.get_workflow_handle(run_workflow_id(run))
+                execution = (await handle.describe(rpc_timeout=STATE_QUERY_TIMEOUT)).raw_description
+                if execution.workflow_execution_info.close_time.seconds:
+                    continue
+                events = [event async for event in handle.fetch_history_events()][-12:]
+                latest = [f"{e.event_id} {EventType.Name(e.event_type)} {e.event_time.ToJsonString()}" for e in events]
+                waits = [*execution.pending_activities, execution.pending_workflow_task]
+                yield f"{run} waits for {waits}; its latest events are {latest}"
+        except (RPCError, RuntimeError) as error:
+            yield f"the server does not answer: {error}"
 
     def end(self) -> None:
         """Kills what still works, once the audit needs no answers any more."""
@@ -301,14 +321,16 @@ def pid_of(process: BaseProcess) -> int:
     return process.pid
 
 
-def _write_project(folder: Path, tools: str, *, fuses: bool) -> None:
+def _write_project(folder: Path, tools: str, *, fuses: bool, sticky: str, more: str) -> None:
     for name in ("logs", "agents"):
         (folder / name).mkdir(parents=True)
     described = [
         TOOL.format(name=name, kind=kind, effect=effect, url=tools, path=path, timeout=timeout)
         for name, (kind, effect, path, timeout) in TOOLS.items()
     ]
-    (folder / "perdure.toml").write_text(PROJECT.format(fuses=str(fuses).lower()) + "".join(described))
+    (folder / "perdure.toml").write_text(
+        PROJECT.format(fuses=str(fuses).lower(), sticky=sticky) + "".join(described) + more
+    )
     (folder / "agents" / "default.md").write_text(AGENT.format(tools=", ".join(TOOLS)))
 
 
@@ -322,11 +344,18 @@ async def environment(
     says: Callable[[Json], ScriptedAnswer] = script,
     full_disk: bool = False,
     fuses: bool = False,
+    sticky: str = "1s",
+    batches: ScriptedBatches | None = None,
+    more: str = "",
 ) -> AsyncIterator[Environment]:
-    with tools or ToolServer(seed) as outside, ScriptedModel(says) as model:
-        _write_project(folder, outside.base_url, fuses=fuses)
+    with tools or ToolServer(seed) as outside, ScriptedModel(says, batches=batches) as model:
+        _write_project(folder, outside.base_url, fuses=fuses, sticky=sticky, more=more)
         it = Environment(client, folder, seed, outside, model, folder / "full" if full_disk else None)
         try:
             yield it
+        except Exception as error:
+            async for note in it.describe_open_runs():
+                error.add_note(note)
+            raise
         finally:
             it.end()

@@ -5,14 +5,21 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TextIO
 
 import httpx
 import httpx2
 from anthropic import AsyncAnthropic
 
+import cli
+import gateway.server  # noqa: F401 - loaded once, for all forks
+import perdure.commands.answer
+import perdure.commands.gateway  # noqa: F401 - as above
 from activities.demo.model import RehearsalTransport
 from activities.mailbox.folder import MailFolder
 from activities.providers.anthropic import MessagesModel
@@ -20,17 +27,17 @@ from activities.security.secrets import NO_SECRETS
 from perdure.client.connection import connect
 from perdure.client.errors import TemporalUnavailableError
 from perdure.commands.mail import bridge_worker
+from perdure.process.forked import die_with_starter
 from perdure.process.mailbox_bridge import Bridge
 from perdure.process.project import build_project
 from perdure.process.shutdown import exit_now
-from perdure.process.supervisor import _die_with_parent
 from settings import Settings, load_settings
 from telemetry import log_to, quiet_core
 from tests.chaos.crash_points import Trap, arm, fill_disk_while
 from worker import build_worker, run_worker
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([__name__])
+_forks.set_forkserver_preload([__name__, "activities.mcp.connection", "PIL.PngImagePlugin", "pypdf"])
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,20 @@ class Project:
         process.start()
         return process
 
+    def gateway(self, port: int) -> BaseProcess:
+        """Starts `perdure gateway` at a port of this machine. It serves until it is killed."""
+        return self.command("gateway", "--port", str(port))
+
+    def command(self, *arguments: str) -> BaseProcess:
+        """Starts a command, as a person does in the project's folder. What it prints is in the logs."""
+        process = _forks.Process(target=_command, args=(self, arguments), daemon=True)
+        process.start()
+        return process
+
 
 def _prepare(project: Project, trap: Trap | None) -> None:
     """In the new process."""
-    _die_with_parent()
+    die_with_starter()
     if project.logs is not None:
         _log_into(project.logs / f"{os.getpid()}.log")
     if trap is not None:
@@ -85,6 +102,19 @@ async def _bridging(project: Project, task_queue: str, folder: Path, agent: str)
         await Bridge(client, task_queue, there).run(asyncio.Event())
 
 
+def _command(project: Project, arguments: Sequence[str]) -> None:
+    die_with_starter()
+    if project.logs is not None:
+        _print_into(project.logs / f"{os.getpid()}.log")
+        os.dup2(2, 1)
+    os.chdir(project.folder)
+    for name in [name for name in os.environ if name.startswith(("TEMPORAL_", "PERDURE_", "ANTHROPIC_"))]:
+        del os.environ[name]
+    os.environ["TEMPORAL_ADDRESS"] = project.address
+    sys.argv = ["perdure", *arguments]
+    cli.main()
+
+
 def _work(project: Project, task_queue: str, trap: Trap | None) -> None:
     _prepare(project, trap)
     if project.full_disk is not None:
@@ -97,10 +127,15 @@ def _work(project: Project, task_queue: str, trap: Trap | None) -> None:
     exit_now(0)
 
 
-def _log_into(path: Path) -> None:
-    """What is printed goes there too: a panic of the core, or a traceback that nobody caught."""
+def _print_into(path: Path) -> TextIO:
+    """Send the output there: a panic of the core, or a traceback that nothing caught."""
     stream = path.open("a")
     os.dup2(stream.fileno(), 2)
+    return stream
+
+
+def _log_into(path: Path) -> None:
+    stream = _print_into(path)
     log_to(logging.StreamHandler(stream), NO_SECRETS)
     quiet_core()
 

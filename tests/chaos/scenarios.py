@@ -7,10 +7,14 @@ from typing import Any
 
 from tests.chaos import (
     answers,
+    approvals,
+    batches,
     followups,
     full_disk,
+    inbox,
     lanes,
     mailboxes,
+    media,
     messages,
     server_faults,
     soak,
@@ -137,5 +141,27 @@ SCENARIOS = (
         {"seconds": 15, "runs": 10, "mounted": True},
     ),
     Scenario("R22", "soak", soak.soak, None, {"minutes": 5, "rate": 2}),
+    Scenario(
+        "R26",
+        "pooled batches",
+        batches.pooled,
+        {"runs": 6, "kills": 3, "server_kills": 0, "size": 3},
+        {"runs": 60, "kills": 18, "server_kills": 3, "size": 10},
+    ),
+    Scenario(
+        "R27",
+        "kills around approvals",
+        approvals.killed_between,
+        {"rounds": 6},
+        {"rounds": 48},
+    ),
+    Scenario(
+        "R28",
+        "many questions, many doors",
+        inbox.answered_at_once,
+        {"questions": 20, "gateways": 3},
+        {"questions": 100, "gateways": 3},
+    ),
+    Scenario("media", "images and a typed result", media.seen_and_typed, {"runs": 1}, {"runs": 4}),
     Scenario("window", "share in doubt", worker_faults.window, None, {"kills": 60}),
 )

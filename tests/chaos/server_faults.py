@@ -53,7 +53,7 @@ class Server:
 
 
 @asynccontextmanager
-async def _own_server(context: ScenarioContext) -> AsyncIterator[tuple[Server, Client]]:
+async def own_server(context: ScenarioContext) -> AsyncIterator[tuple[Server, Client]]:
     server = Server(context.folder / "server")
     try:
         client = await connect(await server.up())
@@ -77,7 +77,7 @@ def _conversing(run: str, random: Random) -> Task:
 
 async def server_killed(context: ScenarioContext, *, kills: int, runs: int) -> Row:
     """R3: what the server has acknowledged is never lost, and workers come back to it by themselves."""
-    async with _own_server(context) as (server, client), context.environment(client) as it, it.person():
+    async with own_server(context) as (server, client), context.environment(client) as it, it.person():
         workers = it.start_workers("r3", 2)
         pids = [pid_of(worker) for worker in workers.processes]
         async with asyncio.TaskGroup() as talks:
@@ -100,7 +100,7 @@ async def server_killed(context: ScenarioContext, *, kills: int, runs: int) -> R
 
 async def server_away(context: ScenarioContext, *, freezes: int, frozen: float, stopped: float, runs: int) -> Row:
     """R4: the server stands still, or is not there; no run fails, and no timer is later than that."""
-    async with _own_server(context) as (server, client), context.environment(client) as it, it.person():
+    async with own_server(context) as (server, client), context.environment(client) as it, it.person():
         it.start_workers("r4", 2)
 
         async def started(when: str) -> None:

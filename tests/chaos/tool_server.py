@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,8 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from tests.media_files import same_image
 
 Place = tuple[str, int]  # run and step
 Answers = Callable[[str, str, int], Response | None]  # effect, key, earlier requests with that key
@@ -34,6 +36,8 @@ class EffectRecord:
     key: str
     effect: str  # once | keyed
     receipt: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    at: float = field(default_factory=time.monotonic)
 
 
 class ToolServer:
@@ -52,6 +56,7 @@ class ToolServer:
         self._first: dict[str, str] = {}
         self.effects: list[EffectRecord] = []
         self.requests: Counter[str] = Counter()  # by key
+        self.images: set[Place] = set()  # answered by an image, which shows no receipt
         self.refused: Counter[Place] = Counter()
 
     def __enter__(self) -> Self:
@@ -66,6 +71,7 @@ class ToolServer:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=600,  # a connection that it closes as a request comes is a failed call
         )
         self._server = uvicorn.Server(config)
         sockets = {"sockets": [self._listener]}
@@ -116,14 +122,19 @@ class ToolServer:
                 return refusal
             pause = Random(f"{self._seed}:{key}:{earlier}").uniform(0, self._takes)
             await asyncio.sleep(pause)
-            receipt = self._made(effect, key, *place)
+            receipt = self._made(effect, key, place, payload["tool_payload"])
             await asyncio.sleep(pause)
         finally:
             with self._lock:
                 self._at_work[place] -= 1
-        return _answer(receipt, payload["tool_payload"])
+        if (image := payload["tool_payload"].get("image")) is None:
+            return _answer(receipt, payload["tool_payload"])
+        with self._lock:
+            self.images.add(place)
+        return Response(same_image(image), media_type="image/png")
 
-    def _made(self, effect: str, key: str, run: str, step: int) -> str:
+    def _made(self, effect: str, key: str, place: Place, arguments: dict[str, Any]) -> str:
+        run, step = place
         if effect not in ("once", "keyed"):
             return f"{run}/{step}"
         with self._lock:
@@ -131,7 +142,7 @@ class ToolServer:
                 return self._first[key]
             receipt = f"{run}/{step}#{len(self.effects)}"
             self._first[key] = receipt
-            self.effects.append(EffectRecord(run, step, key, effect, receipt))
+            self.effects.append(EffectRecord(run, step, key, effect, receipt, arguments))
             return receipt
 
 

@@ -100,9 +100,9 @@ async def bounded(context: ScenarioContext, *, steps: int, tokens: int) -> Row:
         wanted: list[tuple[str, dict[str, Any], Escalation]] = [
             ("looper", {"max_steps": steps, "max_turns": steps // 2}, Escalation.turn_budget),
             ("roamer", {"max_steps": steps}, Escalation.step_budget),
-            ("roamer", {"max_steps": 1000, "budget_tokens": tokens}, Escalation.token_budget),
+            ("roamer", {"max_steps": 1000, "max_turns": 1000, "budget_tokens": tokens}, Escalation.token_budget),
             ("bomb", {"max_steps": steps}, Escalation.step_budget),
-            ("bomb", {"max_steps": 1000, "budget_tokens": tokens}, Escalation.token_budget),
+            ("bomb", {"max_steps": 1000, "max_turns": 1000, "budget_tokens": tokens}, Escalation.token_budget),
             ("lead", {"max_steps": 6, "max_fanout": 20}, Escalation.step_budget),
         ]
         ends = await asyncio.gather(*(_spent(it, found, n, *each[:2]) for n, each in enumerate(wanted)))

@@ -8,6 +8,7 @@ from random import Random
 
 from contracts.run.signals import CancelRequest
 from contracts.run.state import RunStatus
+from decisions.ids import request_key
 from perdure.client.runs import request_cancel
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row
@@ -115,7 +116,7 @@ async def zombies(context: ScenarioContext, *, runs: int, fuses: bool = False) -
             pid = pid_of(workers.processes[0])
             await it.start(task, queue)
             if place is None:  # in the middle of an effect
-                await until(lambda: any(it.tools.is_at_work(queue, step) for step in task.tools))
+                await until(lambda: any(it.tools.requests[request_key(queue, step)] for step in task.tools))
                 os.kill(pid, signal.SIGSTOP)
             await until(lambda: _is_stopped(pid))
             it.fault()

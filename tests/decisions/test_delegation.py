@@ -227,6 +227,14 @@ def test_each_refusal_says_what_is_wrong(tasks: list[dict[str, Any]], said: str)
     assert rejection(new_state(peers=("writer", "reader")), *tasks).startswith(said)
 
 
+def test_a_peer_with_a_mailbox_is_refused_a_schema_that_it_would_ignore() -> None:
+    state = new_state(peers=("writer", "scribe"), mailboxes=("scribe",))
+    typed = rejection(state, task("a", agent="scribe", output_schema={}))
+    assert typed.startswith("unknown_agent: a: 'scribe' lives outside and gives no typed result")
+    written = delegation.plan_delegation(state, call(task("a", agent="writer", output_schema={})), "run:lead")
+    assert not isinstance(written, ToolOutcome)
+
+
 @given(dags(), st.data())
 def test_a_cycle_is_found_and_printed_as_it_is(tasks: list[dict[str, Any]], data: st.DataObject) -> None:
     names = [each["id"] for each in tasks]

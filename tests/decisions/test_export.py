@@ -7,7 +7,7 @@ from contracts.run.export import ExportedExecution
 from contracts.run.question import Question, QuestionKind
 from contracts.tool import ToolOutcome
 from decisions.text.formatting import waiting_for_person
-from perdure.client.run_facts import RunFacts, collect_facts
+from perdure.client.records.run_facts import RunFacts, collect_facts
 
 AT = "2026-11-22T09:00:{:02}+00:00"
 
@@ -94,6 +94,44 @@ def test_only_what_came_while_a_question_was_open_is_an_answer_to_it() -> None:
     assert (first.id, first.text, [answer.text for answer in first.answers]) == ("q1", "approve charge", ["c"])
     assert (first.answers[0].identity, first.closed_at is None) == ("cli", False)
     assert (second.id, second.answers, second.closed_at) == ("q2", (), None)
+
+
+def update(by: str, question: str, **fields: Any) -> dict[str, Any]:
+    body = {"question_id": question, "decision": "approve", "by": by, **fields}
+    request = {"meta": {"identity": "gateway"}, "input": {"name": "answer", "args": [body]}}
+    return {"type": "workflow_execution_update_accepted", "accepted_request": request}
+
+
+def test_each_of_the_people_who_approve_one_call_has_an_answer_also_if_others_are_decided_meanwhile() -> None:
+    """`WaitingFor` tells how many questions are open, and not which."""
+    waits = ("human: approve transfer", "human: 2 questions", "human: 3 questions")
+    one, two, three = (status("waiting_on_human", wait) for wait in waits)
+    ann, bob = update("ann", "q1"), update("bob", "q1")
+    for events in (
+        (three, ann, update("eva", "q2"), two, update("eva", "q3"), one, bob, status("running")),
+        (three, ann, update("eva", "q2"), two, bob, one, update("eva", "q3")),
+        (three, update("eva", "q3"), two, ann, update("eva", "q2"), one, bob, status("running")),
+    ):
+        questions = fold(*events).questions
+        assert [(q.id, [answer.by for answer in q.answers]) for q in questions] == [
+            ("q1", ["ann", "bob"]),
+            ("q2", ["eva"]),
+            ("q3", ["eva"]),
+        ]
+        assert questions[0].closed_at is not None
+        assert questions[1].closed_at is not None
+
+
+def test_a_change_that_another_decision_overtakes_leaves_that_decision_in_the_record() -> None:
+    changed = update("ann", "q1", arguments={"cents": 1})
+    overtaken = {
+        "type": "workflow_execution_update_completed",
+        "accepted_event_id": 2,
+        "outcome": {"failure": {"message": "no question is open on this run"}},
+    }
+    denies = update("bob", "q1", decision="deny")
+    (question,) = fold(status("waiting_on_human", "human: approve pay"), changed, denies, overtaken).questions
+    assert [(answer.by, answer.decision) for answer in question.answers] == [("bob", "deny")]
 
 
 def test_a_call_of_another_worker_is_one_as_all_others() -> None:

@@ -98,12 +98,17 @@ class RunMachine(RuleBasedStateMachine):
         if name == "tool_result" and payload:
             self.came.add((payload["step"], payload["tool"]))
             assert payload["run_id"] == before.run_id or changed_fields(before, self.run.state) <= TOLD
-        question, changes = before.question, changed_fields(before, self.run.state) - TOLD
-        if name == "human_input" and question is not None:
-            named = (body.get("question_id", question.id), body.get("call", question.call))
-            assert named == (question.id, question.call) or not changes
-            if question.kind is QuestionKind.approval and changes and body["decision"] != "deny":
-                self.approved.add(question.tool if body["decision"] == "approve_tool" else question.step)
+        changes = changed_fields(before, self.run.state) - TOLD
+        if name == "human_input" and before.open_questions:
+            named = [
+                question
+                for question in before.open_questions
+                if (body.get("question_id", question.id), body.get("call", question.call))
+                == (question.id, question.call)
+            ]
+            assert len(named) == 1 or not changes
+            if changes and named[0].kind is QuestionKind.approval and body["decision"] != "deny":
+                self.approved.add(named[0].tool if body["decision"] == "approve_tool" else named[0].step)
 
     def give(self, place: int, value: Any) -> None:
         self.take(lambda run: run.give(run.waits[place], value))

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.mcp import PinState
-from contracts.tool import Effect
+from contracts.tool import Effect, PinState
 from decisions.mcp import (
     MAX_PIN_DIFFERENCE,
     diff_pins,

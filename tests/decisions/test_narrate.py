@@ -52,12 +52,12 @@ def test_a_calls_summary_has_at_most_200_characters(tool: str, arguments: dict[s
 )
 def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(kind: str, body: str) -> None:
     question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=NOW)
-    assert body in formatting.run_details(new_state(question=question))
+    assert body in formatting.run_details(new_state(asked=(question,)))
 
 
 def test_where_only_signed_answers_count_nothing_is_offered_for_pasting() -> None:
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=NOW, call="c0ffee")
-    told = formatting.run_details(new_state(question=question, answer_keys={"k1": "x"}))
+    told = formatting.run_details(new_state(asked=(question,), answer_keys={"k1": "x"}))
     assert "Only signed answers are taken" in told
     assert "question_id" not in told
 
@@ -65,14 +65,15 @@ def test_where_only_signed_answers_count_nothing_is_offered_for_pasting() -> Non
 def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open() -> None:
     fields = {"asked_at": NOW, "call": "c0ffee", "expires_at": NOW + timedelta(hours=1)}
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
-    told = formatting.run_details(new_state(question=question))
+    told = formatting.run_details(new_state(asked=(question,)))
     assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in told
     assert "question q1, until 2026-02-16 13:00:00 UTC" in told
-    assert formatting.state_view(new_state(question=question)).model_dump(mode="json")["question"] == {
+    assert formatting.state_view(new_state(asked=(question,))).model_dump(mode="json")["question"] == {
         "id": "q1",
         "kind": "approval",
         "text": "charge",
         "options": ["approve", "deny"],
+        "asked_at": "2026-02-16T12:00:00Z",
         "call": "c0ffee",
         "expires_at": "2026-02-16T13:00:00Z",
     }
@@ -105,7 +106,7 @@ def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_the
     arguments = {"text": "x" * 9000, "to": "e\u202eve", "note": " " * 5000 + "DANGER"}
     text = formatting.format_approval("note", arguments)
     question = Question(id="q1", kind=QuestionKind.approval, text=text, options=("approve", "deny"), asked_at=NOW)
-    details = formatting.run_details(new_state(question=question))
+    details = formatting.run_details(new_state(asked=(question,)))
     for shown in (text, details):
         assert "x" * 9000 in shown
         assert "e[U+202E]ve" in shown
@@ -139,7 +140,7 @@ def test_no_words_of_a_model_or_a_sender_pass_for_an_approval() -> None:
 
 def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar() -> None:
     question = asks(NOW, "question", "Pay $5?", "ask_human")
-    state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, question=question, step=3)
+    state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, asked=(question,), step=3)
     text = formatting.run_details(state.model_copy(update={"last_finding": "$9", "ending": None}))
     for said in ("spend", "step 3 of 20", "USD 0.5000", "Pay", "1. pay", "**running**"):
         assert said in text

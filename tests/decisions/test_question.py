@@ -7,7 +7,7 @@ import pytest
 
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
-from decisions.run.question import QUESTION_DECISIONS, answer_rejection
+from decisions.run.question import QUESTION_DECISIONS, answer_rejection, expire_question, find_question
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALL = "c0ffee"
@@ -16,6 +16,11 @@ CALL = "c0ffee"
 def question(kind: str, **fields: Any) -> Question:
     call = CALL if kind == "approval" else None
     return Question(id="q2", kind=QuestionKind(kind), text="Well?", asked_at=NOW, call=call, **fields)
+
+
+def rejection(*questions: Question, answer: HumanInput, expired: str | None = None, now: datetime = NOW) -> str | None:
+    found = find_question([expire_question(asked, now) for asked in questions], answer, expired=expired)
+    return found if isinstance(found, str) else answer_rejection(found, answer)
 
 
 @pytest.mark.parametrize(
@@ -46,30 +51,27 @@ def question(kind: str, **fields: Any) -> Question:
     ],
 )
 def test_each_kind_of_question_takes_its_own_answers(kind: str, answer: dict[str, Any], says: str | None) -> None:
-    refused = answer_rejection(question(kind), HumanInput.model_validate(answer))
+    refused = rejection(question(kind), answer=HumanInput.model_validate(answer))
     assert refused is None if says is None else says in (refused or "")
 
 
 def test_without_an_open_question_every_answer_is_refused() -> None:
-    assert answer_rejection(None, HumanInput(text="yes")) == "no question is open on this run"
+    assert rejection(answer=HumanInput(text="yes")) == "no question is open on this run"
 
 
 def test_a_question_closes_at_its_time_and_says_so() -> None:
     yes, hour = HumanInput(decision=Decision.approve), timedelta(hours=1)
     timed, timeless = question("approval", expires_at=NOW + hour), question("approval")
-    assert answer_rejection(timed, yes, now=NOW + hour - timedelta(seconds=1)) is None
-    assert answer_rejection(timed, yes, now=NOW + hour) == "question q2 has expired without an answer"
-    assert answer_rejection(timeless, yes, now=NOW + 9999 * hour) is None
+    assert rejection(timed, answer=yes, now=NOW + hour - timedelta(seconds=1)) is None
+    assert rejection(timed, answer=yes, now=NOW + hour) == "question q2 has expired without an answer"
+    assert rejection(timeless, answer=yes, now=NOW + 9999 * hour) is None
 
 
 def test_a_late_answer_hears_that_its_question_has_expired() -> None:
     expired = "question q2 has expired without an answer"
-    assert answer_rejection(None, HumanInput(decision=Decision.approve), expired="q2") == expired
-    assert answer_rejection(None, HumanInput(question_id="q2", text="yes"), expired="q2") == expired
-    assert (
-        answer_rejection(None, HumanInput(question_id="q1", text="yes"), expired="q2")
-        == "no question is open on this run"
-    )
+    assert rejection(answer=HumanInput(decision=Decision.approve), expired="q2") == expired
+    assert rejection(answer=HumanInput(question_id="q2", text="yes"), expired="q2") == expired
+    assert rejection(answer=HumanInput(question_id="q1", text="yes"), expired="q2") == "no question is open on this run"
 
 
 def test_every_kind_has_its_row_of_known_decisions() -> None:

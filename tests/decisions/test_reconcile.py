@@ -151,8 +151,8 @@ SIGNAL = ToolRoute(name="review", kind=ToolKind.signal, effect=Effect.read, time
 @pytest.mark.parametrize(
     ("waiting", "is_overdue"),
     [
-        ({"question": question(timedelta(hours=23))}, False),
-        ({"question": question(timedelta(hours=25))}, True),
+        ({"asked": (question(timedelta(hours=23)),)}, False),
+        ({"asked": (question(timedelta(hours=25)),)}, True),
         ({"pending": (pending(3, NOW - timedelta(hours=2), "review", outside=True),)}, False),
         ({"pending": (pending(3, NOW - timedelta(hours=3), "review", outside=True),)}, True),
         ({"pending": (pending(3, NOW - timedelta(hours=3), "review"),)}, False),  # our own call, not awaited outside

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.run.signals import Decision, HumanInput
 from contracts.sender import Sender
-from decisions.signature import SignedQuestion, add_signature, signature_error
+from decisions.people.signature import SignedQuestion, add_signature, signature_error
 from perdure.answer_keys import AnswerKeys, MissingKeyError, format_public, read_answer_keys
 from perdure.codec import InvalidKeysError
 

@@ -90,6 +90,16 @@ CASES: dict[str, Case] = {
     "a time zone that is no text": usage(
         (*DAILY, "--cron", "0 9 * * *", "--time-zone", "\udcff"), "--time-zone", "UTF-8"
     ),
+    "a signature without a record": usage(("trace", "r1", "--sign", "key"), "--sign requires --export"),
+    "a record that is none": Case(("verify", "x"), ("not a signed record", "--sign KEY"), files={"x": "hello"}),
+    "a record that is not there": Case(("verify", "nothing"), ("nothing: No such file",)),
+    "a public key that is none": Case(("verify", "x", "--key", "x"), ("Ed25519", "-pubout"), files={"x": "hello"}),
+    "a key that is none": Case(("trace", "r1", "--export", "r", "--sign", "x"), ("Ed25519",), files={"x": "hello"}),
+    "a check that is none": scout("---\naccept: yes\n---\n", "agents/scout.md, line 2: accept", "module:function"),
+    "a check without a rubric": scout("---\naccept: {model: x}\n---\n", "line 2: accept", "rubric: Field required"),
+    "a check that cannot be imported": Case(
+        ("agents",), ("accept", "no_such"), files={"agents/scout.md": "---\naccept: no_such:check\n---\n"}
+    ),
     "an unknown decision": usage(("answer", "r1", "--decision", "maybe"), "maybe"),
     "an unknown agent": Case((*GO, "--agent", "nobody"), ("no agent 'nobody'", "default")),
     "broken TOML": config("[fetch]\nallow_hosts = [\n", "perdure.toml", "line 2"),
@@ -153,6 +163,13 @@ CASES: dict[str, Case] = {
         (*GO, "--agent", "scribe"),
         ("'scribe' lives outside", "perdure mail FOLDER --agent scribe"),
         files={"agents/scribe.md": "---\nmailbox: true\n---\n"},
+    ),
+    "batches of a model that has none": Case(
+        (*GO, "--pace", "batch"), ("model rehearsal (rehearsal) has no batches", "use pace live")
+    ),
+    "a pace that does not exist": usage((*GO, "--pace", "fast"), "--pace", "'live', 'batch'"),
+    "a schedule of batches of a model that has none": Case(
+        ("schedule", "add", "daily", "--every", "1h", "--goal", "x", "--pace", "batch"), ("has no batches",)
     ),
     "an agent file without front matter": scout("Look.\n", "scout.md", "front matter"),
     "broken front matter": scout("---\ntools: [fetch\n---\nLook.\n", "scout.md"),

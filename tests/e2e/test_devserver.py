@@ -96,6 +96,12 @@ def is_down(home: Path) -> bool:
     return not is_locked(home / "server.lock", fcntl.LOCK_EX)
 
 
+def is_open(server: DevServer) -> bool:
+    host, _, port = server.address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
 
@@ -193,6 +199,26 @@ async def test_a_server_that_was_killed_comes_back_with_what_it_knew(home: Path)
             assert joined == DevServer(server.address, server.ui, started=False)
         run = await client.get_workflow_handle("run:r1").describe()  # the old connection works again
         assert run.status is WorkflowExecutionStatus.RUNNING
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads who the supervisor is from /proc")
+async def test_a_killed_server_comes_back_when_its_port_is_free_again(home: Path) -> None:
+    async with embedded_server(home) as server:
+        born, first = time.monotonic(), server_file(home)["pid"]
+        await until(lambda: time.monotonic() - born > supervisor.CRASH_LOOP)
+        parent = parent_of(first)
+        os.kill(parent, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not is_open(server))
+        host, _, port = server.address.rpartition(":")
+        with socket.create_server((host, int(port))):
+            os.kill(parent, signal.SIGCONT)
+            await until(lambda: server_file(home)["pid"] != first)
+            failed = server_file(home)["pid"]
+            await until(lambda: server_file(home)["pid"] != failed)
+        await until(lambda: is_open(server))
+        async with embedded_server(home) as joined:
+            assert joined == DevServer(server.address, server.ui, started=False)
 
 
 async def test_after_a_server_that_died_young_the_next_user_gets_a_new_one(home: Path) -> None:

@@ -30,6 +30,7 @@ FINISH = calls(("finish", {"outcome": "done"}))
 NOTE = calls(("note", {"text": "milk"}), text="Frame: a list for the shop")
 SCRIPTS: dict[str, list[Any]] = {
     "note it": [NOTE, NOTE, FINISH],
+    "note all": [calls(*(("note", {"text": text}) for text in ("milk", "bread", "salt"))), FINISH],
     "ask": [calls(("ask_human", {"question": "Which shop?"})), FINISH],
     "ask nothing": [calls(("ask_human", {})), FINISH],
     "give up": [calls(("escalate", {"reason": "the shop is [closed]"}), text="Frame: buy milk")],
@@ -81,6 +82,39 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     assert (late.code, len(late.err.splitlines())) == (1, 1)
 
 
+async def test_all_calls_of_a_turn_are_shown_and_one_is_changed_and_the_others_approved_together(shop: Served) -> None:
+    await start_and_wait(shop, "note all", "several")
+    shown = shop.perdure("show", "several").out
+    assert [text in shown for text in ("note milk", "note bread", "note salt", "perdure approve several --all")] == [
+        True
+    ] * 4
+    several = shop.perdure("approve", "several")
+    assert (several.code, "name one of them: q1, q2, q3" in several.err) == (1, True)
+    for wrong in ("[]", "{", "@nowhere.json"):
+        assert "--arguments" in shop.perdure("approve", "several", "--question", "q2", "--arguments", wrong).err
+    refused = shop.perdure("approve", "several", "--question", "q2", "--arguments", '{"text": 5}')
+    assert (refused.code, "the changed arguments cannot be used" in refused.err) == (1, True)
+    changed = shop.perdure(
+        "approve", "several", "--question", "q2", "--arguments", '{"text": "rye bread"}', "--by", "eva"
+    )
+    assert (changed.out, changed.err) == ("accepted\n", "")
+    together = shop.perdure("approve", "several", "--all").out.splitlines()
+    assert [line.partition(":")[0] for line in together] == ["q1", "q3"]
+    assert (await wait_for_run_end(shop.client, "several")).status == RunStatus.completed
+    milk, bread, salt = (await results_of(shop.client, "several"))[:3]
+    assert (milk, salt) == ("noted milk", "noted salt")
+    assert bread == 'eva changed the arguments of this call to {"text": "rye bread"}. Its result:\nnoted rye bread'
+    record = json.loads(shop.perdure("trace", "several", "--export", "-").out)
+    proposed = next(call for call in record["calls"] if call["arguments"] == {"text": "bread"})
+    assert (proposed["made"][0]["arguments"], proposed["made"][0]["outcome"]["result"]) == (
+        {"text": "rye bread"},
+        "noted rye bread",
+    )
+    answers = {question["id"]: question["answers"] for question in record["questions"]}
+    assert [answers[name][0]["decision"] for name in ("q1", "q2", "q3")] == ["approve"] * 3
+    assert answers["q2"][0]["arguments"] == {"text": "rye bread"}
+
+
 async def test_a_tool_is_approved_for_the_rest_of_a_run(shop: Served) -> None:
     await start_and_wait(shop, "note it", "trusted")
     assert shop.perdure("approve", "trusted", "--tool").out == "accepted\n"
@@ -100,6 +134,12 @@ async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_
     assert "  asks: Which shop?\n" in table
     assert "  approve note\n" in table
     assert 'perdure answer asking --question q1 "…"' in shop.perdure("show", "asking").out
+    inbox = shop.perdure("questions").out
+    assert '  perdure answer asking --question q1 "…"\n' in inbox
+    assert "  perdure show approving\n" in inbox
+    [row] = shop.perdure("questions", "--tool", "note", "--kind", "approval", "--for", "eva", "--json").rows()
+    assert (row["run_id"], row["question"]["arguments"]) == ("approving", {"text": "milk"})
+    assert shop.perdure("questions", "--older-than", "1d").out == "no such question is open\n"
     wrong = shop.perdure("approve", "asking")
     assert (wrong.code, wrong.err) == (1, "perdure: question q1 takes a text\n")
     assert shop.perdure("answer", "asking", "the near one").out == "accepted\n"

@@ -46,10 +46,37 @@ secret_env = "HOOK_STANDARD"
 [gateway.webhooks.slack]
 scheme = "slack"
 secret_env = "HOOK_SLACK"
+people = { U1 = "eva" }
 
 [gateway.webhooks.github]
 scheme = "github"
 secret_env = "HOOK_GITHUB"
+
+[[start]]
+name = "issues"
+webhook = "github"
+on = ["issues.opened", "issues.labeled"]
+when = "event.issue.labels.exists(l, l.name == 'agent')"
+goal = "say: answer the issue {title} of {repo}. {body}"
+fields = { title = "event.issue.title", body = "event.issue.body", repo = "event.repository.full_name" }
+answer = true
+
+[[start]]
+name = "mentions"
+webhook = "slack"
+on = ["app_mention"]
+goal = "say: {text}"
+fields = { text = "event.event.text", channel = "event.event.channel" }
+conversation = "slack-{channel}"
+answer = true
+
+[[start]]
+name = "unknown-agent"
+webhook = "mine"
+on = ["order.created"]
+dedupe = "string(event.data.order)"
+goal = "say: {order}"
+fields = { order = "event.data.order" }
 """
 AGENT = """---
 name: default
@@ -67,17 +94,20 @@ def replies(body: Json) -> ScriptedAnswer:
     said = str(body["messages"][0]["content"])
     if turn == 0 and "ask:" in said:
         return calls(("ask_human", {"question": "Shall it be red, or blue?", "options": ["red", "blue"]}))
-    if turn == 0 and "charge:" in said:
-        return calls(("charge", {"amount": 42}), text="1. Charge\n2. Tell")
+    if turn == 0 and ("charge:" in said or "pair:" in said):
+        more = [("charge", {"amount": 7})] if "pair:" in said else []
+        return calls(("charge", {"amount": 42}), *more, text="1. Charge\n2. Tell")
     if turn == 0 and "lookup" in said:
         return calls(("lookup", {"what": "parcel 7"}))
     if "count:" in said:
-        return calls(("finish", {"outcome": "three", "result": {"total": 3}}))
+        result = None if "count: none" in said else {"total": 3}
+        return calls(("finish", {"outcome": "three" if result else "none", "result": result}))
     if turn == 1 and "lookup to confirm:" in said:
         return calls(("ask_human", {"question": "Is that right?"}))
     last = body["messages"][-1]["content"]
     told = next((b["content"] for b in last if b.get("type") == "tool_result"), "") if isinstance(last, list) else ""
-    return calls(("finish", {"outcome": f"done {told}".strip()}))
+    images = str(body["messages"]).count("'type': 'base64'")
+    return calls(("finish", {"outcome": f"done {told}".strip() + (f", {images} seen" if images else "")}))
 
 
 @dataclass

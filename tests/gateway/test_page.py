@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser import browsing, needs_browser, picture
 from tests.gateway.conftest import Gateway
+from tests.gateway.test_files import png, upload
+from tests.gateway.test_runs import wait_for_end
 
 PATIENCE = 30
 
@@ -25,7 +28,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def until(driver: Any, look: Callable[[], Any]) -> Any:
-    wait = WebDriverWait(driver, PATIENCE, poll_frequency=0.1, ignored_exceptions=[WebDriverException])
+    wait = WebDriverWait(driver, PATIENCE, poll_frequency=0.1, ignored_exceptions=[WebDriverException, OSError])
     return wait.until(lambda _: look())
 
 
@@ -45,6 +48,23 @@ def enter(driver: Any, gateway: Gateway, run_id: str = "") -> None:
     driver.get("about:blank")
     driver.get(f"{gateway.url}/#{run_id}")
     driver.find_element(By.ID, "token").send_keys(gateway.token + Keys.ENTER)
+
+
+@needs_browser
+async def test_the_questions_are_filtered(gateway: Gateway, driver: Any) -> None:
+    asks, pays = await gateway.waiting("ask: which colour"), await gateway.waiting("charge: the card")
+    enter(driver, gateway)
+    for run_id in (asks, pays):
+        shows(driver, "#waiting .card", run_id)
+    driver.find_element(By.CSS_SELECTOR, "#filter-box summary").click()
+    driver.find_element(By.CSS_SELECTOR, "#filter [name=tool]").send_keys("charge" + Keys.TAB)
+    shows(driver, "#filter-box summary", "Filter (on)")
+    until(driver, lambda: asks not in driver.find_element(By.ID, "waiting").text)
+    shows(driver, "#waiting .card", pays)
+    driver.find_element(By.CSS_SELECTOR, "#filter [name=kind] option[value=question]").click()
+    shows(driver, "#waiting", "No such question is open.")
+    for run_id in (asks, pays):
+        await gateway.post(f"/v1/runs/{run_id}/cancel", {})
 
 
 SHRINK = """
@@ -92,6 +112,17 @@ async def test_an_approval_shows_the_exact_call_and_takes_a_denial(gateway: Gate
         assert wide, f"it scrolls sideways at {width} pixels"
     picture(driver, "gateway-page")
     driver.find_element(By.ID, form).find_element(By.CSS_SELECTOR, "[data-option=deny]").click()
+    shows(driver, "#end", "completed: done")
+
+
+@needs_browser
+async def test_chosen_calls_are_decided_together(gateway: Gateway, driver: Any) -> None:
+    run_id = await gateway.waiting("pair: two cards")
+    enter(driver, gateway, run_id)
+    for name in ("q1", "q2"):
+        until(driver, lambda: driver.find_element(By.ID, f"answer-{run_id}-{name}"))  # noqa: B023 - awaited here
+        driver.find_element(By.ID, f"answer-{run_id}-{name}").find_element(By.NAME, "chosen").click()
+    driver.find_element(By.CSS_SELECTOR, "[data-chosen=deny]").click()
     shows(driver, "#end", "completed: done")
 
 
@@ -155,3 +186,73 @@ async def test_the_page_is_ours_alone(gateway: Gateway) -> None:
             assert "https://" not in answer.text
             assert "style=" not in answer.text
             assert "innerHTML" not in answer.text
+
+
+PAINTED = """
+const canvas = document.querySelector(arguments[0]);
+return canvas && [...canvas.getContext("2d").getImageData(1, 1, 1, 1).data].join();
+"""
+
+
+@needs_browser
+async def test_images_files_and_a_typed_result_are_on_the_page(gateway: Gateway, driver: Any, tmp_path: Path) -> None:
+    schema = {"type": "object", "required": ["total"]}
+    stored = (await upload(gateway, png(640), "invoice.png")).json()
+    attachments = [{name: stored[name] for name in ("name", "sha256")}]
+    payload = {"goal": "count: the invoice", "output_schema": schema, "attachments": attachments}
+    run_id = (await gateway.post("/v1/runs", {"payload": payload})).json()["run_id"]
+    await wait_for_end(gateway, run_id)
+    folder = gateway.project.folder / ".perdure" / "runs" / run_id
+    (folder / "artifacts" / "chart & more.png").write_bytes(png(300, "blue"))
+    (folder / "artifacts" / "report.md").write_text("# Report\n" * 500)
+    enter(driver, gateway, run_id)
+    until(driver, lambda: driver.execute_script(PAINTED, "#attached canvas") == "255,0,0,255")
+    until(driver, lambda: driver.execute_script(PAINTED, "#files canvas") == "0,0,255,255")
+    shows(driver, "#attached", "invoice.png")
+    shows(driver, "#files", "report.md · 4.5 kB")
+    assert "invoice.png" not in driver.find_element(By.ID, "files").text, "an attached file is on the page twice"
+    shows(driver, "#result", '"total": 3')
+    for width in (360, 1280):
+        driver.set_window_size(width, 1000)
+        assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
+    driver.find_element(By.CSS_SELECTOR, "#files a:has(canvas)").click()
+    until(driver, lambda: len(driver.window_handles) == 2)
+    first, second = driver.window_handles
+    driver.switch_to.window(second)
+    until(driver, lambda: driver.execute_script("return document.images[0]?.naturalWidth") == 300)
+    driver.close()
+    driver.switch_to.window(first)
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    driver.find_element(By.PARTIAL_LINK_TEXT, "report.md").click()
+    until(driver, lambda: (tmp_path / "report.md").read_text() == "# Report\n" * 500)
+    severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    # Others are of the browser's own viewer, and of the token of the test before.
+    assert [message for message in severe if not message.startswith("blob:") and "Unauthorized" not in message] == []
+
+
+@needs_browser
+async def test_files_are_sent_with_an_answer_and_shown_where_it_was_given(
+    gateway: Gateway, driver: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "label #1.png").write_bytes(png(64, "lime"))
+    (tmp_path / "note.png").write_text("no image")
+    run_id = await gateway.waiting("ask: which colour")
+    enter(driver, gateway, run_id)
+    form = until(driver, lambda: driver.find_element(By.ID, f"answer-{run_id}-q1"))
+    form.find_element(By.NAME, "attached").send_keys(str(tmp_path / "note.png"))
+    form.find_element(By.XPATH, ".//button[text()='Answer']").click()
+    shows(driver, "#notice", "note.png: not an image or a PDF that is taken")
+    await gateway.waiting("ask: which size")  # the card of the first stays as it is, with what was chosen
+    until(driver, lambda: len(driver.find_elements(By.CSS_SELECTOR, "#waiting form")) >= 2)
+    form = driver.find_element(By.ID, f"answer-{run_id}-q1")
+    assert form.find_element(By.NAME, "attached").get_property("files")[0]["name"] == "note.png"
+    form.find_element(By.XPATH, ".//button[text()='✕ note.png']").click()
+    form.find_element(By.NAME, "attached").send_keys(str(tmp_path / "label #1.png"))
+    form.find_element(By.NAME, "text").send_keys("as on the label" + Keys.ENTER)
+    shows(driver, "#end", "1 seen")
+    shows(driver, "#steps", "tester: as on the label")
+    until(driver, lambda: driver.execute_script(PAINTED, "#steps canvas") == "0,255,0,255")
+    assert not driver.find_element(By.ID, "files-box").is_displayed()
+    for width in (360, 1280):
+        driver.set_window_size(width, 1000)
+        assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width

@@ -45,6 +45,34 @@ async def test_a_start_with_a_schema_ends_with_a_typed_result(gateway: Gateway) 
     assert "payload.output_schema: not a JSON Schema" in refused.json()["detail"]
 
 
+async def test_a_null_result_differs_from_no_result(gateway: Gateway) -> None:
+    folder = gateway.project.folder
+    (folder / "maybe.json").write_text('{"type": ["object", "null"]}')
+    command = ("run", "--json", "--output-schema", "maybe.json", "--output", "order.json", "count: none")
+    ended = await asyncio.to_thread(gateway.project.perdure, *command, TEMPORAL_ADDRESS=gateway.address)
+    last = json.loads(ended.out.splitlines()[-1])
+    told: Any = (await gateway.get(f"/v1/runs/{last['run_id']}/result")).json()
+    details = (await gateway.get(f"/v1/runs/{last['run_id']}")).json()
+    assert (ended.code, (folder / "order.json").read_text()) == (0, "null\n")
+    for fields in (last["event"]["payload"], told["event"]["payload"], details["state"]):
+        assert fields["result"] is None
+    untyped: Any = await wait_for_end(gateway, await gateway.start("count: none"))
+    assert "result" not in untyped["event"]["payload"]
+
+
+async def test_a_start_with_a_plan_needs_the_scope_of_an_approval(gateway: Gateway) -> None:
+    plan = {"run_id": "dry", "calls": [{"step": 1, "tool": "pay", "call": "0" * 24}]}
+    body = {"payload": {"goal": "say: planned", "plan": plan}}
+    starter = await asyncio.to_thread(make_token, gateway.project, f"starter-{uuid4().hex[:8]}", "runs:start")
+    refused = await gateway.post("/v1/runs", body, Authorization=f"Bearer {starter}")
+    assert (refused.status_code, "human:answer" in refused.json()["detail"]) == (403, True)
+    both = await gateway.post("/v1/runs", {"payload": {**body["payload"], "dry_run": True}})
+    assert both.status_code == 422
+    answer = await gateway.post("/v1/runs", body)
+    told: Any = await wait_for_end(gateway, answer.json()["run_id"])
+    assert told["event"]["payload"]["plan"] == {"run_id": "dry", "missing": plan["calls"], "unplanned": []}
+
+
 async def test_fifty_callers_with_one_key_start_one_run(gateway: Gateway) -> None:
     key, body = uuid4().hex, {"payload": {"goal": "say: once"}}
     async with gateway.http as http:
@@ -101,6 +129,11 @@ async def test_a_key_that_was_used_with_another_body_is_refused_with_both_digest
         assert "Location" not in refused.headers
 
 
+async def test_an_unknown_pace_is_refused(gateway: Gateway) -> None:
+    unknown = await gateway.post("/v1/runs", {"payload": {"goal": "say: once", "pace": "fast"}})
+    assert (unknown.status_code, unknown.json()["field"]) == (422, "payload.pace")
+
+
 async def test_a_key_in_the_header_is_read_as_utf_8(gateway: Gateway) -> None:
     key = f"schlüssel-{uuid4().hex}"
     body = {"payload": {"goal": "say: once"}}
@@ -140,6 +173,27 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(
     assert says in answer.json()["detail"]
     assert (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]["question"]["id"] == "q1"
     await gateway.post(f"/v1/runs/{run_id}/cancel", {})
+
+
+async def test_several_calls_are_decided_by_one_request_each_by_its_digest(gateway: Gateway) -> None:
+    run_id = await gateway.waiting("pair: two cards")
+    listed = (await gateway.get("/v1/questions")).json()["questions"]
+    first, second = (each["question"] for each in listed if each["run_id"] == run_id)
+    deny = {"question_id": first["id"], "call": first["call"], "decision": "deny"}
+    wrong = {"question_id": second["id"], "call": first["call"], "decision": "approve"}
+    answered = await gateway.post(f"/v1/runs/{run_id}/answers", {"answers": [wrong, deny]})
+    assert [(each["question_id"], each["accepted"]) for each in answered.json()["results"]] == [
+        ("q2", False),
+        ("q1", True),
+    ]
+    assert "is not about the call" in answered.json()["results"][0]["reason"]
+    body = {"question_id": "q2", "call": second["call"], "decision": "approve", "arguments": {"amount": "much"}}
+    assert (await gateway.post(f"/v1/runs/{run_id}/answer", body)).status_code == 409
+    assert (await gateway.post(f"/v1/runs/{run_id}/answers", {"answers": []})).status_code == 422
+    await gateway.post(
+        f"/v1/runs/{run_id}/answers", {"answers": [{**wrong, "call": second["call"], "decision": "deny"}]}
+    )
+    assert (await wait_for_end(gateway, run_id))["status"] == "completed"
 
 
 async def test_an_approval_shows_the_exact_call_and_is_bound_to_it(gateway: Gateway) -> None:
@@ -388,3 +442,22 @@ async def test_two_gateways_tell_the_same_of_one_run(gateways: Gateways, gateway
         )
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
         assert await wait_for_end(gateway, run_id) == await wait_for_end(other, run_id)
+
+
+async def test_questions_are_listed_by_tool_kind_age_group_and_person(gateway: Gateway) -> None:
+    asks, pays = await gateway.waiting(), await gateway.waiting("charge: the card")
+
+    async def listed(query: str) -> set[str]:
+        answer = (await gateway.get(f"/v1/questions?limit=200&{query}")).json()
+        return {each["run_id"] for each in answer["questions"]} & {asks, pays}
+
+    assert await listed("tool=charge") == {pays}
+    assert await listed("kind=question&agent=default") == {asks}
+    assert await listed("for_me=true") == {asks, pays}  # no group is asked
+    for none in ("group=finance", "older_than=1d", "agent=nobody", "tool=charge&kind=question"):
+        assert await listed(none) == set(), none
+    for wrong, field in (("kind=any", "kind"), ("older_than=soon", "older_than"), ("for_me=perhaps", "for_me")):
+        refused = await gateway.get(f"/v1/questions?{wrong}")
+        assert (refused.status_code, refused.json()["field"]) == (422, field)
+    for run_id in (asks, pays):
+        await gateway.post(f"/v1/runs/{run_id}/cancel", {})

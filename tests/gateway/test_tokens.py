@@ -43,6 +43,11 @@ ROUTES = [
     ("DELETE", "/v1/conversations/nobody/turns/nobody", "human:answer"),
     ("GET", "/v1/questions", "runs:read"),
     ("POST", "/v1/events", "events:publish"),
+    ("POST", "/v1/files", "runs:start"),
+    ("POST", "/v1/runs/nobody/answers", "human:answer"),
+    ("GET", "/v1/runs/nobody/artifacts", "runs:read"),
+    ("GET", "/v1/runs/nobody/artifacts/{path}", "runs:read"),
+    ("GET", "/v1/runs/nobody/media/{sha256}", "runs:read"),
 ]
 OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/v1/webhooks/{name}")}
 

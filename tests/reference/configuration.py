@@ -18,6 +18,8 @@ from settings.file import (
     WorkerSettings,
 )
 from settings.mcp import _Http, _Stdio
+from settings.notify import NotifySettings
+from settings.start import StartSettings
 from settings.tools import (
     HttpToolSettings,
     McpToolSettings,
@@ -94,6 +96,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tools": _tools,
     "fetch": _of(FetchSettings),
     "outbox": _of(OutboxSettings),
+    "notify": _of(NotifySettings),
+    "start": _of(StartSettings),
     "webhooks": _of(WebhookSettings),
     "worker": _of(WorkerSettings),
     "limits": _limits,

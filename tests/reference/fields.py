@@ -34,9 +34,9 @@ class Fields:
     mode: Any = "validation"
 
     @staticmethod
-    def words(schema: dict[str, Any]) -> str:
-        """What a part of a JSON Schema, without references, says of a value."""
-        return _in_words(schema, {})
+    def words(schema: dict[str, Any], defs: dict[str, Any]) -> str:
+        """What a part of a JSON Schema says of a value, with the definitions that it refers to."""
+        return _in_words(schema, defs)
 
     def table(self, model: type[BaseModel], prefix: str = "") -> str:
         return table(HEAD, ((code(row.name), row.type, row.default, row.meaning) for row in self.rows(model, prefix)))

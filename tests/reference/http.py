@@ -23,7 +23,7 @@ from tests.reference.meanings import docstring, meanings
 INTRO = """\
 What `perdure gateway` serves. [The gateway](../gateway.md) says how to use it; `GET /openapi.json` describes the same
 as OpenAPI 3.1. A token goes into `Authorization: Bearer …`, a body has `Content-Type: application/json` and at most 1
-MiB. An answer of 400 or more is a [problem](#problemdetails), unless a route says otherwise."""
+MiB, except a file's. An answer of 400 or more is a [problem](#problemdetails), unless a route says otherwise."""
 
 IN_WORKFLOW = {model: f"workflow.md#{model.__name__.lower()}" for model in (RunView, LaneView)}
 ELSEWHERE = (
@@ -35,7 +35,8 @@ ELSEWHERE = (
 
 def http() -> str:
     nothing = SimpleNamespace(session=SimpleNamespace(settings=SimpleNamespace(secrets=NO_SECRETS)))
-    described = make_app(cast(Gateway, nothing)).openapi()["paths"]
+    whole = make_app(cast(Gateway, nothing)).openapi()
+    described = whole["paths"]
     routes = [
         route
         for router in ROUTERS
@@ -46,10 +47,10 @@ def http() -> str:
     rows, summary = [], []
     for route in routes:
         method = min(route.methods or ())
-        operation = described[route.path][method.lower()]
-        name = f"{method} {route.path}"
+        operation = described[route.path_format][method.lower()]
+        name = f"{method} {route.path_format}"
         rows.append((f"[`{name}`](#{slug(name)})", _scope(operation), docstring(route.endpoint).split("\n\n")[0]))
-        summary += [f"### {name}", *_sections(route, operation)]
+        summary += [f"### {name}", *_sections(route, operation, whole["components"]["schemas"])]
     parts += [table(("route", "scope", "does"), rows), *summary, "## Shapes"]
     for model in _shapes(routes):
         parts += [f"### {model.__name__}", docstring(model), Fields(ELSEWHERE, "serialization").table(model)]
@@ -69,10 +70,10 @@ def _scope(operation: dict[str, Any]) -> str:
     return ", ".join(map(code, named)) or "none"
 
 
-def _sections(route: APIRoute, operation: dict[str, Any]) -> Iterator[str]:
+def _sections(route: APIRoute, operation: dict[str, Any], defs: dict[str, Any]) -> Iterator[str]:
     yield docstring(route.endpoint)
     rows = [
-        (code(each["name"]), each["in"], _value(each), each.get("description", ""))
+        (code(each["name"]), each["in"], _value(each, defs), each.get("description", ""))
         for each in operation.get("parameters", ())
         if each["in"] != "path"
     ]
@@ -84,13 +85,15 @@ def _sections(route: APIRoute, operation: dict[str, Any]) -> Iterator[str]:
         else:
             yield f"**Body:** {docstring(body)}"
             yield Fields(ELSEWHERE).table(body)
+    elif described := operation.get("requestBody"):
+        yield f"**Body:** {', '.join(map(code, described['content']))}"
     yield f"**Answers:** {_answers(route, operation)}"
 
 
-def _value(parameter: dict[str, Any]) -> str:
+def _value(parameter: dict[str, Any], defs: dict[str, Any]) -> str:
     schema = parameter["schema"]
     default = schema.get("default")
-    words = Fields.words(schema)
+    words = Fields.words(schema, defs)
     return "required" if parameter.get("required") else f"{words}{f'; {default} if left out' if default else ''}"
 
 
@@ -126,7 +129,7 @@ def _answer(route: APIRoute, status: int, answer: dict[str, Any]) -> str:
         "" if summary in ("Successful Response", HTTPStatus(status).phrase) else f" ({summary[0].lower()}{summary[1:]})"
     )
     if not (isinstance(own, type) and issubclass(own, BaseModel)):
-        return f"{', '.join(map(code, answer.get('content', {})))}{meant}"
+        return f"{', '.join(map(code, answer.get('content', {})))}{meant}".strip()
     return (_where(own) or f"[{own.__name__}](#{own.__name__.lower()})") + meant
 
 

@@ -89,6 +89,7 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         ),
     ),
     "Watching": (
+        Variable("PERDURE_CRASHTEST_PLAY", "Set by [`perdure crashtest`](../crashtest.md): the name of the play."),
         Variable("PERDURE_METRICS", "A port or `address:port` for Prometheus ([metrics](../operations.md#metrics))."),
         Variable(
             "OTEL_EXPORTER_OTLP_ENDPOINT",

@@ -264,6 +264,12 @@ POLICIES: dict[str, Policy] = {
     "plan": TURN,
     "reflect": TURN,
     "summarize": policies.FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(policies.SUMMARY_MARGIN)}"},
+    "accept_outcome": policies.FILES
+    | {"start_to_close_timeout": f"`turn_limit` and {duration(policies.SUMMARY_MARGIN)}"},
+    "create_batch": policies.CREATING_BATCH,
+    "look_at_batch": policies.LOOKING_AT_BATCH,
+    "deliver_batch": policies.DELIVERING_BATCH,
+    "fail_turns": policies.DELIVERING_BATCH,
     "call_tool": {
         "start_to_close_timeout": f"the tool's `timeout` and {duration(CALL_MARGIN)}",
         "heartbeat_timeout": policies.HEARTBEAT,
@@ -276,6 +282,8 @@ POLICIES: dict[str, Policy] = {
     },
     "keep_result": policies.KEEPING,
     "notify": policies.SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},
+    "send_notice": policies.NOTIFYING,
+    "is_question_open": policies.NOTIFYING,
     "watch_run": policies.WATCHING
     | {
         "retry_policy": f"until it is done, up to {duration(LONGEST_LOOK)} apart, "

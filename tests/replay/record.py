@@ -21,6 +21,7 @@ from perdure.client.runs import wait_for_run_end
 from perdure.process.shutdown import exit_now
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
+from tests.workflows import conftest
 from tests.workflows.conftest import World, worlds
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -64,7 +65,7 @@ async def format_end(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
-    if kind in ("EventTopic", "Conversation", "Mailbox"):
+    if kind in ("EventTopic", "Conversation", "Mailbox", "ModelBatches", "Notify", "Inbound"):
         try:
             await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:
@@ -95,6 +96,7 @@ async def histories(it: World, workflow_id: str) -> list[str]:
 
 async def main() -> None:
     logging.disable(logging.CRITICAL)  # what the scenarios provoke is no news
+    conftest.PATIENCE = PATIENCE / 2  # the scenarios slow each other down
     began = monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder, turn = Path(made), asyncio.Semaphore(AT_A_TIME)

@@ -5,6 +5,7 @@ To add one: an entry in `SCENARIOS`, then `make histories`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from temporalio.api.enums.v1 import EventType
+from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from activities.effects.ledger import LedgerEntry
@@ -24,13 +26,18 @@ from activities.storage.store import LocalStore
 from activities.tools.interface import PreflightTool
 from contracts.agent import Agent
 from contracts.failures import ToolFault
+from contracts.model_settings import BatchSettings
+from contracts.people.notice import NoticeKind
 from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
+from decisions.policy.rules import parse_policy
 from decisions.tool_requests import nonce_of
 from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import Reply, Script, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.replay import lane_plays, mail_plays
+from tests.replay.people_plays import begins_announced, begins_event, begins_notice
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import say
@@ -40,9 +47,11 @@ Play = Callable[[World, Run], Awaitable[None]]
 Tool = Callable[[], ScriptedTool]
 
 REPLIES = "discord.wait_for_reply"
+ASKING = "[[rule]]\nwhen = 'true'\nthen = 'ask'"  # a policy
 GOAL = {"type": "agentic.start", "payload": {"goal": "do it"}}
 TYPED = {**GOAL, "payload": {"goal": "do it", "output_schema": {"type": "object", "required": ["total"]}}}
 RESULT = calls(("finish", {"outcome": "counted", "result": {"total": 3}}))
+CHECKED = [Agent(name="default", tools=(), accept="tests.workflows.checks:has_good_outcome")]
 FINISH = calls(("finish", {"outcome": "done", "artifacts": ["artifacts/a.md"]}))
 LOOK = calls(("look", {"at": "x"}), text="Frame: see.\nPlan: look.")
 VOTE = calls(("vote", {}))
@@ -178,6 +187,15 @@ def answers(*bodies: dict[str, Any]) -> Play:
             await run.execute_update("answer", {"question_id": f"q{number}", **body})
 
     return play
+
+
+async def accepts_a_policy(it: World, run: Run) -> None:
+    """Accept a policy in a project that has none when the run begins."""
+    await it.until_state(run, question=True)
+    policy = parse_policy(ASKING)
+    object.__setattr__(it.project, "policy", policy)
+    await run.execute_update("accept_policy", {"question_id": f"policy:{policy.ref}", "decision": "approve"})
+    await run.execute_update("answer", {"question_id": "q1", "decision": "deny"})
 
 
 async def answers_by_signal(it: World, run: Run) -> None:
@@ -591,7 +609,72 @@ follow_up = partial(Scenario, script=[], type="FollowUp", begins=follows(REPLIES
 topic = partial(Scenario, script=[], type="EventTopic")
 delegation = partial(Scenario, type="Delegation", begins=begins_with("/delegation:1"), limits=PEERS)
 
+
+async def a_pool(it: World) -> Run:
+    """The pool whose only run has ended."""
+    run = await it.start()
+    with suppress(WorkflowFailureError):
+        await run.result()
+    return it.pool
+
+
+async def a_pool_that_is_left(it: World) -> Run:
+    run = await it.start()
+    await it.until_state(run, batched_at=True)
+    await is_stopped(it, run)
+    return it.pool
+
+
+async def a_busy_pool(it: World) -> Run:
+    """It continues as new with its batches open."""
+    executions: set[str] = set()
+    while len(executions) < 2:
+        await it.start()
+        await it.until(lambda: len(it.model.batches.batches) == len(it.started))
+        executions.add((await it.pool.describe()).run_id)
+    it.model.batches.end_batches()
+    return it.pool
+
+
+async def is_stopped_in_a_batch(it: World, run: Run) -> None:
+    await it.until_state(run, batched_at=True)
+    await is_stopped(it, run)
+
+
+async def is_stopped(it: World, run: Run) -> None:
+    await run.signal("cancel", {"reason": "enough"})
+    await wait_for_run_end(it.client, run.id)
+
+
+AT_ONCE = {"pooling": BatchSettings(size=1)}
+LATER = {"pooling": BatchSettings(wait=timedelta(hours=1))}
+PACED = {**GOAL, "payload": {"goal": "do it", "pace": "batch"}}
+
 SCENARIOS = (
+    # in batches
+    Scenario("batched", "completed", [LOOK, FINISH], (look,), limits=AT_ONCE),
+    Scenario("batched-refused", "failed ModelRefused", [fails(400)], limits=AT_ONCE),
+    Scenario("batched-without-batches", "failed ModelRefused", [FINISH], args=(PACED,)),
+    Scenario("batched-cancelled", "cancelled", [FINISH], play=is_stopped_in_a_batch, limits=LATER),
+    Scenario("pool", "over", [FINISH], begins=a_pool, limits=AT_ONCE, type="ModelBatches"),
+    Scenario("pool-left", "over", [FINISH], begins=a_pool_that_is_left, limits=LATER, type="ModelBatches"),
+    Scenario(
+        "pool-refused",
+        "over",
+        [FINISH],
+        begins=a_pool,
+        limits={**AT_ONCE, "batches": ScriptedBatches(max_requests=0)},
+        type="ModelBatches",
+    ),
+    Scenario(
+        "pool-rotated",
+        "over",
+        [FINISH],
+        begins=a_busy_pool,
+        limits={**AT_ONCE, "batches": ScriptedBatches(seconds=None)},
+        type="ModelBatches",
+        rotates=True,
+    ),
     # completed
     Scenario("finished", "completed", [LOOK, FINISH], (look,)),
     Scenario("finished-in-plain-text", "completed", [says("It is 4.")]),
@@ -635,6 +718,8 @@ SCENARIOS = (
     ),
     Scenario("context-too-long", "escalated context", [TOO_LONG], play=answers({"decision": "continue"})),
     Scenario("no-valid-result", "escalated result_invalid", lambda _: says("Done."), args=(TYPED,)),
+    Scenario("not-accepted", "escalated not_accepted", lambda _: says("Done."), limits={"agents": CHECKED}),
+    Scenario("accepted", "completed", [says("Done."), says("A good one.")], limits={"agents": CHECKED}),
     Scenario("typed-result", "completed", [FINISH, RESULT], args=(TYPED,)),
     Scenario("model-declined", "escalated model_declined", [says("I will not.", stop_reason="refusal")]),
     # failed
@@ -718,6 +803,14 @@ SCENARIOS = (
     Scenario(
         "approved-for-the-run", "completed", [CHARGE, CHARGE, FINISH], (guarded,), answers({"decision": "approve_tool"})
     ),
+    Scenario(
+        "changed-while-approved",
+        "completed",
+        [CHARGE, FINISH],
+        (guarded,),
+        answers({"decision": "approve", "arguments": {"eur": 3}}),
+    ),
+    Scenario("policy-accepted", "completed", [CHARGE, FINISH], (guarded,), accepts_a_policy),
     Scenario(
         "redefined-tool", "completed", [CHARGE, CHARGE, FINISH], (redefined,), answers({"decision": "approve_tool"})
     ),
@@ -851,6 +944,13 @@ SCENARIOS = (
         (weighs_once,),
         elsewhere("single scales", lost_at_first, {"decision": "run_again"}),
     ),
+    # people
+    Scenario("announced", "completed", [ASK, FINISH], play=answers({"text": "b"}), begins=begins_announced),
+    Scenario("notice", "over", [FINISH], type="Notify", begins=begins_notice(NoticeKind.waiting)),
+    Scenario("notice-to-no-channel", "cancelled", [FINISH], type="Notify", begins=begins_notice(NoticeKind.ended, "x")),
+    Scenario("event-begins-a-run", "over", [FINISH], type="Inbound", begins=begins_event("run")),
+    Scenario("event-begins-a-turn", "over", [FINISH], type="Inbound", begins=begins_event("turn")),
+    Scenario("event-begins-nothing", "cancelled", [FINISH], type="Inbound", begins=begins_event("unusable")),
     # rotated
     Scenario(
         "rotated",

@@ -11,15 +11,17 @@ import pytest
 from temporalio import activity, workflow
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
-from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from activities.conversation import Conversations
 from activities.delegation import Delegations
 from activities.followup.followup import FollowUps
 from activities.mailbox.client import Mailboxes
+from activities.model.batches import BatchTurns
 from activities.model.fused_turn import FusedTurns
 from activities.model.turn import Turns
+from activities.people.inbound import InboundStarts
+from activities.people.notices import Notices
 from activities.reconcile.reconcile import Reconciler
 from activities.run.files import RunFiles
 from activities.run.fork import Inheritances
@@ -31,15 +33,17 @@ from contracts.followup import FollowUpFailure
 from contracts.run.state import RunStatus
 from decisions.run.question import QUESTION_DECISIONS
 from perdure.converter import data_converter
-from perdure.process.workflows import WORKFLOWS, workflow_runner
+from perdure.process.workflows import WORKFLOWS
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS
+from tests.replaying import replay_history
 from workflows.agent_run.agent_run import AgentRun
 from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
 from workflows.followup import FollowUp
 from workflows.mailbox import Mailbox
+from workflows.model_batches.pool import ModelBatches
 from workflows.topic import EventTopic
 
 WAITS = ("asks: Which one?", "approve charge", "settle charge", "settle the changed definition")
@@ -48,15 +52,18 @@ THIS_VERSION = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
 WORKFLOW_DEFINITIONS = [
     workflow._Definition.must_from_class(each)
-    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Mailbox)
+    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Mailbox, ModelBatches)
 ]
 OWNERS = (
     Turns,
+    BatchTurns,
     FusedTurns,
     ToolCalls,
     RunFiles,
     Inheritances,
     Reconciler,
+    Notices,
+    InboundStarts,
     FollowUps,
     RunWatcher,
     Delegations,
@@ -80,10 +87,7 @@ def history(path: Path) -> WorkflowHistory:
 
 async def replay(path: Path, *workflows: type) -> None:
     """As a production worker would. Raises where the code does not fit the history."""
-    replayer = Replayer(
-        workflows=workflows or WORKFLOWS, workflow_runner=workflow_runner(data_converter), data_converter=data_converter
-    )
-    await replayer.replay_workflow(history(path))
+    await replay_history(history(path), data_converter, workflows or WORKFLOWS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -138,7 +142,10 @@ def all_steps() -> set[str]:
         "timer fired",
         "timer canceled",
         *(f"activity {name}" for name in activities),
-        *(f"local {name}" for name in ("open_run", "open_run failed", "join_conversation", "close_segment")),
+        *(
+            f"local {name}"
+            for name in ("open_run", "open_run failed", "join_conversation", "close_segment", "write_batch_request")
+        ),
         *(f"workflow {name}" for each in WORKFLOWS if (name := workflow._Definition.must_from_class(each).name)),
         *(f"signal {name or OTHER}" for each in WORKFLOW_DEFINITIONS for name in each.signals),
         *(f"update {name}" for each in WORKFLOW_DEFINITIONS for name in each.updates),

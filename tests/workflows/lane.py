@@ -57,9 +57,16 @@ def lane_of(it: World, conversation: str) -> Run:
 
 
 async def query_view(it: World, conversation: str) -> LaneView:
-    view = await lanes.query_lane(it.client, conversation)
-    assert view is not None
-    return view
+    """A worker of a busy machine may answer a query too late. Then there is no view, and it is asked again."""
+    views: list[LaneView] = []
+
+    async def is_answered() -> bool:
+        view = await lanes.query_lane(it.client, conversation)
+        views.extend([view] if view else [])
+        return view is not None
+
+    await it.until(is_answered)
+    return views[-1]
 
 
 async def until_idle(it: World, conversation: str, turns: int) -> LaneView:

@@ -39,12 +39,12 @@ async def awaiting(
 async def test_start_event_creates_run_and_first_tool_request(world: MakeWorld) -> None:
     look = ScriptedTool("look")
     async with world([calls(("look", {"at": "x"}), text="Frame: see.\nPlan: look."), FINISH], look) as it:
-        handle = await it.start("see x", run_id="first")
+        handle = await it.start("see x", run_id=it.queue)
         result = await handle.result()
     assert result == {
         "type": "agent.completed",
         "payload": {
-            "run_id": "first",
+            "run_id": it.queue,
             "goal": "see x",
             "outcome": "done",
             "steps_taken": 1,
@@ -53,7 +53,7 @@ async def test_start_event_creates_run_and_first_tool_request(world: MakeWorld) 
     }
     arguments, context = look.calls[0]
     assert arguments == {"at": "x"}
-    assert context.idempotency_key == "agentic:run:first:step:1:request"
+    assert context.idempotency_key == f"agentic:run:{it.queue}:step:1:request"
 
 
 async def test_matching_tool_result_resumes_and_advances_to_next_step(world: MakeWorld) -> None:
@@ -130,11 +130,11 @@ async def test_max_steps_cutoff_escalates_deterministically(world: MakeWorld) ->
 
 async def test_completion_emits_exactly_one_agent_completed(world: MakeWorld, tmp_path: Path) -> None:
     async with world([calls(("look", {})), FINISH], ScriptedTool("look")) as it:
-        run = await it.start(run_id="once")
+        run = await it.start(run_id=it.queue)
         event = await run.result()
-        found = await wait_for_run_end(it.client, "once")
+        found = await wait_for_run_end(it.client, it.queue)
     assert (found.status, found.event) == (RunStatus.completed, event)
-    assert (tmp_path / "once" / "trace.jsonl").read_text().count("agent.completed") == 1
+    assert (tmp_path / it.queue / "trace.jsonl").read_text().count("agent.completed") == 1
 
 
 async def test_foreign_run_id_is_ignored(world: MakeWorld) -> None:

@@ -158,4 +158,4 @@ async def test_a_cancel_reaches_a_read_by_a_command_or_by_the_next_beat(
         await run.cancel()
         with pytest.raises(WorkflowFailureError):
             await asyncio.wait_for(run.result(), 10)
-    assert beats == ({} if commands else {"call_tool": 1})
+    assert beats == ({} if commands else {"read_and_reflect" if it.project.fuse_reads else "call_tool": 1})

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from unittest.mock import patch
 
-from temporalio.worker import Replayer
-
 from activities.reconcile.reconcile import Reconciler
 from contracts.reconcile import WAKE_SIGNAL
 from perdure.doctor import _check_deployment
-from perdure.process.workflows import WORKFLOWS, workflow_runner
 from perdure.testkit.model_server import calls, says
 from settings import Deployment
+from tests.replaying import replay_history
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.following import FollowUpWorld
 from tests.workflows.lane import lane_of, new_id, run_of, say, until_idle, wait_for_run
@@ -40,15 +38,10 @@ async def doctor(it: World, number: int) -> str:
 
 async def replay(it: World, *moved: Run) -> None:
     """Every execution replays, also those that ended with the move, and no task of theirs has failed."""
-    replayer = Replayer(
-        workflows=WORKFLOWS,
-        workflow_runner=workflow_runner(it.client.data_converter),
-        data_converter=it.client.data_converter,
-    )
     for each in moved:
         for execution in await executions(it, each):
             assert await it.failed_tasks(execution) == 0
-            await replayer.replay_workflow(await execution.fetch_history())
+            await replay_history(await execution.fetch_history(), it.client.data_converter)
 
 
 async def signals(handle: Run, name: str) -> int:

@@ -223,11 +223,11 @@ async def test_a_cancelled_run_that_is_cancelled_again_while_it_closes_is_cancel
 
 async def test_a_cancelled_run_keeps_its_files_and_records_no_outcome(world: MakeWorld, tmp_path: Path) -> None:
     async with world([calls(("look", {})), ASK], ScriptedTool("look")) as it:
-        run = await it.start(run_id="stopped")
+        run = await it.start(run_id=it.queue)
         await it.until_state(run, question=True)
         await stop(run, "signal")
         await expect_cancelled(run)
-    folder = tmp_path / "stopped"
+    folder = tmp_path / it.queue
     assert (folder / "memory.md").is_file()
     trace = (folder / "trace.jsonl").read_text()
     assert '"event": "tool"' in trace

@@ -12,7 +12,6 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import Replayer
 
 from activities.reconcile.reconcile import Reconciler
 from activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
@@ -21,11 +20,12 @@ from perdure.client.connection import connect, refresh_api_key, register_search_
 from perdure.client.errors import NotSearchableError, TemporalUnavailableError
 from perdure.client.run_list import iterate_runs, list_page
 from perdure.converter import data_converter
-from perdure.process.workflows import WORKFLOWS, workflow_interceptors, workflow_runner
+from perdure.process.workflows import workflow_interceptors
 from perdure.testkit.model_server import calls
 from settings.file import WorkerSettings
 from tests.conftest import TEMPORAL, dynamic_config
 from tests.proxy import Proxy, proxied
+from tests.replaying import replay_history
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import make_follow_ups
 from tests.workflows.lane import echo, lane_of, new_id, say, until_idle
@@ -93,13 +93,8 @@ async def attributes_of(run: Run) -> dict[str, Any]:
 
 async def fits(run: Run, *, searchable: bool) -> None:
     """Replays as a worker with this setting would. Raises if the history does not fit."""
-    replayer = Replayer(
-        workflows=WORKFLOWS,
-        workflow_runner=workflow_runner(data_converter),
-        data_converter=data_converter,
-        interceptors=workflow_interceptors(run._client, WorkerSettings(search_attributes=searchable)),
-    )
-    await replayer.replay_workflow(await run.fetch_history())
+    interceptors = workflow_interceptors(run._client, WorkerSettings(search_attributes=searchable))
+    await replay_history(await run.fetch_history(), data_converter, interceptors=interceptors)
 
 
 async def test_a_run_without_search_attributes_works_and_replays_under_either_setting(

@@ -90,7 +90,7 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Mak
         raw = await it.raw_history(run)
         listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
     assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
-    assert said == ["the failure, unseen"]
+    assert said == ([] if it.project.fuse_reads else ["the failure, unseen"])  # a fused read fails within its activity
     assert b"unseen" not in raw
     assert b"unseen" not in listed[0].raw_info.SerializeToString()
 

@@ -52,7 +52,7 @@ def turns_of(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 async def test_at_seventy_percent_the_old_messages_become_a_summary(world: MakeWorld, tmp_path: Path) -> None:
     async with world(reads(16), reader(), window=WINDOW, max_steps=50) as it:
-        run = await it.start("read it all", run_id="compacted")
+        run = await it.start("read it all", run_id=it.queue)
         assert (await result_of(run))["payload"]["steps_taken"] == 16
         requests = it.model.requests
         parts = await it.parts(run)
@@ -67,11 +67,9 @@ async def test_at_seventy_percent_the_old_messages_become_a_summary(world: MakeW
     assert "## read, step" in str(after["messages"][0])
     assert "# Run journal" in str(after["messages"][1])
     assert "Your run journal, in short" in str(after["system"])
-    assert (
-        [part["kind"] for part in parts].count("summary") == len(trace_events(tmp_path / "compacted", "compact")) >= 1
-    )
+    assert [part["kind"] for part in parts].count("summary") == len(trace_events(tmp_path / it.queue, "compact")) >= 1
     assert raw.count(b"So far: 1 was read") == raw.count(b'"text":"So far'), "once for each compaction"
-    (first, *_) = trace_events(tmp_path / "compacted", "agent.compaction.run")
+    (first, *_) = trace_events(tmp_path / it.queue, "agent.compaction.run")
     assert first["before_tokens"] > 0.7 * WINDOW > first["after_tokens"]
     assert first["before_messages"] > first["after_messages"]
     assert usage["input"] > 0
@@ -87,13 +85,13 @@ async def test_a_run_goes_on_without_a_summary_that_fails(
         return cut(says("half")) if is_summary(body) else answers(body)
 
     async with world(script, reader(), window=WINDOW, max_steps=50) as it:
-        run = await it.start(run_id="truncated")
+        run = await it.start(run_id=it.queue)
         assert (await result_of(run))["type"] == "agent.completed"
         after = turns_of(it.model.requests)[-1]
     front = after["messages"][0]["content"][0]["text"]
     assert '{"from": "agent", "calls": "read", "arguments": ' in front
     assert ENTRIES in front
-    assert trace_events(tmp_path / "truncated", "agent.compaction.run")[0]["model"] is None
+    assert trace_events(tmp_path / it.queue, "agent.compaction.run")[0]["model"] is None
 
 
 async def test_too_long_for_the_provider_is_no_failure(world: MakeWorld) -> None:
@@ -127,14 +125,14 @@ async def test_the_ladder_of_recoveries_ends_at_a_person(world: MakeWorld, tmp_p
         return calls(("read", {"n": next(made)}))
 
     async with world(script, reader(20_000), window=WINDOW, max_steps=50) as it:
-        run = await it.start(run_id="laddered")
+        run = await it.start(run_id=it.queue)
         state = await it.until_state(run, question=True)
         assert state["question"]["kind"] == "recovery"
         assert state["question"]["text"].startswith("I've made progress but I'm losing context")
         assert state["question"]["text"].endswith("I have read half.")
         await run.execute_update("answer", {"text": "stop reading"})
         assert (await result_of(run))["type"] == "agent.completed"
-    fired = trace_events(tmp_path / "laddered", "agent.compaction.run", "agent.recovery.fired")
+    fired = trace_events(tmp_path / it.queue, "agent.compaction.run", "agent.recovery.fired")
     assert [(e["event"], e.get("stage")) for e in fired][:3] == [
         ("agent.compaction.run", None),
         ("agent.recovery.fired", "prune"),
@@ -151,7 +149,7 @@ async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world:
         return fails(400, message="prompt is too long: 30000 tokens > 20000 maximum")
 
     async with world(script, reader(), window=WINDOW) as it:
-        run = await it.start(run_id="nothing-fits")
+        run = await it.start(run_id=it.queue)
         await it.answer(run, decision="continue")
         event = await result_of(run)
         assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", Escalation.context)
@@ -179,12 +177,12 @@ async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
         return slow(SUMMARY, 20) if is_summary(body) else answers(body)
 
     async with world(script, reader(), window=WINDOW, max_steps=50) as it:
-        run = await it.start(run_id=f"unsummed-{way}")
+        run = await it.start(run_id=it.queue)
         await it.until(lambda: any(is_summary(request) for request in it.model.requests))
         await cancel_run(run, way)
         await expect_cancelled(run)
         assert (await it.state(run))["status"] == "cancelled"
-    assert trace_events(tmp_path / f"unsummed-{way}", "agent_run.cancelled")
+    assert trace_events(tmp_path / it.queue, "agent_run.cancelled")
 
 
 async def test_a_summary_has_all_the_time_of_a_turn(world: MakeWorld) -> None:

@@ -8,8 +8,8 @@ from temporalio.client import Client
 from activities.storage.store import LocalStores
 from contracts.run.export import Export
 from contracts.tool import Approval, Effect, ToolKind
-from perdure.client.export import Exporter
-from perdure.testkit.model_server import calls, fails, says
+from perdure.client.records.export import Exporter
+from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.lane import new_id, run_of, say
@@ -79,11 +79,13 @@ async def test_the_record_of_a_turn_has_the_earlier_messages(world: MakeWorld) -
 
 
 async def test_a_resumed_run_names_its_origin_and_has_its_conversation(world: MakeWorld) -> None:
-    answers = iter([calls(("look", {})), fails(401), FINISH])
+    answers: list[ScriptedAnswer] = [calls(("look", {}))]
+    after: ScriptedAnswer = fails(401)
     look = ScriptedTool("look")
-    async with world(lambda _: next(answers), look) as it:
+    async with world(lambda _: answers.pop() if answers else after, look) as it:
         run = await it.start()
         await failure_of(run)
+        after = FINISH
         broken = await export_run(it, run)
         heir = await it.resume(run)
         await heir.result()

@@ -21,6 +21,7 @@ from activities.providers.rate_limit import RateLimitedError, RateLimiter
 from contracts.failures import RunFailure
 from perdure.client.run_events import PartialText
 from perdure.client.watch import Watch
+from perdure.process.models import create_http_client
 from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, World
@@ -37,7 +38,7 @@ async def with_fallback(
 ) -> AsyncIterator[tuple[World, ScriptedModel]]:
     """A world whose model has a fallback at a provider of its own, and that provider."""
     with ScriptedModel(near_script) as near:
-        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
+        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0, http_client=create_http_client())
         async with client, world(script, *tools, works=False, **options) as it:
             other = Provider(MessagesModel(client), RateLimiter("near"))
             it.within = lambda model: FallbackModel(

@@ -241,9 +241,9 @@ def comparable(state: RunState) -> dict[str, Any]:
         each.pop("handed_out", None)
     for made in whole["recent"]:
         made["result"] = made["result"] is not None
-    if whole["question"] is not None:
+    for question in whole.get("asked", ()):
         for name in ("asked_at", "expires_at"):
-            whole["question"].pop(name, None)
+            question.pop(name, None)
     return {**whole, "sections": state.journal.model_dump(mode="json", exclude={"entries", "artifacts"})}
 
 

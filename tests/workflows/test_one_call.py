@@ -60,7 +60,7 @@ async def test_the_page_follows_a_call_through_the_code(world: MakeWorld) -> Non
     pay = ScriptedTool("pay", effect=Effect.once)
     script = [calls(("pay", {"cents": 250})), calls(("finish", {"outcome": "paid"}))]
     with entered(ROWS[0], ROWS[-1]) as found:
-        async with world(script, pay, caches=True) as it:
+        async with world(script, pay, caches=True, fuses=False) as it:  # as on the page
             await (await it.start()).result()
     assert len(pay.calls) == 1
     modules = set(re.findall(r"`((?:contracts|decisions|workflows|activities)/[\w/]+\.py)`", PAGE))

@@ -1,13 +1,12 @@
 """The worked example of docs/upgrading.md: a timer is added at the start of every run, release by release."""
 
 import pytest
-from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from perdure.converter import data_converter
-from perdure.process.workflows import workflow_runner
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Deprecated, Patched, Unguarded
+from tests.replaying import replay_history
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.script import FINISH
 from workflows.agent_run.agent_run import AgentRun
@@ -19,11 +18,8 @@ RELEASES = (AgentRun, Patched, Deprecated, Unguarded)  # before, and the three; 
 
 async def fits(run: Run, code: type) -> bool:
     """Whether the run's history replays on this code."""
-    replayer = Replayer(
-        workflows=[code], workflow_runner=workflow_runner(data_converter), data_converter=data_converter
-    )
     try:
-        await replayer.replay_workflow(await run.fetch_history())
+        await replay_history(await run.fetch_history(), data_converter, [code])
     except NondeterminismError:
         return False
     return True

@@ -23,6 +23,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from activities.tools.call import ToolCalls
+from activities.tools.json_schema import SchemaValidator
 from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import RunStatus
 from contracts.tool import Approval, Effect, ToolKind
@@ -68,7 +69,9 @@ async def test_a_question_is_answered_by_signal_and_by_update(world: MakeWorld, 
     async with world([ASK, FINISH]) as it:
         run = await it.start()
         state = await it.until_state(run, question=True, status="waiting_on_human")
-        assert state["question"] == {"id": "q1", "kind": "question", "text": "Which one?", "options": ["a", "b"]}
+        asked = {"id": "q1", "kind": "question", "text": "Which one?", "options": ["a", "b"], "tool": "ask_human"}
+        assert state["question"] == {**asked, "asked_at": state["question"]["asked_at"]}
+        assert state["questions"] == [state["question"]]
         if door == "signal":
             await run.signal("human_input", {"text": "b"})
         else:
@@ -192,10 +195,10 @@ async def test_an_approval_names_its_call_and_is_used_once(world: MakeWorld) -> 
         run = await it.start()
         seen: list[str] = []
         for number in (1, 2, 3):
-            question = (await it.until_state(run, question=True, step=max(number, 2)))["question"]
-            assert (question["id"], question["call"] in seen) == (f"q{number}", False)  # equal calls are not one call
+            question = await it.until_question(run, f"q{number}")
+            assert question["call"] not in seen  # equal calls are not one call
             for other in (*seen, call_digest(*same)):
-                assert "is not about the call" in await rejection(run, {"decision": "approve", "call": other})
+                assert "about the call" in await rejection(run, {"decision": "approve", "call": other})
             seen.append(question["call"])
             assert len(charge.calls) == number - 1
             await run.execute_update(
@@ -205,14 +208,14 @@ async def test_an_approval_names_its_call_and_is_used_once(world: MakeWorld) -> 
         await run.result()
 
 
-SAME = calls(("charge", {"eur": 5}), ("charge", {"eur": 5}))
+ONE = calls(("charge", {"eur": 5}))
 
 
 async def test_an_answer_that_names_no_question_is_for_the_one_that_was_open_when_it_was_given(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charge, send = guarded(), runs._execute_update
-    async with world([SAME, FINISH], charge) as it:
+    async with world([ONE, ONE, FINISH], charge) as it:
         run = await it.start()
         await it.until_question(run, "q1")
 
@@ -235,7 +238,7 @@ async def test_of_two_answers_without_a_name_that_come_at_once_the_second_answer
     world: MakeWorld,
 ) -> None:
     charge = guarded()
-    async with world([SAME, FINISH], charge, works=False) as it:
+    async with world([ONE, ONE, FINISH], charge, works=False) as it:
         async with it.worker():
             run = await it.start()
             await it.until_question(run, "q1")
@@ -328,25 +331,143 @@ async def test_an_answer_that_waited_for_a_worker_past_the_time_comes_too_late(w
     assert charge.calls == []
 
 
+async def until_pending(it: Any, run: Run, step: int) -> None:
+    async def is_pending() -> bool:
+        return any(pending["step"] == step for pending in (await it.state(run))["pending"])
+
+    await it.until(is_pending)
+
+
+def turn_of_five(before: int = 0) -> Any:
+    tools = ("look", "charge", "charge", "look", "charge")
+    return calls(*((tool, {"n": before + n}) for n, tool in enumerate(tools, 1)))
+
+
 @pytest.mark.parametrize("effect", list(Effect))
-async def test_parallel_calls_ask_for_approval_one_after_the_other(world: MakeWorld, effect: Effect) -> None:
-    asks = ScriptedTool("charge", effect=effect, approval=Approval.always)
-    look = ScriptedTool("look")
-    turn = calls(
-        ("look", {"n": 1}), ("charge", {"n": 2}), ("charge", {"n": 3}), ("look", {"n": 4}), ("charge", {"n": 5})
-    )
-    async with world([turn, FINISH], asks, look) as it:
+async def test_the_calls_of_a_turn_are_asked_about_together_and_made_in_their_order(
+    world: MakeWorld, effect: Effect
+) -> None:
+    asks, look = ScriptedTool("charge", effect=effect, approval=Approval.always), ScriptedTool("look")
+    async with world([turn_of_five(), FINISH], asks, look) as it:
         run = await it.start()
-        made, answers = [], ("approve", "deny", "approve")
-        for number, decision in enumerate(answers, 1):
-            await it.until_question(run, f"q{number}")
-            made.append((len(look.calls), len(asks.calls)))
-            assert [pending["tool"] for pending in (await it.state(run))["pending"]] == ["charge"]
-            await run.execute_update("answer", {"question_id": f"q{number}", "decision": decision})
+        await until_pending(it, run, 2)
+        state = await it.state(run)
+        assert [question["id"] for question in state["questions"]] == ["q1", "q2", "q3"]
+        assert (state["question"], state["status"]) == (state["questions"][0], "waiting_on_human")
+        assert "name one of them: q1, q2, q3" in await rejection(run, {"decision": "approve"})
+        third = state["questions"][2]["call"]
+        await run.execute_update("answer", {"call": third, "decision": "approve"})
+        assert "question q3 is not open; open: q1, q2" in await rejection(run, {"question_id": "q3", "text": "x"})
+        await run.execute_update("answer", {"question_id": "q2", "decision": "deny", "text": "no"})
+        assert (len(look.calls), len(asks.calls)) == (1, 0)  # a call waits for those before it
+        await run.execute_update("answer", {"question_id": "q1", "decision": "approve"})
         await run.result()
-        assert made == [(1, 0), (1, 1), (2, 1)]
+        assert [arguments["n"] for arguments, _ in asks.calls] == [2, 5]
         shown = [text.partition(" ")[0] for _, text in (await it.results(run))[:5]]
         assert shown == ["ok", "ok", "denied:", "ok", "ok"]
+        assert await it.failed_tasks(run) == 0
+        await it.replay()
+
+
+async def test_an_approved_call_is_made_while_another_question_is_open(world: MakeWorld) -> None:
+    charge = guarded()
+    turn = calls(("charge", {"n": 1}), ("ask_human", {"question": "Which?"}), ("charge", {"n": 2}))
+    async with world([turn, FINISH], charge) as it:
+        run = await it.start()
+        await it.until_question(run, "q1")
+        await run.execute_update("answer", {"question_id": "q1", "decision": "approve"})
+        await until_pending(it, run, 2)
+        state = await it.state(run)
+        assert ([q["id"] for q in state["questions"]], len(charge.calls)) == (["q2", "q3"], 1)
+        await run.execute_update("answer", {"question_id": "q3", "decision": "approve"})
+        await run.execute_update("answer", {"text": "this"})
+        await run.result()
+        assert [text for _, text in (await it.results(run))[:3]] == ["charged", "this", "charged"]
+    assert len(charge.calls) == 2
+
+
+async def test_open_questions_and_their_answers_move_to_the_next_execution(
+    world: MakeWorld, short_history_client: Client
+) -> None:
+    charge, look, turns = guarded(), ScriptedTool("look", lambda arguments, _: arguments["n"]), 4
+    script = [turn_of_five(5 * turn) for turn in range(turns)]
+    async with world([*script, FINISH], charge, look, server=short_history_client, max_steps=5 * turns) as it:
+        run = await it.start()
+        for turn in range(turns):
+            first, second, third = (f"q{3 * turn + n}" for n in (1, 2, 3))
+            await it.until_question(run, first)
+            await run.execute_update("answer", {"question_id": third, "decision": "approve"})
+            await run.execute_update("answer", {"question_id": second, "decision": "deny"})
+            await until_pending(it, run, 5 * turn + 2)
+            await run.execute_update("answer", {"question_id": first, "decision": "approve"})
+        await run.result()
+        assert len([e async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]) >= 2
+    assert [arguments["n"] for arguments, _ in charge.calls] == [5 * turn + n for turn in range(turns) for n in (2, 5)]
+
+
+async def test_each_question_expires_at_its_own_time_and_a_cancel_closes_all(world: MakeWorld) -> None:
+    charge, slow = guarded(approval_timeout=timedelta(seconds=1)), ScriptedTool("slow", approval=Approval.always)
+    turn = calls(("slow", {}), ("charge", {"n": 1}), ("charge", {"n": 2}))
+    async with world([turn, FINISH], charge, slow) as it:
+        run = await it.start()
+        await it.until_question(run, "q1")
+        await it.until(lambda: _is_alone(it, run))
+        assert await rejection(run, {"question_id": "q3", "decision": "approve"}) == (
+            "question q3 has expired without an answer"
+        )
+        await run.signal("cancel")
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await it.state(run))["questions"] == []
+    assert (charge.calls, slow.calls) == ([], [])
+
+
+async def _is_alone(it: Any, run: Run) -> bool:
+    return [question["id"] for question in (await it.state(run))["questions"]] == ["q1"]
+
+
+def typed_charge() -> ScriptedTool:
+    charge = guarded()
+    properties = {"eur": {"type": "integer"}, "note": {"type": "string"}}
+    charge.schema = charge.schema.model_copy(update={"input_schema": {"type": "object", "properties": properties}})
+    return charge
+
+
+async def test_a_person_changes_a_call_while_approving_it(world: MakeWorld) -> None:
+    charge = typed_charge()
+    async with world([calls(("charge", {"eur": 500})), FINISH], charge) as it:
+        run = await it.start()
+        question = await it.until_question(run, "q1")
+        approve = {"question_id": "q1", "call": question["call"], "decision": "approve", "by": "eva"}
+        assert "eur" in await rejection(run, {**approve, "arguments": {"eur": "much"}})
+        assert "too large" in await rejection(run, {**approve, "arguments": {"eur": 5, "note": "x" * 21_000}})
+        denies = {"question_id": "q1", "decision": "deny", "arguments": {"eur": 5}}
+        assert "only with the approval" in await rejection(run, denies)
+        changed = {"eur": 5, "note": "y" * 9_000}  # more than fits where history holds arguments twice
+        await run.execute_update("answer", {**approve, "arguments": changed})
+        await run.result()
+        ((_, shown), *_) = await it.results(run)
+        assert shown.startswith('eva changed the arguments of this call to {"eur": 5, ')
+        assert shown.endswith("Its result:\ncharged")
+        assert await it.failed_tasks(run) == 0
+        await it.replay()
+    assert [arguments for arguments, _ in charge.calls] == [changed]
+
+
+async def test_a_changed_call_by_signal_is_checked_too(world: MakeWorld) -> None:
+    charge = typed_charge()
+    async with world([calls(("charge", {"eur": 500})), FINISH], charge) as it:
+        run = await it.start()
+        await it.until_question(run, "q1")
+        await run.signal("human_input", {"decision": "approve", "arguments": {"eur": "much"}})
+
+        async def is_ignored() -> bool:
+            return "cannot be used" in str((await it.state(run))["ignored"])
+
+        await it.until(is_ignored)
+        await run.signal("human_input", {"decision": "approve", "arguments": {"eur": 5}})
+        await run.result()
+    assert [arguments for arguments, _ in charge.calls] == [{"eur": 5}]
 
 
 async def test_every_open_question_is_listed_and_no_answered_one(world: MakeWorld) -> None:
@@ -514,3 +635,23 @@ async def test_a_message_that_an_agent_sends_waits_for_its_approval(world: MakeW
             denied = ["denied: a person denied this call: not today" in content for content in results]
             assert denied[:3] == [False, False, True]
             await it.replay()
+
+
+async def test_changed_arguments_that_cannot_be_checked_are_refused_and_the_run_goes_on(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ApplicationError("the check is broken", non_retryable=True)
+
+    monkeypatch.setattr(SchemaValidator, "find_error", fail)
+    charge = ScriptedTool("charge", effect=Effect.once, approval=Approval.always)
+    async with world([calls(("charge", {"eur": 5})), FINISH], charge) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        changed = {"question_id": "q1", "decision": "approve", "arguments": {"eur": 3}}
+        await run.signal("human_input", changed)
+        await it.until_state(run, ignored=True)
+        assert "the check is broken" in await rejection(run, changed)
+        await it.answer(run, decision="deny")
+        await run.result()
+    assert charge.calls == []

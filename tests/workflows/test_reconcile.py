@@ -20,9 +20,11 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.effects.ledger import Claim, ClaimOwner
 from activities.reconcile.reconcile import Reconciler
+from activities.security.private import make_private
+from activities.storage.workspace import folder_name
 from contracts.reconcile import FindingKind, ReconcileReport, ReconcileRequest, Repair
 from contracts.tool import Effect, ToolKind
-from decisions.ids import query_equals
+from decisions.ids import UPLOADS_STORE, query_equals
 from perdure.process import reconcile_schedule
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
@@ -318,6 +320,17 @@ async def test_the_store_of_a_conversation_outlives_its_lane(world: MakeWorld) -
         await until_idle(it, chat, 1)
         last = it.model.requests[-1]
     assert texts(last) == ["remember me", "you said: remember me", "do you?"]
+
+
+async def test_uploads_are_removed_after_a_month(world: MakeWorld) -> None:
+    async with world([ASK]) as it:
+        store = it.project.stores.of(UPLOADS_STORE)
+        make_private(it.project.workspaces / folder_name(UPLOADS_STORE))
+        store.write("media/a", b"an image")
+        assert (await look(it, timedelta(days=29))).findings == ()
+        assert store.names("media") == ["a"]
+        assert (await look(it, timedelta(days=31))).findings == ()
+        assert store.names("media") == []
 
 
 async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: MakeWorld) -> None:

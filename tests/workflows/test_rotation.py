@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from activities.storage.store import LocalStores
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import run_id_of_workflow
-from perdure.client.export import Exporter
+from perdure.client.records.export import Exporter
 from perdure.client.run_events import WaitEnded, WaitStarted
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, calls

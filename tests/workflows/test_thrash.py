@@ -33,7 +33,7 @@ def search() -> ScriptedTool:
 
 async def test_the_ladder_ends_with_a_question_to_a_person(world: MakeWorld, tmp_path: Path) -> None:
     async with world(obedient, search()) as it:
-        run = await it.start(run_id="circles")
+        run = await it.start(run_id=it.queue)
         state = await it.until_state(run, question=True)
         assert (state["question"]["kind"], state["question"]["options"]) == ("thrash", ["continue", "stop"])
         assert "`search` was called" in state["question"]["text"]
@@ -45,13 +45,13 @@ async def test_the_ladder_ends_with_a_question_to_a_person(world: MakeWorld, tmp
     notes = [part["content"][0]["text"] for part in parts if part["kind"] == "note"]
     assert [choice for choice in map(forced_tool, requests) if choice] == ["reframe", "ask_human"]
     assert ["Try a different approach" in notes[0], "call `reframe` now" in notes[1]] == [True, True]
-    detected = trace_events(tmp_path / "circles", "agent.loop.detected")
+    detected = trace_events(tmp_path / it.queue, "agent.loop.detected")
     assert [(e["tier"], e["tool"], e["level"], e["advanced"]) for e in detected] == [
         ("identical", "search", 1, True),
         ("identical", "search", 2, True),
         ("identical", "search", 3, True),
     ]
-    climbed = trace_events(tmp_path / "circles", "agent.guardrail.escalated")
+    climbed = trace_events(tmp_path / it.queue, "agent.guardrail.escalated")
     assert [(e["ladder"], e["rung"], e["stage"]) for e in climbed] == [
         ("thrash", 1, "nudge"),
         ("thrash", 2, "directive"),
@@ -89,10 +89,10 @@ async def test_one_shell_tool_is_no_circle(world: MakeWorld, tmp_path: Path) -> 
     tool = ScriptedTool("shell", lambda arguments, _: f"out {arguments['n']}", effect=Effect.once)
     script = [*(calls(("shell", {"n": n})) for n in range(12)), FINISH]
     async with world(script, tool) as it:
-        run = await it.run_to_end(run_id="one-shell")
+        run = await it.run_to_end(run_id=it.queue)
         assert [forced_tool(body) for body in it.model.requests] == [None] * 13
         assert not [part for part in await it.parts(run) if part["kind"] == "note"]
-    (detected,) = trace_events(tmp_path / "one-shell", "agent.loop.detected")
+    (detected,) = trace_events(tmp_path / it.queue, "agent.loop.detected")
     assert (detected["tier"], detected["advanced"]) == ("pattern", False), "told once, when it began"
 
 

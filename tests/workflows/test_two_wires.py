@@ -12,6 +12,7 @@ from activities.providers.fallback import FallbackModel, Provider
 from activities.providers.openai import ChatModel
 from activities.providers.rate_limit import RateLimiter
 from contracts.tool import ToolOutcome, error_outcome
+from perdure.process.models import create_http_client
 from perdure.testkit import model_server
 from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
@@ -30,7 +31,9 @@ def fail_to_look(arguments: dict[str, Any], _: Any) -> ToolOutcome | str:
 async def on_chat(world: MakeWorld, script: Script, *tools: ScriptedTool, **options: Any) -> AsyncIterator[World]:
     """A world whose model is asked by the Chat Completions API."""
     async with world(script, *tools, works=False, **options) as it:
-        async with AsyncOpenAI(api_key=KEY, base_url=f"{it.model.base_url}/v1", max_retries=0) as client:
+        async with AsyncOpenAI(
+            api_key=KEY, base_url=f"{it.model.base_url}/v1", max_retries=0, http_client=create_http_client()
+        ) as client:
             it.within = lambda _: ChatModel(client)
             async with it.worker():
                 yield it
@@ -87,7 +90,9 @@ async def test_a_conversation_goes_from_one_api_to_the_other_and_back(
     chat_script: list[ScriptedAnswer] = [LOOK, fails(500), LOOK, fails(500)]
     async with world([fails(529), LOOK, fails(529), FINISH], ScriptedTool("look"), works=False) as it:
         with ScriptedModel(chat_script) as chat:
-            async with AsyncOpenAI(api_key=KEY, base_url=f"{chat.base_url}/v1", max_retries=0) as client:
+            async with AsyncOpenAI(
+                api_key=KEY, base_url=f"{chat.base_url}/v1", max_retries=0, http_client=create_http_client()
+            ) as client:
                 near = Provider(ChatModel(client), RateLimiter("near"))
                 it.within = lambda model: FallbackModel(
                     {"anthropic": Provider(model, RateLimiter("anthropic")), "near": near}

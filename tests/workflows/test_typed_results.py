@@ -14,7 +14,7 @@ from contracts.agent import Agent
 from contracts.failures import RunFailure
 from decisions.run.loop import LAST_TYPED_TURN
 from decisions.run.outcome import MAX_INVALID_RESULTS
-from decisions.run.reply import NO_RESULT
+from decisions.run.reply import RESULT_MISSING
 from perdure.client.errors import RejectedError
 from perdure.converter import data_converter
 from perdure.stubs import AgentRun, CompletedEvent, StartEvent, StartPayload
@@ -78,6 +78,16 @@ async def test_an_empty_schema_of_a_start_accepts_any_result(world: MakeWorld) -
     assert event["payload"]["result"] == "three"
 
 
+async def test_null_is_a_result_like_others(world: MakeWorld) -> None:
+    clerk = CLERK.model_copy(update={"output_schema": {"type": ["object", "null"]}})
+    async with world([finishes(None)], agents=[clerk]) as it:
+        run = await it.start()
+        event = await result_of(run)
+        view = await it.state(run)
+        await it.replay()
+    assert (event["type"], event["payload"]["result"], view["result"]) == ("agent.completed", None, None)
+
+
 async def test_a_wrong_result_goes_back_with_the_path_of_each_error(world: MakeWorld) -> None:
     async with world([finishes(WRONG), finishes(GOOD)], agents=[CLERK]) as it:
         event = await result_of(await it.start())
@@ -116,18 +126,21 @@ async def test_text_in_place_of_a_result_is_answered_with_a_forced_finish(world:
         first, second = it.model.requests
     assert event["payload"]["result"] == GOOD
     assert (forced_tool(first), forced_tool(second)) == (None, "finish")
-    assert NO_RESULT in json.dumps(second["messages"][-1])
+    assert RESULT_MISSING in json.dumps(second["messages"][-1])
 
 
-@pytest.mark.parametrize("result", [GOOD, WRONG], ids=["valid", "invalid"])
+SILENT = calls(("finish", {"result": GOOD}))
+
+
+@pytest.mark.parametrize("last_reply", [finishes(GOOD), SILENT, finishes(WRONG)], ids=["valid", "no text", "invalid"])
 async def test_the_last_turn_of_a_run_out_of_time_may_give_the_result(
-    world: MakeWorld, skipping: WorkflowEnvironment, result: Any, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, skipping: WorkflowEnvironment, last_reply: Reply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000_000, 500))
     monkeypatch.setattr("activities.tools.call.perf_counter", lambda: next(clock))
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
-        return finishes(result) if forced_tool(body) == "finish" else calls(("look", {"at": count_replies(body)}))
+        return last_reply if forced_tool(body) == "finish" else calls(("look", {"at": count_replies(body)}))
 
     look = ScriptedTool("look", lambda *_: "something")
     clerk = CLERK.model_copy(update={"tools": ("look",)})
@@ -135,9 +148,11 @@ async def test_the_last_turn_of_a_run_out_of_time_may_give_the_result(
         event = await result_of(await it.start(limits={"soft_limit": "5m"}))
         last = it.model.requests[-1]
     assert LAST_TYPED_TURN in json.dumps(last["messages"][-1])
-    if result is GOOD:
+    if "result" in event["payload"]:
         assert (event["payload"]["partial"], event["payload"]["result"]) == (True, GOOD)
+        assert event["payload"]["outcome"]
     else:
+        assert last_reply == finishes(WRONG)
         assert event["payload"]["reason"] == "result_invalid"
 
 
@@ -177,23 +192,25 @@ async def test_a_resumed_run_keeps_the_schema_of_its_start(world: MakeWorld) -> 
     assert event["payload"]["result"] == {"total": 3}
 
 
-def delegates_for(schema: dict[str, Any]) -> Callable[[dict[str, Any]], ScriptedAnswer]:
+def delegates_for(schema: dict[str, Any], given: Any) -> Callable[[dict[str, Any]], ScriptedAnswer]:
     task = {"id": "find", "agent": "finder", "instructions": "Find it.", "output_schema": schema}
     lead = [calls(("delegate", {"subtasks": [task]})), FINISH]
-    return lambda body: lead[count_replies(body)] if agent_of(body) == "lead" else finishes(GOOD)
+    return lambda body: lead[count_replies(body)] if agent_of(body) == "lead" else finishes(given)
 
 
-async def test_a_subtask_with_a_schema_gives_its_parent_json(world: MakeWorld) -> None:
+@pytest.mark.parametrize("given", [GOOD, None, False, []], ids=["object", "null", "false", "empty"])
+async def test_a_subtask_with_a_schema_gives_its_parent_json(world: MakeWorld, given: Any) -> None:
     agents = [
         Agent(name="lead", prompt="I am lead.", tools=(), peers=("finder",)),
         Agent(name="finder", prompt="I am finder.", description="finds", tools=()),
     ]
-    async with world(delegates_for(ORDER), agents=agents) as it:
+    schema = ORDER if given == GOOD else {}
+    async with world(delegates_for(schema, given), agents=agents) as it:
         event = await result_of(await it.start(agent="lead"))
         (result,) = tool_results(it.model.requests[-1])
         await it.replay()
     assert event["type"] == "agent.completed"
-    assert json.loads(result)["subtasks"][0]["result"] == GOOD
+    assert json.loads(result)["subtasks"][0]["result"] == given
 
 
 async def test_a_result_that_is_too_long_for_its_parent_fails_the_subtask(world: MakeWorld) -> None:
@@ -252,7 +269,7 @@ async def test_invalid_results_are_counted_across_a_continue_as_new(
     world: MakeWorld, short_history_client: Client
 ) -> None:
     wrong = finishes(WRONG)
-    answers = (wrong, *(calls(("look", {"n": n})) for n in range(15)), wrong, wrong)
+    answers = (wrong, *(calls(("look", {"n": n})) for n in range(25)), wrong, wrong)
     script = looks_then(*answers, most=0)
     async with world(script, look(), agents=[LOOKING], server=short_history_client, max_steps=40) as it:
         run = await it.start()

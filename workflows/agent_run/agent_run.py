@@ -19,22 +19,31 @@ from contracts.run.signals import CancelRequest, EndWatcher, HumanInput
 from contracts.run.state import CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
 from contracts.run.transcript import TranscriptPage, TranscriptQuery
 from contracts.tool import LargeResult
+from decisions.people.notice import end_request
 from decisions.run import call_state, loop, outcome, tool_results
 from decisions.run.journal import fill_journal
 from decisions.run.outcome import end_event_name, ending_event, format_handoff
-from decisions.run.reply import page_calls
-from decisions.run.state import add_watcher, drop_question
+from decisions.run.state import add_watcher, drop_questions
 from decisions.run.transcript import note_part
 from decisions.text import formatting
 from workflows import cancellation
 from workflows.agent_run import events
-from workflows.agent_run.arrivals import answer_error, close_inbox, judge_update, receive_message, receive_result
+from workflows.agent_run.arrivals import (
+    accepted_policy,
+    close_inbox,
+    find_answered,
+    judge_update,
+    receive_answer,
+    receive_message,
+    receive_result,
+    take_policy,
+)
 from workflows.agent_run.context import RunContext
 from workflows.agent_run.fused_turn import read_and_think
 from workflows.agent_run.model_turn import take_model_turn
 from workflows.agent_run.start import begin_run, join_stopped_turn, open_files
 from workflows.agent_run.tool_calls import make_calls
-from workflows.agent_run.turn import close_turn, report_end, take_in_messages
+from workflows.agent_run.turn import check_outcome, close_turn, report_end, take_in_messages
 from workflows.agent_run.waiting import StillWaitingError
 from workflows.execution import execute_activity, execute_locally_first
 from workflows.handlers import (
@@ -45,6 +54,9 @@ from workflows.handlers import (
     read_argument,
     read_optional_argument,
 )
+from workflows.people.announce import announce
+
+ABANDON = workflow.HandlerUnfinishedPolicy.ABANDON  # a check of changed arguments at the end of the run
 
 
 class _HistoryTooLongError(Exception):
@@ -79,7 +91,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
             run.state = call_state.settle_interrupted(run.state, run.effects)
         return await run.cancellation.shield(self._finish_run(run))
 
-    async def _run_loop(self, run: RunContext) -> None:
+    async def _run_loop(self, run: RunContext) -> None:  # noqa: C901 - a case for each move
         """Make moves until the run ends. A cancel, and the need to continue as new, end this by an exception."""
         await open_files(run)
         while True:
@@ -101,6 +113,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
                     run.transcript.append(note_part(loop.final_turn_note(run.state)))
                 case loop.Rotate():
                     await self._archive_and_rotate(run)
+                case loop.CheckOutcome():
+                    await check_outcome(run)
                 case loop.End(ending):
                     stopped = call_state.settle_interrupted(run.state, run.effects)
                     run.state = outcome.end_run(stopped, ending)
@@ -147,11 +161,13 @@ class AgentRun(ValidatedWorkflow[RunContext]):
             await join_stopped_turn(run)
         close_turn(run)
         close_inbox(run)
+        run.state = outcome.drop_unaccepted(run.state)
         ending = run.state.ending
         journal = fill_journal(run.state.journal, "", run.state.last_finding)
         events.emit_event(run, end_event_name(ending), **formatting.run_figures(run.state))
-        run.state = drop_question(run.state)
+        run.state = drop_questions(run.state)
         run.set_status(RunStatus.cancelled if ending is None else ending.status)
+        await announce(run.state, end_request(run.state, ending))
         if ending is None:
             native = workflow.cancellation_reason() is not None
             await self._close_segment(run, journal=journal, cancel=None if native else run.cancellation.reason)
@@ -193,29 +209,41 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     def cancel(self, *args: Any) -> None:
         self.context.cancellation.request(cancel_reason(read_optional_argument(CancelRequest, args), "cancel signal"))
 
-    @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
-    @ignore_if_invalid
-    def human_input(self, *args: Any) -> None:
-        self.context.inbox.answer = self._parse_answer(args)
+    @workflow.signal(
+        description='Answer an open question: {"text"} or {"decision"}, with "question_id"?, "by"?',
+        unfinished_policy=ABANDON,
+    )
+    async def human_input(self, *args: Any) -> None:
+        try:
+            await receive_answer(self.context, read_argument(HumanInput, args))
+        except ApplicationError as error:
+            self.ignore_signal("human_input", error.message)
 
     @workflow.update(
-        description='Answer the open question: {"text"} or {"decision"}; refused with the reason if it does not fit'
+        description='Answer an open question: {"text"} or {"decision"}; refused with the reason if it does not fit',
+        unfinished_policy=ABANDON,
     )
-    def answer(self, *args: Any) -> dict[str, Any]:
-        answer = self._parse_answer(args)
-        question = self.context.state.question
-        self.context.inbox.answer = answer
-        return {"run_id": self.context.state.run_id, "question_id": question.id if question else None, "accepted": True}
+    async def answer(self, *args: Any) -> dict[str, Any]:
+        question = await receive_answer(self.context, read_argument(HumanInput, args))
+        return {"run_id": self.context.state.run_id, "question_id": question.id, "accepted": True}
 
     @answer.validator
     def _answer_fits(self, *args: Any) -> None:
-        self._parse_answer(args)
+        question = find_answered(self.context, read_argument(HumanInput, args))
+        if isinstance(question, str):
+            raise invalid_input(question)
 
-    def _parse_answer(self, args: Sequence[Any]) -> HumanInput:
-        answer = read_argument(HumanInput, args)
-        if reason := answer_error(self.context, answer):
-            raise invalid_input(reason)
-        return answer
+    @workflow.update(
+        description='Accept a policy for this run, even a looser one: {"question_id": "policy:HASH", "decision"}',
+        unfinished_policy=ABANDON,
+    )
+    async def accept_policy(self, *args: Any) -> dict[str, Any]:
+        ref = await take_policy(self.context, read_argument(HumanInput, args))
+        return {"run_id": self.context.state.run_id, "policy": ref, "accepted": True}
+
+    @accept_policy.validator
+    def _acceptance_fits(self, *args: Any) -> None:
+        accepted_policy(self.context, read_argument(HumanInput, args))
 
     @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
     @ignore_if_invalid
@@ -238,7 +266,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     def snapshot(self, *args: Any) -> Snapshot:
         asked, run = read_optional_argument(SnapshotQuery, args), self.context
         return Snapshot(
-            state=run.state.model_copy(update={"calls": page_calls(run.state.calls, asked.start)}),
+            state=run.state.model_copy(update={"calls": call_state.page_calls(run.state.calls, asked.start)}),
             segments=run.segments,
             length=run.transcript.length,
             head=run.transcript.head,

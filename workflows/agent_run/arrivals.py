@@ -1,19 +1,34 @@
 """Results, answers and messages from outside: each is judged as it arrives, and stored in the run's inbox."""
 
-from temporalio import workflow
+import asyncio
+import re
+from typing import Any
 
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+from activities.policy import PolicyChecks
+from activities.tools.call import ToolCalls
 from contracts.conversation import SteerRequest
 from contracts.failures import Escalation
+from contracts.people.policy import PolicyLookup, PolicyVerdict, Verdict
 from contracts.run.events import ToolResultEvent
-from contracts.run.signals import HumanInput
+from contracts.run.question import Question
+from contracts.run.signals import Decision, HumanInput
+from contracts.tool import ChangeCheck, ChangedCall
+from decisions.people.approvals import find_call, judge_answer, record_answer
+from decisions.people.signature import SignedQuestion, signature_error
 from decisions.run import tool_results
 from decisions.run.outcome import escalate_run
-from decisions.run.question import answer_rejection
-from decisions.run.state import record_steer
+from decisions.run.state import accept_run_policy, record_steer
 from decisions.run.tool_results import ESCALATES, ResultVerdict
-from decisions.signature import SignedQuestion, signature_error
 from decisions.text.formatting import truncate
 from workflows.agent_run.context import RunContext
+from workflows.agent_run.turn import judge_change
+from workflows.handlers import invalid_input
+
+POLICY_QUESTION = re.compile(r"policy:[0-9a-f]{16}")
+FINDS_POLICY = "find-accepted-policy"  # runs before it took any hash
 
 
 def receive_result(run: RunContext, event: ToolResultEvent) -> None:
@@ -40,15 +55,97 @@ def _judge_result(run: RunContext, event: ToolResultEvent) -> ResultVerdict:
     return tool_results.judge_result(run.state, event.payload, is_halted=is_halted, is_new=is_new)
 
 
-def answer_error(run: RunContext, answer: HumanInput) -> str | None:
-    """Return the reason why the answer does not fit the open question, if it does not."""
-    is_open = run.inbox.answer is None and run.cancellation.reason is None
-    question = run.state.question if is_open else None
-    reason = answer_rejection(question, answer, expired=run.state.expired, now=workflow.now())
-    if reason is not None or question is None:
-        return reason
+def find_answered(run: RunContext, answer: HumanInput, verdict: PolicyVerdict | None = None) -> Question | str:
+    """Return the open question that the answer is for, or the reason why the run does not take it."""
+    if run.cancellation.reason is not None:
+        return "no question is open on this run"
+    question = judge_answer(run.state, answer, workflow.now(), verdict)
+    if isinstance(question, str):
+        return question
     asked = SignedQuestion(run.state.run_id, run.state.execution, question.id, question.call)
-    return signature_error(run.state.answer_keys, asked, answer)
+    return signature_error(run.state.answer_keys, asked, answer) or question
+
+
+async def receive_answer(run: RunContext, answer: HumanInput) -> Question:
+    """Record an answer. Return its question. Raises ApplicationError `InvalidInput` if it is not taken."""
+    question, verdict = find_answered(run, answer), None
+    if not isinstance(question, str) and answer.arguments is not None:
+        check = await _check_change(run, question, answer.arguments)
+        verdict = check.verdict
+        # Meanwhile another answer may have come.
+        question = _change_error(question, check) or find_answered(run, answer, verdict)
+    if isinstance(question, str):
+        raise invalid_input(question)
+    run.state = record_answer(run.state, question, answer, workflow.now(), verdict)
+    run.show_waits()
+    return question
+
+
+async def _check_change(run: RunContext, question: Question, arguments: dict[str, Any]) -> ChangeCheck:
+    run.inbox.checking += 1
+    try:
+        changed = ChangedCall(tool=question.tool or "", arguments=arguments)
+        summary = f"check the changed arguments of {question.id}"
+        check = await run.execute(ToolCalls.check_change, changed, summary)
+        call = None if check.error else find_call(run.state, question)
+        return check if call is None else ChangeCheck(verdict=await judge_change(run, call, arguments))
+    except asyncio.CancelledError:
+        return ChangeCheck(error="the run is to stop")
+    except ActivityError as error:  # raised in the handler of a signal, it would fail the run
+        return ChangeCheck(error=truncate(str(error.cause or error), 300))
+    finally:
+        run.inbox.checking -= 1
+
+
+def _change_error(question: Question, check: ChangeCheck) -> str | None:
+    if check.error is not None:
+        return f"question {question.id}: the changed arguments cannot be used: {check.error}"
+    if check.verdict is not None and check.verdict.verdict is Verdict.deny:
+        return f"question {question.id}: the policy denies the changed call: {check.verdict.reason}"
+    return None
+
+
+def accepted_policy(run: RunContext, answer: HumanInput) -> str:
+    """Return the hash of the policy that a person accepts for this run. Raises ApplicationError `InvalidInput`.
+
+    The body is an answer to the question `policy:HASH`, so that it is signed as any other answer.
+    """
+    name = answer.question_id or ""
+    if answer.decision is not Decision.approve or not POLICY_QUESTION.fullmatch(name):
+        raise invalid_input('expected {"question_id": "policy:HASH", "decision": "approve"}')
+    asked = SignedQuestion(run.state.run_id, run.state.execution, name)
+    if reason := signature_error(run.state.answer_keys, asked, answer):
+        raise invalid_input(reason)
+    return name.partition(":")[2]
+
+
+async def take_policy(run: RunContext, answer: HumanInput) -> str:
+    """Follow the policy that a person accepts, and return its hash. Raises ApplicationError `InvalidInput`.
+
+    One that neither the worker nor the run's store has is rejected: without it, no further call could be judged.
+    """
+    ref = accepted_policy(run, answer)
+    if workflow.patched(FINDS_POLICY) and (reason := await _policy_error(run, ref)) is not None:
+        raise invalid_input(reason)
+    run.state = accept_run_policy(run.state, ref)
+    return ref
+
+
+async def _policy_error(run: RunContext, ref: str) -> str | None:
+    run.inbox.checking += 1
+    try:
+        lookup = PolicyLookup(policy=ref)
+        found = await run.execute(PolicyChecks.find_policy, lookup, f"find the policy {ref}")
+    except asyncio.CancelledError:
+        return "the run is to stop"
+    except ActivityError as error:
+        return f"the policy {ref} cannot be read: {truncate(str(error.cause or error), 300)}"
+    finally:
+        run.inbox.checking -= 1
+    if found.found:
+        return None
+    known = [f"the worker has {found.current or 'none'}", f"the run follows {run.state.policy or 'none'}"]
+    return f"there is no policy {ref}: {', '.join(known)}; restart the worker with the policy.toml that is accepted"
 
 
 def receive_message(run: RunContext, message: SteerRequest) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from temporalio import workflow
 
+from contracts.media import Attachments
 from contracts.run.events import ResumePayload
 from contracts.run.state import Call, RunState, RunStatus, TurnClose
 from contracts.run.transcript import Part, Segment
@@ -45,6 +46,7 @@ class RunContext:
         self.after: tuple[str, ...] = ()  # the turns of its conversation before it, the latest first
         self.forget: tuple[str, ...] = ()  # turns that it leaves out of its conversation
         self.opening: tuple[Part, ...] = ()  # the parts that it adds to the conversation, until it has
+        self.attachments: Attachments = ()  # of its start, until they are stored
         self.transcript = transcript
         self.segments = segments
         self.cancellation = Cancellation()
@@ -52,6 +54,7 @@ class RunContext:
         self.asking = asyncio.Lock()  # for calls of one batch that each have a question
         self.effects = call_state.in_flight(state)  # tool uses that may be having their effect
         self.inbox = Inbox()
+        self.announced = {(question.id, question.group) for question in state.asked}  # to people
         self.awaited = 0  # results from outside that the loop waits for
         self._shown = search_attributes.ShownAttributes()
         share_transcript(transcript)
@@ -143,6 +146,11 @@ class RunContext:
         self.state = self.state.model_copy(update={"status": status})
         self._shown.update(search_attributes.of_run(self.state))
         self.publish_details()
+
+    def show_waits(self) -> None:
+        """Show whether the run waits for a person, for a result from outside, or for nothing."""
+        waits = RunStatus.waiting_on_tool if self.awaited else RunStatus.running
+        self.set_status(RunStatus.waiting_on_human if self.state.question else waits)
 
     def mark_in_flight(self, call: Call) -> None:
         """Record that the call may happen from now on, if it changes anything."""

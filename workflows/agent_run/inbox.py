@@ -7,7 +7,6 @@ from pydantic_core import to_json
 
 from contracts.conversation import SteerRequest
 from contracts.run.events import ToolResultPayload
-from contracts.run.signals import HumanInput
 from contracts.run.state import RunState
 from contracts.tool import ToolOutcome
 
@@ -18,7 +17,7 @@ class Inbox:
     def __init__(self) -> None:
         self.messages: list[SteerRequest] = []  # from the user
         self.results: dict[int, ToolOutcome] = {}  # from outside, by step
-        self.answer: HumanInput | None = None
+        self.checking = 0  # answers that are not recorded yet, as their changed arguments are checked
         self.is_open = True  # until the run's end is reported
         self._last: dict[int, ToolResultPayload] = {}  # the result that was applied last, by step
         self._paused: list[int] = []  # steps whose request has not been sent, or not again
@@ -41,15 +40,11 @@ class Inbox:
         finally:
             self._paused.remove(step)
 
-    def take_answer(self) -> HumanInput | None:
-        answer, self.answer = self.answer, None
-        return answer
-
-    def take_messages(self) -> list[SteerRequest]:
-        messages, self.messages = self.messages, []
+    def take_messages(self, count: int) -> list[SteerRequest]:
+        messages, self.messages = self.messages[:count], self.messages[count:]
         return messages
 
     def holds_updates(self, state: RunState) -> bool:
         """Return whether something has arrived that another execution would not get."""
         results = any(pending.step in self.results for pending in state.pending)
-        return results or self.answer is not None or len(to_json(self.messages)) > MAX_PENDING_MESSAGES
+        return results or self.checking > 0 or len(to_json(self.messages)) > MAX_PENDING_MESSAGES

@@ -52,11 +52,11 @@ async def run_queue_call(run: RunContext, call: Call) -> ToolOutcome | None:
             run.clear_in_flight(call)
             outcome = await _parse_result(run, call, result)
     if outcome is not None:
-        _trace_call(run, call, outcome, workflow.now() - began)
+        trace_call(run, call, outcome, workflow.now() - began)
     return outcome
 
 
-def _trace_call(run: RunContext, call: Call, outcome: ToolOutcome, took: timedelta) -> None:
+def trace_call(run: RunContext, call: Call, outcome: ToolOutcome, took: timedelta = timedelta()) -> None:
     """Add the trace line that `call_tool` writes for other calls; the run's next activity writes this one."""
     key = result_key(run.state.key_id or run.state.run_id, call.step or 0, call.generation)
     figures = formatting.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)

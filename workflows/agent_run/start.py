@@ -22,11 +22,11 @@ from decisions import ids
 from decisions.run.limits import DEFAULTS, apply_requested, format_excess, limits_in_force, values_set_in
 from decisions.run.resume import journal_of
 from decisions.run.state import apply_snapshot, settle_choice
-from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, start_rejection
+from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, said_part, start_rejection
 from decisions.text import formatting
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
-from workflows.agent_run.turn import fail_run
+from workflows.agent_run.turn import check_calls, fail_run, take_attachments
 from workflows.agent_run.waiting import ask_person
 from workflows.execution import execute_locally_first
 from workflows.handlers import invalid_input, read_argument, require_continue_as_new, start_type
@@ -64,6 +64,8 @@ def _begin_new_run(event: BeginEvent) -> RunContext:
         "share": event.share,
         "choices": event.choices,
         "output_schema": payload.output_schema,
+        "dry_run": payload.dry_run,
+        "planned": payload.plan,
     }
     parts = [brief_part(event.brief)] if event.brief else []
     parts.append(goal_part(payload.goal, payload.context))
@@ -74,7 +76,7 @@ def _begin_new_run(event: BeginEvent) -> RunContext:
         raise invalid_input(reason)
     state = _new_state(payload, event.sender).model_copy(update=changes)
     run = RunContext(state.model_copy(update={"limits": limits_in_force(state, DEFAULTS)}), transcript, ())
-    run.after, run.forget, run.opening = event.after, event.forget, tuple(parts)
+    run.after, run.forget, run.opening, run.attachments = event.after, event.forget, tuple(parts), payload.attachments
     return run
 
 
@@ -87,6 +89,7 @@ def _new_state(payload: StartPayload, sender: Sender | None) -> RunState:
         agent=payload.agent or DEFAULT_AGENT,
         context=payload.context,
         conversation_id=payload.conversation_id,
+        pace=payload.pace,
         sender=sender,
         created_at=now,
         updated_at=now,
@@ -105,11 +108,25 @@ async def open_files(run: RunContext) -> None:
         await _join_conversation(run)
     if run.state.ending is None and not run.state.definition:
         await take_snapshot(run)
+    if run.state.ending is None:
+        await _attach_files(run)
     events.emit_event(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
     run.set_status(RunStatus.running)
     if run.state.ending is None:
         while run.state.choices:
             await _ask_choice(run, run.state.choices[0])
+
+
+async def _attach_files(run: RunContext) -> None:
+    """Add the attachments of the start to the conversation, behind its goal."""
+    try:
+        attached = await take_attachments(run, run.attachments, run.state.definition)
+    except ActivityError as error:
+        fail_run(run, error, RunFailure.invalid_input)
+        return
+    run.attachments = ()
+    if attached.media:
+        run.transcript.append(said_part("", attached.media))
 
 
 async def _ask_choice(run: RunContext, choice: Choice) -> None:
@@ -130,6 +147,7 @@ async def _inherit_run(run: RunContext, origin: ResumePayload) -> None:
         return
     last = inherited.segments[-1]
     run.inherit_from(inherited.state, Transcript(last.end, last.head), inherited.segments)
+    await check_calls(run)
 
 
 async def _join_conversation(run: RunContext) -> None:
@@ -180,6 +198,7 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
         head=run.transcript.head,
         depth=run.state.assignment.depth if run.state.assignment else 0,
         max_depth=run.state.requested.get("max_depth"),
+        pace=run.state.pace,
         execution=run.state.execution,
         output_schema=run.state.output_schema,
         context=run.state.context if _has_own_context(run) else None,

@@ -14,6 +14,7 @@ from contracts.run.signals import Decision
 from contracts.run.state import Call
 from contracts.tool import INLINE_ARGUMENTS, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, error_outcome
 from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS, SEARCH_TOOLS
+from decisions.people.approvals import open_turn_questions
 from decisions.run import call_state
 from decisions.run.call_state import IN_DOUBT
 from decisions.run.recovery import CallRecovery, FailureKind, recover_call
@@ -25,8 +26,14 @@ from decisions.tool_requests import nonce_of
 from workflows.agent_run import events
 from workflows.agent_run.builtin_calls import run_delegation, run_followup_tool
 from workflows.agent_run.context import RunContext
-from workflows.agent_run.queue_tool import run_queue_call
-from workflows.agent_run.waiting import accept_redefined, approve_call, ask_person, run_ask_human, wait_for_result
+from workflows.agent_run.queue_tool import run_queue_call, trace_call
+from workflows.agent_run.waiting import (
+    accept_redefined,
+    approve_call,
+    ask_person,
+    run_ask_human,
+    wait_for_result,
+)
 from workflows.failures import classify_failure, to_tool_outcome
 from workflows.policies import tool_call_policy
 
@@ -38,6 +45,12 @@ FIRST_CLAIM_WAIT, MAX_CLAIM_WAIT = 1.0, 60.0  # seconds between attempts while t
 async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
     """Make the calls of a batch concurrently. All of them have ended when this returns or raises."""
     run.state = call_state.issue_calls(run.state, batch, workflow.now())
+    if run.state.planned is not None:
+        run.state, batch = call_state.take_planned_calls(run.state, batch)
+    if not run.state.dry_run:
+        run.state = open_turn_questions(run.state, workflow.now())
+    if len(run.state.open_questions) > 1:
+        run.show_waits()
     run.publish_details()
     ends = await asyncio.gather(*(_settle_call(run, call) for call in batch), return_exceptions=True)
     for end in ends:
@@ -50,18 +63,27 @@ async def _settle_call(run: RunContext, call: Call) -> None:
         run.state = decide(run.state, call)
         return
     outcome = await _dispatch_call(run, call)
+    if run.state.policy and outcome.at is None:
+        outcome = outcome.model_copy(update={"at": workflow.now()})
     events.count_call(call, outcome)
     run.state = call_state.settle_call(run.state, call, outcome)
 
 
 async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
+    if call_state.changes_something(call):  # the one place that every such call passes
+        if run.state.dry_run:
+            run.state, outcome = call_state.skip_call(run.state, call)
+            trace_call(run, call, outcome)
+            return outcome
+        run.state, call = call_state.take_planned_call(run.state, call)
     if needs_approval(run.state, call):
         with run.inbox.pausing_results(call.step or 0):
             approved = await approve_call(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
         call = approved
-    handler = _BUILT_IN.get(call.tool) or _BY_KIND.get(call.kind, _run_until_settled)
+    built_in = _BUILT_IN.get(call.tool) if call.kind is ToolKind.builtin else None  # a replay answers some itself
+    handler = built_in or _BY_KIND.get(call.kind, _run_until_settled)
     return await handler(run, call)
 
 
@@ -133,7 +155,7 @@ def _may_have_begun(run: RunContext, call: Call) -> bool:
 
 
 def call_request(run: RunContext, call: Call) -> ToolCall:
-    large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
+    large = len(to_json(call.arguments)) > INLINE_ARGUMENTS and call.changed_by is None
     origin = origin_of(run.state, call.step or 0)
     needs_schemas = call.tool == SEARCH_TOOLS or run.route_of(call).is_searched
     return ToolCall(
@@ -151,6 +173,7 @@ def call_request(run: RunContext, call: Call) -> ToolCall:
         approval=call.approval,
         accepts=call.accepts or run.state.accepted.get(call.tool),
         nonce=nonce_of(run.state, call),
+        changed_by=call.changed_by,
         definition=run.state.definition if needs_schemas else None,
     )
 

@@ -1,23 +1,37 @@
-"""The edges of a turn: a user's messages, the close of the turn, its failure, and the report of a run's end."""
+"""The edges of a turn: a user's messages, the close of the turn, its failure, the check and report of a run's end."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
+from activities.media.attach import MediaFiles
+from activities.model.accept import Acceptances
+from activities.policy import PolicyChecks
 from contracts.conversation import Steered
 from contracts.failures import RunFailure
+from contracts.media import Attached, Attachments, AttachRequest
+from contracts.models import NO_RESULT
+from contracts.people.policy import PolicyCheckRequest, PolicyVerdict
 from contracts.run.signals import EndedRun
+from contracts.run.state import Call
+from contracts.run.turn import AcceptRequest
 from decisions import ids
-from decisions.run import loop, state
+from decisions.run import call_state, loop, state
+from decisions.run.limits import longest_turn
 from decisions.run.loop_detection import detection_key
+from decisions.run.outcome import escalate_unchecked, rejection_note, settle_acceptance
 from decisions.run.recovery import FailureKind
 from decisions.run.reply import was_refused
 from decisions.run.transcript import call_part, note_part, said_part
+from decisions.text import formatting
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
 from workflows.failures import classify_failure
+from workflows.policies import summary_policy
 
 
 def close_turn(run: RunContext) -> None:
@@ -47,10 +61,11 @@ async def take_in_messages(run: RunContext) -> None:
 
     Notify the lane, so that it does not repeat them in the next turn.
     """
-    messages = run.inbox.take_messages()
+    attached = [await take_attachments(run, message.attachments) for message in tuple(run.inbox.messages)]
+    messages = run.inbox.take_messages(len(attached))
     run.state = loop.reopen_run(run.state)
-    for message in messages:
-        run.transcript.append(said_part(message.text))
+    for message, files in zip(messages, attached, strict=True):
+        run.transcript.append(said_part(message.text, files.media, files.refused))
     if run.state.is_turn and run.state.conversation_id is not None:
         lane = workflow.get_external_workflow_handle(ids.conversation_workflow_id(run.state.conversation_id))
         for message in messages:
@@ -58,6 +73,77 @@ async def take_in_messages(run: RunContext) -> None:
                 await lane.signal("steered", Steered(request_id=message.request_id).model_dump())
             except ApplicationError as error:
                 workflow.logger.warning("the lane is gone: %s", error.message)
+
+
+async def check_calls(run: RunContext) -> None:
+    """Have the policy decide about open calls of the turn that it has not seen: their reply came without verdicts."""
+    if calls := call_state.calls_without_verdict(run.state):
+        verdicts = await _request_verdicts(run, calls)
+        for call in calls:
+            run.state = call_state.record_verdict(run.state, call, verdicts.get(call.tool_use_id))
+
+
+async def judge_change(run: RunContext, call: Call, arguments: dict[str, Any]) -> PolicyVerdict | None:
+    """Return the policy's verdict on a call with changed arguments, if a policy is about the run or the call."""
+    if call.verdict is None and not run.state.policy:
+        return None
+    return (await _request_verdicts(run, (call,), {call.tool_use_id: arguments})).get(call.tool_use_id)
+
+
+async def _request_verdicts(
+    run: RunContext, calls: Sequence[Call], edits: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, PolicyVerdict]:
+    request = PolicyCheckRequest(
+        length=run.transcript.length,
+        head=run.transcript.head,
+        definition=run.state.definition,
+        context=call_state.policy_context(run.state),
+        calls=tuple(call.tool_use_id for call in calls),
+        edits=edits or {},
+    )
+    summary = f"policy: {formatting.truncate(', '.join(call.tool for call in calls), 80)}"
+    judged = await run.execute(PolicyChecks.check_policy, request, summary)
+    run.state = state.add_review_costs(run.state, judged.reviews)
+    return judged.verdicts
+
+
+async def check_outcome(run: RunContext) -> None:
+    """Check the outcome by the agent's `accept`. A rejected one goes back to the model; without a check, escalate."""
+    limits = run.state.limits
+    ending = run.state.ending
+    request = AcceptRequest(
+        definition=run.state.definition,
+        goal=run.state.goal,
+        outcome=ending.text if ending else "",
+        result=ending.result if ending else NO_RESULT,
+        artifacts=run.state.artifacts,
+        timeout=limits.turn_timeout,
+        limit=longest_turn(limits),
+        told=events.take_trace_lines(run),
+    )
+    summary = f"check the outcome · {run.state.accept}"
+    try:
+        acceptance = await run.execute(Acceptances.accept_outcome, request, summary, summary_policy(limits))
+    except ActivityError as error:
+        if classify_failure(error) is FailureKind.cancelled or run.cancellation.reason is not None:
+            raise asyncio.CancelledError from None
+        run.state = escalate_unchecked(run.state, str(error.cause or error))
+        return
+    run.state = settle_acceptance(state.add_reply_cost(run.state, acceptance), acceptance.rejection)
+    if acceptance.rejection is not None:
+        run.transcript.append(note_part(rejection_note(acceptance.rejection)))
+
+
+async def take_attachments(run: RunContext, attachments: Attachments, definition: str | None = None) -> Attached:
+    """Check the attachments of a message, and store them with the run. With a `definition`, those of its start.
+
+    Raises ActivityError, and CancelledError of asyncio.
+    """
+    if not attachments:
+        return Attached()
+    request = AttachRequest(attachments=attachments, definition=definition)
+    names = formatting.truncate(", ".join(attachment.name for attachment in attachments), 80)
+    return await run.execute(MediaFiles.take_attachments, request, f"read {names}")
 
 
 async def report_end(run: RunContext) -> None:

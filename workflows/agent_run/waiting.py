@@ -8,21 +8,25 @@ from datetime import timedelta
 from temporalio import workflow
 
 from contracts.failures import ToolFault
+from contracts.people.notice import NoticeKind
 from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import Call, ForcedTool, RunStatus
+from contracts.run.state import Call, ForcedTool
 from contracts.tool import ToolError, ToolOutcome, error_outcome
-from decisions import ids
+from decisions.people.approvals import ask_question, expire_questions, options_in
+from decisions.people.notice import question_request
 from decisions.run import call_state
 from decisions.run.loop_detection import reset_detection
-from decisions.run.question import QUESTION_DECISIONS, is_same_question
 from decisions.run.reply import is_asked_first, question_in
-from decisions.run.state import accept_redefinition, approve_tool, close_question, open_question
+from decisions.run.state import accept_redefinition, approve_tool, close_question
 from decisions.run.transcript import note_part
 from decisions.text import formatting
+from decisions.text.formatting import too_large_to_approve
 from decisions.text.visible_text import render_visible
 from workflows.agent_run import events
 from workflows.agent_run.context import RunContext
+from workflows.agent_run.turn import take_attachments
+from workflows.people.announce import announce
 
 SHOWN_WAIT = timedelta(days=365)
 AT_ONCE = timedelta(milliseconds=1)  # for a deadline that passed between two executions
@@ -36,71 +40,64 @@ class StillWaitingError(Exception):
 async def ask_person(
     run: RunContext, kind: QuestionKind, text: str, options: Sequence[str] = (), *, about: Call | None = None
 ) -> HumanInput:
-    """Open the run's one question, and return the answer, which is empty if an approval has expired."""
-    question, text = run.state.question, render_visible(text)
-    if question is None or not is_same_question(question, kind, text, about):  # else an earlier execution has asked it
-        question = _new_question(run, kind, text, options, about)
-        run.state = open_question(run.state, question)
-        run.set_status(RunStatus.waiting_on_human)
+    """Ask a person, and return the answer, which is empty if an approval has expired."""
+    run.state, question = ask_question(run.state, kind, render_visible(text), options, about, workflow.now())
+    run.show_waits()
+    await _announce_questions(run)
     moves = about is not None and is_asked_first(run.state, about) and run.fits_input()
     await run.cancellation.cancellable(_wait_for_answer(run, question, moves=moves))
-    answer = run.inbox.take_answer()
-    if answer is None and question.kind is not QuestionKind.resume_unsafe and question.expires_at is None:
+    question = next(asked for asked in run.state.asked if asked.id == question.id)
+    if question.answer is None and question.kind is not QuestionKind.resume_unsafe:
         raise AssertionError("the wait for an answer ended without one")
-    expired = question.id if answer is None and question.expires_at else None
-    run.state = close_question(run.state, expired=expired)
-    run.set_status(RunStatus.running)
-    return answer or HumanInput()
+    answer = question.answer or HumanInput()
+    has_expired = question.answer == HumanInput()
+    if has_expired:
+        await announce(run.state, question_request(run.state, question, NoticeKind.expired))
+    run.state = close_question(run.state, question, expired=has_expired)
+    run.show_waits()
+    return answer
 
 
-def _new_question(
-    run: RunContext, kind: QuestionKind, text: str, options: Sequence[str], about: Call | None
-) -> Question:
-    now, name = workflow.now(), ids.question_id(run.state.questions + 1)
-    digest = timeout = None
-    if about and kind is QuestionKind.approval:
-        start = (run.state.run_id, run.state.execution)
-        digest = ids.approval_digest(start, name, about.step, about.tool, about.arguments)
-        timeout = run.route_of(about).approval_timeout
-    return Question(
-        id=name,
-        kind=kind,
-        text=text,
-        options=tuple(QUESTION_DECISIONS[kind]) or tuple(options),
-        step=about and about.step,
-        tool=about and about.tool,
-        asked_at=now,
-        call=digest,
-        expires_at=now + timeout if timeout else None,
-    )
+async def _announce_questions(run: RunContext) -> None:
+    """Notify people of each question that is open, once."""
+    for question in run.state.open_questions:
+        if (question.id, question.group) not in run.announced:
+            run.announced.add((question.id, question.group))
+            await announce(run.state, question_request(run.state, question, NoticeKind.waiting))
 
 
 async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) -> None:
     """Wait for the answer, the question's expiry, or the result of a call in doubt, which leaves nothing to ask.
 
     The timer also serves people: it is the row in the Web UI's timeline that shows the wait. It is started even if the
-    answer has arrived: a replay must not differ by what came just before the question.
+    answer has arrived: a replay must not differ by what came just before the question. It ends at the expiry of any
+    open question.
 
     If the history is long and the question `moves`, an exception ends the wait: another execution asks it again.
     """
     in_doubt = question.step if question.kind is QuestionKind.resume_unsafe else None
 
     def is_over() -> bool:
-        return run.inbox.answer is not None or in_doubt in run.inbox.results
+        is_open = any(asked.id == question.id for asked in run.state.open_questions)
+        return not is_open or in_doubt in run.inbox.results
 
     while True:
-        remaining = question.expires_at - workflow.now() if question.expires_at else SHOWN_WAIT
+        ends = [asked.expires_at for asked in run.state.open_questions if asked.expires_at is not None]
+        remaining = min(ends) - workflow.now() if ends else SHOWN_WAIT
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: is_over() or (moves and run.should_move_wait),
                 timeout=max(remaining, AT_ONCE),
-                timeout_summary=formatting.waiting_for_person(question),
+                timeout_summary=formatting.waiting_for_people(run.state.open_questions or (question,)),
             )
         if is_over():
             return
         if moves and run.should_move_wait:
             raise StillWaitingError
-        if question.expires_at is not None:
+        run.state = expire_questions(run.state, workflow.now())
+        run.show_waits()
+        await _announce_questions(run)
+        if is_over():
             return
 
 
@@ -123,10 +120,10 @@ async def run_ask_human(run: RunContext, call: Call) -> ToolOutcome:
         return ToolOutcome(result=await ask_direction(run, run.state.forced, text or "", call))
     if text is None:
         return error_outcome(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
-    options = call.arguments.get("options")
-    texts = [option for option in options if isinstance(option, str)] if isinstance(options, list) else []
-    answer = await ask_person(run, QuestionKind.question, text, texts, about=call)
-    return ToolOutcome(result=answer.text)
+    answer = await ask_person(run, QuestionKind.question, text, options_in(call), about=call)
+    attached = await take_attachments(run, answer.attachments)
+    lines = [*filter(None, [answer.text]), *(f"[an attachment was not taken: {reason}]" for reason in attached.refused)]
+    return ToolOutcome(result="\n".join(lines), media=attached.media)
 
 
 async def ask_instead_of_model(run: RunContext, forced: ForcedTool) -> None:
@@ -147,7 +144,7 @@ async def wait_for_result(
     """
     since = call_state.handed_out_at(run.state, step) or workflow.now()
     run.awaited += 1
-    run.set_status(RunStatus.waiting_on_tool)
+    run.show_waits()
     wait = workflow.wait_condition(
         lambda: step in run.inbox.results or (moves and run.should_move_wait),
         timeout=max(since + timeout - workflow.now(), AT_ONCE),
@@ -164,7 +161,7 @@ async def wait_for_result(
     run.awaited -= 1
     if in_time and step not in run.inbox.results:
         raise StillWaitingError
-    run.set_status(RunStatus.waiting_on_tool if run.awaited else RunStatus.running)
+    run.show_waits()
     return run.inbox.results.pop(step, None)
 
 
@@ -172,21 +169,22 @@ async def wait_for_result(
 def waiting_on_worker(run: RunContext) -> Iterator[None]:
     """Show that another worker has a call. If the run is cancelled in this time, its end sets the status."""
     run.awaited += 1
-    run.set_status(RunStatus.waiting_on_tool)
+    run.show_waits()
     yield
     run.awaited -= 1
-    run.set_status(RunStatus.waiting_on_tool if run.awaited else RunStatus.running)
+    run.show_waits()
 
 
 async def approve_call(run: RunContext, call: Call) -> Call | ToolOutcome:
     """Return the call with a person's approval of exactly this call, or the outcome of a call that is not made."""
-    if outcome := formatting.too_large_to_approve(call.tool, call.arguments):
+    if outcome := too_large_to_approve(call.tool, call.arguments):
         return outcome
-    answer = await _ask_approval(run, call, formatting.format_approval(call.tool, call.arguments))
+    answer = await _ask_approval(run, call, formatting.format_approval(call.tool, call.arguments, call.verdict))
     if isinstance(answer, ToolOutcome):
         return answer
     if answer.decision is Decision.approve_tool:
         run.state = approve_tool(run.state, call.tool)
+    call = next(known for known in run.state.calls if known.tool_use_id == call.tool_use_id)  # perhaps changed
     run.state, call = call_state.record_approval(run.state, call)
     return call
 
@@ -198,7 +196,7 @@ async def accept_redefined(run: RunContext, call: Call, error: ToolError) -> Cal
         run.cancellation.raise_if_cancelled()
         if run.state.accepted.get(call.tool) != definition:
             events.emit_event(run, "agent_run.resume_unsafe", **events.call_figures(call), definition=definition)
-            if outcome := formatting.too_large_to_approve(call.tool, call.arguments):
+            if outcome := too_large_to_approve(call.tool, call.arguments):
                 return outcome
             approval = formatting.format_approval(call.tool, call.arguments)
             answer = await _ask_approval(run, call, f"{error.message}\n\nMake this call all the same?\n{approval}")
@@ -214,7 +212,8 @@ async def _ask_approval(run: RunContext, call: Call, text: str) -> HumanInput | 
     """Return a person's approval of the call, or the outcome of a call that is not made."""
     answer = await ask_person(run, QuestionKind.approval, text, about=call)
     if answer.decision is None:
-        timeout = run.route_of(call).approval_timeout
+        terms = call.verdict.terms if call.verdict else None
+        timeout = (terms and terms.expires) or run.route_of(call).approval_timeout
         return _denied_outcome(run, call, f"the approval expired: no person decided within {timeout}")
     if answer.decision is Decision.deny:
         return _denied_outcome(run, call, f"a person denied this call: {answer.text or 'no reason given'}")

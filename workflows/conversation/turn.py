@@ -121,7 +121,12 @@ async def deliver_errand(live: LaneContext, errand: lane.LaneErrand) -> None:
             await _signal_turn(live, run_id, "cancel", CancelRequest(reason=reason[:2000], sender=sender))
         case lane.Steer(message):
             request = message.request
-            body = SteerRequest(request_id=request.request_id, text=lane.steering_text(request), sender=request.sender)
+            body = SteerRequest(
+                request_id=request.request_id,
+                text=lane.steering_text(request),
+                attachments=request.attachments,
+                sender=request.sender,
+            )
             await _signal_turn(live, live.active_id, "steer", body)
         case lane.AnswerQuestion(message):
             await _deliver_answer(live, message)
@@ -166,6 +171,7 @@ async def _offer_answer(run_id: str, message: Queued) -> bool:
         run_id=run_id,
         question_id=request.question_id or "",
         text=request.text,
+        attachments=request.attachments,
         request_id=request.request_id,
         sender=request.sender,
         signature=request.signature,

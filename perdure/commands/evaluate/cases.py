@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,26 +12,34 @@ from contracts.strict_input import JsonError, parse_strict_json, parse_yaml
 from settings import ProjectError
 from settings.problems import first_error, read_project_text
 
+C = TypeVar("C", bound=Case)
+
 
 def read_cases(path: Path) -> list[Case]:
-    """Read the cases of a file. Raises ProjectError."""
+    """Read the cases of a file, or of a folder's files by their names. Raises ProjectError."""
     readers = {".jsonl": _read_json_lines, ".yaml": _read_yaml, ".yml": _read_yaml}
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in readers)
+        if not files:
+            raise ProjectError(f"{path}: it has no .yaml or .jsonl file")
+        return [case for file in files for case in read_cases(file)]
     if path.suffix not in readers:
         raise ProjectError(f"{path}: expected a .yaml or .jsonl file")
-    cases = [_parse_case(value, where) for where, value in readers[path.suffix](path)]
+    cases = [parse_case(value, where, Case) for where, value in readers[path.suffix](path)]
     if not cases:
         raise ProjectError(f"{path}: it has no cases")
     return cases
 
 
-def _parse_case(value: Any, where: str) -> Case:
+def parse_case(value: Any, where: str, kind: type[C]) -> C:
+    """Check a case; `where` is its place for errors. Raises ProjectError."""
     if not isinstance(value, dict):
         raise ProjectError(f"{where}: expected a case with a goal, like {{goal: …, expect: {{contains: …}}}}")
     try:
-        case = Case.model_validate(value)
+        case = kind.model_validate(value)
         case_start_event(case, None).model_dump_json()
     except ValidationError as error:
-        name, expected = first_error(error, Case)
+        name, expected = first_error(error, kind)
         name = [part for part in name if part != "payload"]
         raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
     except ValueError as error:  # YAML allows values that JSON does not, such as one that contains itself

@@ -8,32 +8,35 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from activities.run.outcome import RunEnd
-from activities.storage.workspace import Workspace, folder_name
-from contracts.delegation import Spent
-from contracts.run.evaluation import Case, Expectation, Facts, Score
+from contracts.run.evaluation import Case, Expectation, Score
 from contracts.run.signals import CancelRequest
 from contracts.run.state import QuestionView, RunStatus
 from decisions import builtin_tools
 from decisions.evaluation import failed_checks, pass_rate
-from decisions.run.outcome import event_text
 from decisions.text.formatting import truncate
 from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
-from perdure.client.history import HistoryReader
 from perdure.client.run_events import WaitStarted
-from perdure.client.run_facts import collect_facts
-from perdure.client.run_list import find_run
+from perdure.client.run_list import RunFilter, find_run
 from perdure.client.runs import query_run_state, request_cancel, start_or_get_run, submit_answer, wait_for_run_end
 from perdure.client.watch import Watch
 from perdure.commands.evaluate.cases import case_start_event, read_cases
+from perdure.commands.evaluate.facts import collect_case_facts
 from perdure.commands.evaluate.scores import CaseResult, print_report, print_score, report_to_json
 from perdure.session import Needs, Session, open_session
-from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error
+from perdure.terminal.command import (
+    DurationType,
+    as_json_option,
+    async_command,
+    console,
+    format_examples,
+    print_error,
+)
 from perdure.terminal.completion import complete_agents
 from perdure.terminal.follow import DETACHED, stop_event
 from perdure.terminal.prompt import parse_answer
@@ -42,33 +45,111 @@ from settings import ProjectError, Settings, load_settings
 EVAL_SENDER = "perdure eval"
 CANCEL_SECONDS = 30.0  # seconds for cancelled runs to end
 EVAL_POLL_SECONDS = 0.5  # seconds between queries of a run that does not answer
-MAX_EVAL_FILES = 10_000
+END_STATUSES = get_args(Expectation.model_fields["status"].annotation)
 
 
-@click.command("eval", epilog=format_examples("eval cases.yaml", "eval cases.yaml --repeat 5 --min-pass 0.9"))
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--agent", shell_complete=complete_agents, help="The agent for cases that name no agent.")
-@click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs per case.")
-@click.option("--concurrency", type=click.IntRange(1, 100), default=4, show_default=True, help="Concurrent runs.")
+DEFAULT_REPEAT, DEFAULT_CONCURRENCY, DEFAULT_MIN_PASS = 1, 4, 1.0
+
+
+@click.command(
+    "eval",
+    epilog=format_examples(
+        "eval cases.yaml",
+        "eval cases.yaml --repeat 5 --min-pass 0.9",
+        "eval --from-runs --since 30d --agent clerk --output golden",
+    ),
+)
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--min-pass", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Minimum share of runs that pass."
+    "--agent",
+    shell_complete=complete_agents,
+    help="The agent for cases that name no agent; with --from-runs: only its runs.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(1, 1000), default=DEFAULT_REPEAT, show_default=True, help="Runs per case."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 100),
+    default=DEFAULT_CONCURRENCY,
+    show_default=True,
+    help="Concurrent runs.",
+)
+@click.option(
+    "--min-pass",
+    type=click.FloatRange(0, 1),
+    default=DEFAULT_MIN_PASS,
+    show_default=True,
+    help="Minimum share of runs that pass.",
+)
+@click.option(
+    "--from-runs",
+    "query",
+    is_flag=False,
+    flag_value="",
+    metavar="[QUERY]",
+    help="Make cases from past runs instead; QUERY is a list filter of Temporal.",
+)
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="With --from-runs: a new folder.")
+@click.option(
+    "--since", type=DurationType(), metavar="TIME", help="With --from-runs: runs started within this time, such as 30d."
+)
+@click.option("--status", type=click.Choice(END_STATUSES), help="With --from-runs: only runs that ended so.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="With --from-runs: maximum number of runs.",
 )
 @as_json_option
 @async_command()
 async def eval_command(
-    file: Path, agent: str | None, repeat: int, concurrency: int, min_pass: float, as_json: bool
+    file: Path | None,
+    agent: str | None,
+    repeat: int,
+    concurrency: int,
+    min_pass: float,
+    query: str | None,
+    output: Path | None,
+    since: timedelta | None,
+    status: str | None,
+    limit: int,
+    as_json: bool,
 ) -> int:
     """Run a table of test goals and report the pass rate.
 
-    FILE is YAML or JSON Lines (docs/evaluating.md): cases with a goal and the expected result. The runs are real, with
-    real tools, and their cost is reported. An unexpected question fails the case, and its run is cancelled. The exit
-    code is 1 if the pass rate is below --min-pass. Ctrl-C cancels all active runs.
+    FILE is YAML or JSON Lines (docs/evaluating.md): cases with a goal and the expected result; or a folder of such
+    files. The runs are real, with real tools, and their cost is reported. An unexpected question fails the case, and
+    its run is cancelled. The exit code is 1 if the pass rate is below --min-pass. Ctrl-C cancels all active runs.
+
+    With --from-runs nothing is run: each past run becomes a case, and its secrets are redacted.
     """
+    if query is not None and file is None:
+        if output is None:
+            raise click.UsageError("--from-runs requires --output")
+        if (repeat, concurrency, min_pass) != (DEFAULT_REPEAT, DEFAULT_CONCURRENCY, DEFAULT_MIN_PASS):
+            raise click.UsageError("--repeat, --concurrency and --min-pass are for running cases, not for --from-runs")
+        from perdure.commands.evaluate.golden import write_golden_set
+
+        runs = RunFilter(query, since, agent, status, limit)
+        return await write_golden_set(load_settings(), runs, output, as_json=as_json)
+    if file is None or query is not None:
+        raise click.UsageError("give either FILE or --from-runs")
+    if output or since or status:
+        raise click.UsageError("--output, --since and --status require --from-runs")
+    return await _evaluate(file, agent, repeat, concurrency, min_pass, as_json=as_json)
+
+
+async def _evaluate(
+    file: Path, agent: str | None, repeat: int, concurrency: int, min_pass: float, *, as_json: bool
+) -> int:
+    """Run the cases of the file, report, and return the exit code."""
     settings = load_settings()
     cases = read_cases(file)
     for case in cases:
         settings.check_agent(case.agent or agent)
-    await _check_tools(cases, settings)
+    await check_case_tools(cases, settings)
     stop = stop_event()
     async with open_session(settings, Needs.work) as session:
         if warning := await session.missing_worker_message():
@@ -87,7 +168,7 @@ async def eval_command(
     return 0 if pass_rate([result.score for result in results]) >= min_pass else 1
 
 
-async def _check_tools(cases: Sequence[Case], settings: Settings) -> None:
+async def check_case_tools(cases: Sequence[Case], settings: Settings) -> None:
     """Check the tool names of the cases: a misspelt `never_calls` would always pass. Raises ProjectError."""
     from perdure.process.project import display_project
 
@@ -148,10 +229,10 @@ class Evaluation:
             )
             await asyncio.shield(self._open[run_id])  # a cancellation must not lose a start in progress
             asked, unanswered = await self._follow_run(run_id, case.expect)
-            end = await wait_for_run_end(client, run_id)
+            await wait_for_run_end(client, run_id)
             del self._open[run_id]
             seconds = time.monotonic() - began
-            facts = await self._collect_facts(run_id, end, asked, unanswered)
+            facts = await collect_case_facts(client, self.session.settings.workspaces, run_id, asked, unanswered)
         result = CaseResult(
             number, case, Score(run_id=run_id, why=failed_checks(case.expect, facts), facts=facts, seconds=seconds)
         )
@@ -193,38 +274,6 @@ class Evaluation:
         except RejectedError as error:
             return f"the answer {text!r} was rejected: {error}; the question was: {question.text}"
         return None
-
-    async def _collect_facts(self, run_id: str, end: RunEnd, asked: list[str], unanswered: str | None) -> Facts:
-        view, run = await query_run_state(self.session.client, run_id), await find_run(self.session.client, run_id)
-        calls = collect_facts(await HistoryReader(self.session.client).read_executions(run)).calls.values()
-        payload = end.event["payload"] if end.event else {}
-        spent = Spent()
-        if view is not None:  # a run that was rejected at its start has no usage
-            own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd)
-            spent = own + (view.delegated or Spent())
-        return Facts(
-            status=end.status,
-            text=event_text(end.event) if end.event else end.message,
-            result=end.result,
-            asked=tuple(asked),
-            unanswered=unanswered,
-            files=await asyncio.to_thread(self._list_files, run_id, payload.get("artifacts", ())),
-            made=tuple(
-                dict.fromkeys(call.tool for call in calls if call.made or call.tool in builtin_tools.BUILTIN_NAMES)
-            ),
-            tried=tuple(dict.fromkeys(call.tool for call in calls)),
-            steps=spent.steps,
-            tokens=spent.tokens,
-            cost_usd=spent.usd,
-        )
-
-    def _list_files(self, run_id: str, named: Sequence[str]) -> tuple[str, ...]:
-        """Return the files in the run's folder, if it is on this machine, and those that the run reports."""
-        paths: list[str] = []
-        with suppress(OSError):
-            workspace = Workspace(self.session.settings.workspaces / folder_name(run_id))
-            paths = [path for path, _ in workspace.list_files(MAX_EVAL_FILES)]
-        return tuple(dict.fromkeys([*paths, *named]))
 
     async def _cancel_run(self, run_id: str, reason: str) -> None:
         with suppress(RejectedError, RunNotFoundError):  # it has ended, or never started

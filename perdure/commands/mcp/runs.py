@@ -21,6 +21,8 @@ from pydantic import BaseModel, Field, ValidationError
 from temporalio.service import RPCError
 
 from activities.storage.workspace import folder_name
+from contracts.model_settings import Pace
+from contracts.models import omit_no_result
 from contracts.run.events import StartEvent
 from contracts.run.question import QuestionKind
 from contracts.run.signals import CancelRequest, Decision, HumanInput
@@ -65,7 +67,7 @@ class PendingQuestion(BaseModel):
 class RunStateResult(BaseModel):
     """A run as it is now. At its end it has an `outcome` and `artifacts` (in `folder`), or a `failure`.
 
-    `result` is by its output schema, if it has one.
+    `result` is by its output schema; without one, it is left out.
     """
 
     run_id: str
@@ -81,7 +83,7 @@ class RunStateResult(BaseModel):
     question: PendingQuestion | None = None
     cost_usd: float | None = None
     outcome: str = ""
-    result: Any = None
+    result: Any = omit_no_result()
     failure: str = ""
     folder: str = ""
     artifacts: tuple[str, ...] = ()
@@ -191,15 +193,23 @@ class RunTools:
         goal: Annotated[str, Field(description="what to do, in words")],
         agent: Annotated[str | None, Field(description="one of the agents; the default one if left out")] = None,
         context: Annotated[dict[str, Any] | None, Field(description="facts for the agent")] = None,
+        attach: Annotated[
+            list[str] | None, Field(description="images or PDF of other runs, each as RUN/artifacts/FILE")
+        ] = None,
         dedupe_key: Annotated[
             str | None, Field(min_length=1, description="the same key finds the same run again")
+        ] = None,
+        pace: Annotated[
+            Pace | None, Field(description="batch: half the price, with replies after minutes to 24 hours")
         ] = None,
     ) -> StartedRun:
         """Start an agent run and return at once with its run_id. With a dedupe_key a repeat starts no second run."""
         settings = self._session.settings
         settings.check_agent(agent)
+        settings.check_pace(agent, pace)
         key = None if dedupe_key is None else ids.start_key(dedupe_key)
-        payload = {"goal": goal, "context": context or {}, "agent": agent}
+        attachments = [{"name": file.rpartition("/")[2], "artifact": file} for file in attach or ()]
+        payload = {"goal": goal, "context": context or {}, "agent": agent, "attachments": attachments, "pace": pace}
         event = StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
         handle = await start_or_get_run(self._client, settings.task_queue, event)
         run_id = ids.run_id_of_workflow(handle.id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import click
 
 from activities.mcp.lock import LOCK_FILE_NAME
-from contracts.mcp import Pin, PinState
+from contracts.tool import Pin, PinState
 from decisions.mcp import effect_of, render_visible_line, schema_texts, tool_name
 from perdure.process.mcp_tools import ServerStatus, accept_tools, read_accepted, server_statuses
 from perdure.terminal.command import console

@@ -32,7 +32,9 @@ SCENE = Scene(
     "docs/evaluating.md",
     model=shop,
     steps={
-        "perdure eval": Step(before=add_prices, code=1, shows="it does not call order_status; it calls: cancel_order")
+        "perdure eval cases": Step(
+            before=add_prices, code=1, shows="it does not call order_status; it calls: cancel_order"
+        )
     },
     dev=False,
 )

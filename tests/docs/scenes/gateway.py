@@ -3,6 +3,7 @@
 import json
 
 from tests.docs.stage import Scene, Stage, Step
+from tests.media_files import pdf_bytes
 
 
 def said(stage: Stage, start: str) -> str:
@@ -25,9 +26,11 @@ SCENE = Scene(
     steps={
         "perdure gateway": Step(until="Ctrl-C", swap={"gateway": "gateway --port 0"}),
         "curl -s ": Step(shows="run_id"),
+        'curl "localhost': Step(shows='"media_type":"application/pdf"'),
         "curl -sN": Step(shows='"status": "completed"'),
         "perdure token list": Step(shows="runs:start"),
     },
+    prepare=lambda stage: (stage.here / "invoice.pdf").write_bytes(pdf_bytes()),
     not_run={"perdure gateway --host": "it listens beyond this machine"},
     claim=lambda stage: stage.ok("perdure token list | grep me && ! perdure token list | grep -w ci"),
 )

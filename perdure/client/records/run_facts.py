@@ -7,7 +7,6 @@ from typing import Any
 
 from contracts.run.compaction import Summary
 from contracts.run.export import (
-    ExportedAnswer,
     ExportedArrival,
     ExportedAttempt,
     ExportedCall,
@@ -15,17 +14,14 @@ from contracts.run.export import (
     ExportedQuestion,
     ExportedTurn,
 )
-from contracts.run.signals import HumanInput
-from contracts.run.state import RunStatus
 from contracts.run.transcript import Part, PartKind, Segment
-from contracts.run.turn import ModelTurn, Usage
+from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Usage
 from contracts.tool import ToolCall, ToolOutcome
-from decisions.builtin_tools import ASK_HUMAN, unwrap_use
-from decisions.ids import call_digest, generation_of, question_id
+from decisions.builtin_tools import unwrap_use
+from decisions.ids import call_digest, generation_of
+from decisions.people.sender import sent_by
 from decisions.run.transcript import cited_urls
-from decisions.sender import sent_by
 from decisions.telemetry import MODEL_TURNS
-from decisions.text.formatting import format_wait
 from perdure.client import run_events
 from perdure.client.event_reader import (
     FUSED_TURN,
@@ -36,6 +32,7 @@ from perdure.client.event_reader import (
     failure_message,
     first_value,
 )
+from perdure.client.records.question_log import QuestionLog, sender_of_update
 from perdure.client.run_events import RunEvent
 
 
@@ -50,6 +47,7 @@ class RunFacts:
     notices: list[dict[str, Any]] = field(default_factory=list)
     received: list[ExportedArrival] = field(default_factory=list)
     definitions: list[str] = field(default_factory=list)
+    policy: str | None = None  # the hash of the policy that it began with
     segments: list[Segment] = field(default_factory=list)
     conversation: str | None = None  # the store that holds the record of a conversation's turn
     length: int = 0
@@ -94,7 +92,8 @@ class _Collector:
     def __init__(self) -> None:
         self.facts = RunFacts()
         self._reader = EventReader()
-        self._asked = 0
+        self._questions = QuestionLog()
+        self.facts.questions = self._questions.questions
 
     def add_event(self, event: Event) -> None:
         at = datetime.fromisoformat(event["at"])
@@ -122,9 +121,11 @@ class _Collector:
             case "workflow_execution_update_accepted":
                 update = (event.get("accepted_request") or {}).get("input") or {}
                 body, name = first_value(update.get("args")), update.get("name", "")
-                self._add_arrival("update", name, body, _update_identity(event), at)
+                self._add_arrival("update", name, body, sender_of_update(event), at)
                 if name == "deliver_result":
                     self._add_result(body, at)
+            case "workflow_execution_update_completed" if (event.get("outcome") or {}).get("failure"):
+                self._questions.drop_answer(event.get("accepted_event_id", 0))
             case "workflow_execution_cancel_requested":
                 self._add_arrival("cancel", "", None, event.get("identity", ""), at)
             case _:
@@ -138,17 +139,23 @@ class _Collector:
                 for block in map(unwrap_use, reply.content):
                     if block.get("type") == "tool_use":
                         self._add_call(block["id"], block["name"], block.get("input"), turn)
+            case run_events.CallsReviewed(reviews) if ended is not None:
+                self.facts.turns += [_export_review(ended, at, review) for review in reviews]
             case run_events.ContextCompacted(summary) if ended is not None:
                 self.facts.turns.append(_export_turn(ended, at, summary))
+            case run_events.OutcomeChecked(acceptance) if ended is not None:
+                self.facts.turns.append(_export_turn(ended, at, acceptance))
             case run_events.ContextFilled() if ended is not None:
                 failure = "the conversation was too long for the model"
                 self.facts.turns.append(_export_turn(ended, at, None, failure))
+            case run_events.ActivityFailed(error=failure) if event["type"] == "activity_task_completed" and ended:
+                self.facts.turns.append(_export_turn(ended, at, None, failure))  # in a batch
             case run_events.ToolCallFinished(call, outcome) if ended is not None:
                 self._add_attempt(call, ended, at, outcome=outcome.model_dump(mode="json"))
             case run_events.AnswerReceived(answer):
-                self._add_answer(answer, event, at)
+                self._questions.add_answer(answer, event, at)
             case run_events.WaitStarted() | run_events.WaitEnded():
-                self._on_wait(run_event, at)
+                self._questions.apply_wait(run_event, self.facts.calls, at)
             case _:
                 pass
 
@@ -162,7 +169,7 @@ class _Collector:
 
     def _apply_handover(self, handover: Mapping[str, Any]) -> None:
         """Apply the state from another run or an earlier execution: its number of questions and its segments."""
-        self._asked = max(self._asked, handover["state"].get("questions", 0))
+        self._questions.continue_from(handover["state"].get("questions", 0))
         for segment in handover["segments"]:
             self._add_segment(segment)
 
@@ -182,6 +189,7 @@ class _Collector:
         self.facts.notices += request.get("told", ())
         if activity.kind in (*MODEL_TURNS, FUSED_TURN):
             _add_unique(self.facts.definitions, request.get("definition", ""))
+            self.facts.policy = self.facts.policy or (request.get("policy") or {}).get("policy")
         elif activity.kind == "close_segment":
             self._apply_close(request, (request.get("turn") or {}).get("owner"))
         elif activity.kind == QUEUED_CALL:
@@ -246,8 +254,14 @@ class _Collector:
         known = self.facts.calls.get(call.tool_use_id)
         if known is None:  # its turn belongs to another run, or is past the retention
             known = self._add_call(call.tool_use_id, call.tool, call.arguments, None)
+        changed = call.arguments if call.changed_by else None
         attempt = ExportedAttempt(
-            generation=call.attempt, approval=call.approval, ended_at=at, **_activity_fields(activity), **end
+            arguments=changed,
+            generation=call.attempt,
+            approval=call.approval,
+            ended_at=at,
+            **_activity_fields(activity),
+            **end,
         )
         effect = None if activity.kind == QUEUED_CALL else call.effect.value
         changes = {"step": call.step, "effect": effect, "made": (*known.made, attempt)}
@@ -277,44 +291,12 @@ class _Collector:
             ExportedArrival.model_validate({"at": at, "kind": kind, "name": name, **sent.model_dump()})
         )
 
-    def _add_answer(self, reply: HumanInput, event: Event, at: datetime) -> None:
-        if not self._is_open or reply.question_id not in (None, self.facts.questions[-1].id):
-            return
-        is_signal = event["type"] == "workflow_execution_signaled"
-        source = {"via": "signal", "identity": event.get("identity", "")}
-        if not is_signal:
-            source = {"via": "update", "identity": _update_identity(event)}
-        fields = reply.model_dump(mode="json", include={"sender", "by", "decision", "text", "call", "signature"})
-        answer = ExportedAnswer.model_validate({"at": at, **source, **fields})
-        question = self.facts.questions[-1]
-        self.facts.questions[-1] = question.model_copy(update={"answers": (*question.answers, answer)})
-
-    @property
-    def _is_open(self) -> bool:
-        return bool(self.facts.questions) and self.facts.questions[-1].closed_at is None
-
-    def _on_wait(self, wait: run_events.WaitStarted | run_events.WaitEnded, at: datetime) -> None:
-        if self._is_open:
-            self.facts.questions[-1] = self.facts.questions[-1].model_copy(update={"closed_at": at})
-        if isinstance(wait, run_events.WaitStarted) and wait.status == RunStatus.waiting_on_human:
-            self._asked += 1
-            text = self._full_question(wait.waiting_for)
-            self.facts.questions.append(ExportedQuestion(id=question_id(self._asked), text=text, asked_at=at))
-
-    def _full_question(self, waiting_for: str) -> str:
-        """Return the agent's full question: the search attribute is truncated."""
-        for call in reversed(self.facts.calls.values()):
-            question = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
-            if call.tool == ASK_HUMAN and isinstance(question, str) and format_wait(f"asks: {question}") == waiting_for:
-                return question
-        return waiting_for.removeprefix("human: ")
-
 
 _REPLY_FIELDS = {"model", "stop_reason", "usage", "cost_usd", "duration_ms", "pieces"}
 
 
 def _export_turn(
-    activity: OpenActivity, at: datetime, reply: ModelTurn | Summary | None, failure: str | None = None
+    activity: OpenActivity, at: datetime, reply: ModelTurn | Summary | Acceptance | None, failure: str | None = None
 ) -> ExportedTurn:
     """Return the turn of a reply or a summary, or of none for a `failure`."""
     fields = reply.model_dump(include=_REPLY_FIELDS) if reply else {}
@@ -324,18 +306,29 @@ def _export_turn(
         ended_at=at,
         definition=activity.request.get("definition", ""),
         failure=failure,
+        verdict=(reply.rejection or "accepted") if isinstance(reply, Acceptance) else "",
         cites=cited_urls(reply.content) if isinstance(reply, ModelTurn) else (),
         **_activity_fields(activity),
         **fields,
     )
 
 
+def _export_review(activity: OpenActivity, at: datetime, review: PolicyReview) -> ExportedTurn:
+    """Return the row of a review, which was made within the activity of another one."""
+    verdict = f"{review.verdict or 'no verdict'} on {review.tool}"
+    return ExportedTurn(
+        activity="review_call",
+        turn=None,
+        ended_at=at,
+        definition=activity.request.get("definition", ""),
+        verdict=f"{verdict}: {review.reason}" if review.reason else verdict,
+        **_activity_fields(activity),
+        **review.model_dump(include=_REPLY_FIELDS),
+    )
+
+
 def _activity_fields(activity: OpenActivity) -> dict[str, Any]:
     return {"requested_at": activity.at, "attempts": activity.attempts, "worker": activity.worker}
-
-
-def _update_identity(event: Event) -> str:
-    return str(((event.get("accepted_request") or {}).get("meta") or {}).get("identity", ""))
 
 
 def _failure_text(event: Event) -> str:

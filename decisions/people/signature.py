@@ -61,15 +61,17 @@ def signature_error(keys: Mapping[str, str], asked: SignedQuestion, answer: Huma
     if key_id not in keys:
         return f"{required}, and this one is signed with another key"
     names_it = (answer.question_id, answer.call) == (asked.question, asked.call)
-    if not names_it or not _is_valid(keys[key_id], value, signed_bytes(asked.run, asked.execution, answer)):
+    if not names_it or not is_valid_signature(keys[key_id], value, signed_bytes(asked.run, asked.execution, answer)):
         return "the signature is not valid for this run, question, call and answer"
     return None
 
 
-def _is_valid(public: str, value: str, data: bytes) -> bool:
+def is_valid_signature(public: str, value: str, data: bytes) -> bool:
+    """Return whether a signature, in the one base64 that it has, is of this key and data."""
     try:
         key = Ed25519PublicKey.from_public_bytes(b64decode(public, validate=True))
-        key.verify(b64decode(value, validate=True), data)
+        signature = b64decode(value, validate=True)
+        key.verify(signature, data)
     except (InvalidSignature, Base64Error, ValueError):
         return False
-    return True
+    return b64encode(signature).decode() == value

@@ -26,7 +26,7 @@ from contracts.run.transcript import Segment, TranscriptPage
 from decisions.run.transcript import Transcript
 from decisions.text.formatting import truncate
 from perdure.client.history import HistoryReader
-from perdure.client.run_facts import RunFacts, collect_facts, with_shown_results
+from perdure.client.records.run_facts import RunFacts, collect_facts, with_shown_results
 from perdure.client.run_list import RunInfo, find_run, list_subtree
 from perdure.client.runs import query_run_state, wait_for_run_end
 
@@ -65,6 +65,7 @@ class Exporter:
             end=end,
             parent=run.parent,
             origin=_origin_of(facts.start),
+            policy=facts.policy,
             start=facts.start,
             usage=facts.usage,
             cost_usd=facts.cost_usd,

@@ -1,0 +1,5 @@
+"""Commands about people's questions, events and notices.
+
+dead_letters  `list --dead`, `redeliver`
+questions     `questions`
+"""
