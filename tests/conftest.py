@@ -11,12 +11,17 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from devserver import DYNAMIC_CONFIG
 from perdure.client.connection import register_search_attributes
 from perdure.converter import data_converter
+
+# A loaded machine is slow now and then, which is no fault of what is tried.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("patient")
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 

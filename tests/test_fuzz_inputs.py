@@ -20,7 +20,7 @@ from contracts.models import escape_unprintable
 from perdure.commands.evaluate.cases import read_cases
 from settings import ProjectError, load_settings
 
-MAX_SECONDS = 1.0
+MAX_CPU_SECONDS = 1.0  # a busy machine may let a test wait for longer
 DEEP = 3000
 
 TOML = """
@@ -160,7 +160,7 @@ def test_escaped_text_is_one_copyable_line(text: str, line: str) -> None:
 
 def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
     """Why it was refused; None where it was taken."""
-    began, why = time.monotonic(), None
+    began, why = time.thread_time(), None
     try:
         READERS[kind][0](folder, data)
     except (ProjectError, MessageError) as refused:
@@ -168,7 +168,7 @@ def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
         assert why.strip()
         assert why == escape_unprintable(why)
         assert "integer string conversion" not in why
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.thread_time() - began < MAX_CPU_SECONDS
     return why
 
 
@@ -266,14 +266,14 @@ def mutated(text: str, seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
 def test_no_change_of_a_file_that_is_right_breaks_its_reader(kind: str, seed: int, tmp_path: Path) -> None:
     must_be_taken_or_told(kind, tmp_path, mutated(READERS[kind][1], seed))
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="ignore")))
 def test_no_file_breaks_its_reader(kind: str, data: bytes, tmp_path: Path) -> None:
     must_be_taken_or_told(kind, tmp_path, data)

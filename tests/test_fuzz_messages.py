@@ -34,7 +34,7 @@ from tests.drawn import Said, a_signal, a_state, turn_of
 from tests.played import Played
 from workflows.handlers import read_argument
 
-MAX_SECONDS = 1.0
+MAX_CPU_SECONDS = 1.0
 EVENT = {
     "type": "evt.adapter.message.created",
     "id": "e-1",
@@ -248,7 +248,7 @@ def test_the_unchanged_examples_are_accepted(model: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("model", RIGHT, ids=lambda model: model.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_a_message_is_accepted_and_survives_a_round_trip_or_is_rejected_in_one_line(
     model: type[BaseModel], seed: int
@@ -257,7 +257,7 @@ def test_a_message_is_accepted_and_survives_a_round_trip_or_is_rejected_in_one_l
 
 
 def must_be_taken_or_told(model: type[BaseModel], data: bytes) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     try:
         taken = read_argument(model, [decoded(data)])
     except ApplicationError as refused:
@@ -267,10 +267,10 @@ def must_be_taken_or_told(model: type[BaseModel], data: bytes) -> None:
         assert model.model_validate_json(carried).model_dump_json(by_alias=True) == carried
         if isinstance(taken, ToolResultEvent):
             assert outcome_of_result(taken.payload).model_dump_json()
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.thread_time() - began < MAX_CPU_SECONDS
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=SEEDS)
 def test_no_signal_breaks_a_run_or_its_state(seed: int) -> None:
     rng = Random(seed)
@@ -287,10 +287,10 @@ def test_no_signal_breaks_a_run_or_its_state(seed: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", HOOKS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=SEEDS)
 def test_a_signed_webhook_is_an_event_or_is_refused_in_one_line(scheme: str, seed: int) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     headers = {"webhook-id": "e-1", "x-github-event": "issue_comment"}
     try:
         hook = Webhook(scheme, "s" * 16, frozenset({"discord", "slack", "github"}))
@@ -299,10 +299,10 @@ def test_a_signed_webhook_is_an_event_or_is_refused_in_one_line(scheme: str, see
             assert found.model_dump_json()
     except (InvalidEventError, WrongPlatformError, ApiError) as refused:
         must_be_one_line(refused.detail if isinstance(refused, ApiError) else str(refused))
-    assert time.monotonic() - began < MAX_SECONDS
+    assert time.thread_time() - began < MAX_CPU_SECONDS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=SEEDS)
 def test_an_event_from_a_file_is_read_or_refused_in_one_line(seed: int) -> None:
     for _, written in published._split_events(mutated(EVENT, seed)):

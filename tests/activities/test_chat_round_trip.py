@@ -19,7 +19,7 @@ from contracts.agent import Definition
 from perdure.testkit.chat_completions import encode_chunks, read_chat_request
 
 Json = dict[str, Any]
-SOME = settings(max_examples=60, deadline=None)
+SOME = settings(max_examples=60)
 
 DEFINITION = Definition(agent="a", model="scripted", system="You are tested.", tools=())
 USAGE = {"input_tokens": 1, "output_tokens": 1, "cache_read_input_tokens": 0}

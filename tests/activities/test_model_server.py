@@ -215,7 +215,7 @@ async def test_it_ends_quickly_and_leaves_no_thread_even_in_mid_stream() -> None
             stream = await here.messages.create(model="scripted", max_tokens=100, messages=HELLO, stream=True)
             await anext(stream)
             started = perf_counter()
-        assert perf_counter() - started < 1
+        assert perf_counter() - started < 10  # of the 60 s that its reply would take
         await stream.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "scripted-model"]
 

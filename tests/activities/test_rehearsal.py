@@ -378,7 +378,7 @@ BODY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(body=BODY | JSON)
 async def test_whatever_is_posted_it_answers_or_refuses_and_never_raises(body: Any) -> None:
     async with httpx2.AsyncClient(transport=RehearsalTransport(pause=0)) as http:
@@ -388,7 +388,7 @@ async def test_whatever_is_posted_it_answers_or_refuses_and_never_raises(body: A
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(page=st.lists(st.sampled_from([*'aA .!\n#-|*[]()`<>:“”é1{}"\\_', "http://[", "url: ", "[a](//["])).map("".join))
 def test_whatever_a_page_holds_it_can_be_judged(page: str) -> None:
     use = {"type": "tool_use", "id": "a", "name": "fetch", "input": {"url": URL}}

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
@@ -193,7 +193,6 @@ def _written(secret: str) -> Iterator[str]:
         max_size=3,
     )
 )
-@settings(deadline=None)  # each secret is written in hundreds of ways
 def test_what_is_looked_for_is_in_every_form(secrets: list[str]) -> None:
     known = Secrets([("X", secret) for secret in secrets])
     for form in (form for secret in secrets for form in _written(secret)):

@@ -211,4 +211,4 @@ class LaneMachine(RuleBasedStateMachine):
 
 
 TestLane = LaneMachine.TestCase
-TestLane.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLane.settings = settings(max_examples=150, stateful_step_count=40)

@@ -280,4 +280,4 @@ class RunMachine(RuleBasedStateMachine):
 
 
 TestRun = RunMachine.TestCase
-TestRun.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestRun.settings = settings(max_examples=150, stateful_step_count=60)

@@ -1,7 +1,7 @@
 """What people are shown of text that a model, a tool or a caller wrote."""
 
 import json
-from time import perf_counter
+from time import thread_time
 from unicodedata import category
 
 import pytest
@@ -105,9 +105,9 @@ def test_arguments_are_rendered_whole_and_in_values() -> None:
 
 def test_a_megabyte_takes_no_time_to_speak_of() -> None:
     for text in ("x" * 1_000_000, " " * 1_000_000, "日" * 300_000, "\u202e" * 100_000, "a\u0301" * 100_000):
-        began = perf_counter()
+        began = thread_time()
         render_visible(text)
-        assert perf_counter() - began < 3
+        assert thread_time() - began < 3
 
 
 def test_the_arguments_of_an_approval_show_joiners_and_count_blanks() -> None:
