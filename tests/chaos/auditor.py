@@ -121,7 +121,7 @@ async def read_history(client: Client, run: str) -> RunHistory:
         history.executions += 1
         recorded = WorkflowHistory(handle.id, events)
         try:
-            await replay_history(recorded, client.data_converter, debug_mode=True)  # a busy machine is no deadlock
+            await replay_history(recorded, client.data_converter)
         except (NondeterminismError, RuntimeError) as error:
             history.unplayable.append(str(error))
         execution = _read(history, events)

@@ -95,6 +95,11 @@ async def test_a_stored_history_replays(path: Path) -> None:
     await replay(path)
 
 
+async def test_an_execution_that_has_no_task_yet_is_left_out() -> None:
+    path = THIS_VERSION[0]
+    await replay_history(WorkflowHistory(history(path).workflow_id, history(path).events[:1]), data_converter)
+
+
 @pytest.mark.parametrize("name", ["finished", "answered-by-update", "rotated.1", "rotated.2", "cancelled-while-voting"])
 async def test_a_workflow_that_was_changed_without_a_patch_is_caught(name: str) -> None:
     with pytest.raises(NondeterminismError, match="TMPRL1100"):
