@@ -23,7 +23,7 @@ pace = "batch"
 size = {size}
 wait = "1s"
 """
-PATIENCE = 300.0  # a batch is polled after a minute
+PATIENCE = 300.0  # a turn may need several batches, one after the other
 
 
 CUT_AT = 4  # characters of a reply that the length limit cuts off

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TextIO
@@ -22,6 +23,7 @@ import perdure.commands.answer
 import perdure.commands.gateway  # noqa: F401 - as above
 from activities.demo.model import RehearsalTransport
 from activities.mailbox.folder import MailFolder
+from activities.model import batches
 from activities.providers.anthropic import MessagesModel
 from activities.security.secrets import NO_SECRETS
 from perdure.client.connection import connect
@@ -80,6 +82,7 @@ class Project:
 def _prepare(project: Project, trap: Trap | None) -> None:
     """In the new process."""
     die_with_starter()
+    batches.LOOK_PAUSES = (timedelta(seconds=1),) * 2  # a scripted batch takes two seconds
     if project.logs is not None:
         _log_into(project.logs / f"{os.getpid()}.log")
     if trap is not None:
