@@ -24,7 +24,7 @@ ROOT = Path(cli.__file__).parent
 def test_the_quick_benchmark_measures_both_sides_and_loses_nothing(tmp_path: Path) -> None:
     told = tmp_path / "rows.json"
     command = [sys.executable, "-m", "bench", "--quick", "--json", str(told)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["figure"].partition(",")[0]: row for row in json.loads(told.read_text(encoding="utf-8"))}
     steps = {"history bytes", "history events a step", "wall a step", "worker CPU a step"}
@@ -35,7 +35,7 @@ def test_the_quick_benchmark_measures_both_sides_and_loses_nothing(tmp_path: Pat
 
 def test_the_benchmark_of_a_mailbox_tells_what_a_file_costs() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.mail", "30"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "bench.mail", "30"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "30 files in" in done.stdout
@@ -43,7 +43,7 @@ def test_the_benchmark_of_a_mailbox_tells_what_a_file_costs() -> None:
 
 def test_the_benchmark_of_many_tells_what_each_level_takes() -> None:
     command = [sys.executable, "-m", "bench.scale", "runs", "84", "--rest", "0.1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     levels = [line.split()[0] for line in done.stdout.splitlines() if line.split()[0].isdigit()]
     assert levels == ["21", "42", "63", "84"]

@@ -51,18 +51,27 @@ class Clone:
         return done.stdout
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    folder = tmp_path_factory.mktemp("strangers") / "a fresh clone"
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Clone]:
+    folder = tmp_path / "a fresh clone"
     subprocess.run([str(GIT), "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)], check=True)
     fresh = Clone(folder, ("", ""))
     yield Clone(folder, (fresh.run("make", "demo"), fresh.run("make", "demo")))
     shutil.rmtree(folder / ".venv")  # a third of a gigabyte; pytest keeps the folders of three sessions
 
 
-@pytest.mark.parametrize("time", [0, 1], ids=["first", "second"])
-def test_make_demo_prints_the_run_and_the_critique(clone: Clone, time: int) -> None:
-    printed = clone.printed[time]
+async def test_make_demo_works_in_a_fresh_clone_and_again_and_leaves_it_clean(clone: Clone) -> None:
+    """One test, since a clone takes a minute, and each process of the tests that has a part of them would make one."""
+    for printed in clone.printed:
+        shows_the_run_and_the_critique(printed)
+    the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone)
+    the_commands_that_the_demo_names_exist(clone)
+    assert clone.run("git", "status", "--porcelain") == ""
+    if sys.platform == "linux":  # reads /proc
+        await until(lambda: processes_in(clone.folder) == [], seconds=10)  # a server takes a second to end in order
+
+
+def shows_the_run_and_the_critique(printed: str) -> None:
     assert "rehearsal model" in printed
     assert re.search(r"page\s+http://127\.0\.0\.1:\d+/namespaces/default/workflows/run:", printed)
     assert printed.count("✓ ") == 2
@@ -71,7 +80,7 @@ def test_make_demo_prints_the_run_and_the_critique(clone: Clone, time: int) -> N
     assert "Traceback" not in printed
 
 
-def test_the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone: Clone) -> None:
+def the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone: Clone) -> None:
     assert "setting up" in clone.printed[0]
     assert "setting up" not in clone.printed[1]
     written = list((clone.folder / ".perdure" / "runs").glob("*/artifacts/critique.md"))
@@ -79,20 +88,11 @@ def test_the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone: 
     assert len(clone.run(".venv/bin/perdure", "list", "--json").splitlines()) == 2
 
 
-def test_the_commands_that_the_demo_names_exist(clone: Clone) -> None:
+def the_commands_that_the_demo_names_exist(clone: Clone) -> None:
     named = re.findall(r"^  (\.venv/bin/perdure .+)$", clone.printed[1], re.MULTILINE)
     assert named
     for command in named:
         assert "Usage: perdure" in clone.run(*command.split()[:2], "--help")
-
-
-def test_a_clone_stays_clean(clone: Clone) -> None:
-    assert clone.run("git", "status", "--porcelain") == ""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_nothing_of_the_clone_is_left_running(clone: Clone) -> None:
-    await until(lambda: processes_in(clone.folder) == [], seconds=10)  # a server takes a second to end in order
 
 
 def processes_in(folder: Path) -> list[str]:
