@@ -18,7 +18,7 @@ test: .venv/ready check  ## lint, types, and all tests that take no processes of
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: test  ## the rest, too: whole processes, docs, browsers, kills, fuzzing
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
 check: .venv/ready  ## lint, types, import directions, words
 	@$(BIN)/ruff check -q .

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.preloaded import ROOT, program
+from tests.waiting import PATIENCE
 
-PATIENCE = 60.0
 FROM_NOTHING = [sys.executable, str(ROOT / "cli.py")]
 
 

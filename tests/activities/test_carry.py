@@ -24,6 +24,7 @@ from contracts.mail.commands import BridgeBatch, BridgeResult, BridgeTask, Bridg
 from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage, TaskState, Transition
 from decisions.ids import task_key
 from decisions.mailbox.delivery import ending_of
+from tests.waiting import PATIENCE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -299,7 +300,7 @@ async def test_a_workflow_that_takes_no_message_holds_up_no_other(
     more = {"subtask_id": "s", "status": "done"} if kind == "reply" else {}
     which = put_message(folder, kind, task_id="r.1", **more)
     orders = (new_task("take", which), new_task("write_state", new_message(2)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert await run_orders(folder, *orders, client=WedgedServer()) == (BridgeResult(later=True), BridgeResult())
     assert "take of 1.md: no answer within 0.1 s; it will be retried" in folder.undone
 

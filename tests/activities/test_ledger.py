@@ -28,6 +28,7 @@ from activities.storage.object_store import RemoteStores
 from activities.storage.store import LocalStores, Store, Stores
 from contracts.tool import ToolOutcome, error_outcome
 from decisions.ids import call_digest
+from tests.waiting import PATIENCE
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
 TIMEOUT = timedelta(seconds=30)
@@ -153,7 +154,7 @@ async def test_the_result_of_a_living_claimant_is_waited_for(entry: LedgerEntry,
     await asyncio.sleep(2 * ledger.RESULT_CHECK_EVERY)
     assert not waiting.done()
     entry.record(DONE)
-    assert await asyncio.wait_for(waiting, 5) == DONE
+    assert await asyncio.wait_for(waiting, PATIENCE) == DONE
 
 
 async def test_a_dead_claimant_is_not_waited_for(entry: LedgerEntry, living: Process) -> None:
@@ -161,7 +162,7 @@ async def test_a_dead_claimant_is_not_waited_for(entry: LedgerEntry, living: Pro
     assert owner.may_live
     living.kill()
     doubtful = claim_as(entry, owner)
-    assert await asyncio.wait_for(entry.wait_for_result(doubtful, ()), 5) == doubtful
+    assert await asyncio.wait_for(entry.wait_for_result(doubtful, ()), PATIENCE) == doubtful
     assert not owner.may_live
 
 
@@ -169,12 +170,12 @@ async def test_a_claim_of_this_process_is_waited_for_while_it_is_at_work(entry: 
     entry.claim("charge", TIMEOUT)
     doubtful = entry.read_outcome()
     assert isinstance(doubtful, InDoubt)
-    assert await asyncio.wait_for(entry.wait_for_result(doubtful, ()), 1) == doubtful
+    assert await asyncio.wait_for(entry.wait_for_result(doubtful, ()), PATIENCE) == doubtful
     waiting = asyncio.create_task(entry.wait_for_result(doubtful, {entry.key}))
     await asyncio.sleep(2 * ledger.RESULT_CHECK_EVERY)
     assert not waiting.done()
     entry.record(DONE)
-    assert await asyncio.wait_for(waiting, 5) == DONE
+    assert await asyncio.wait_for(waiting, PATIENCE) == DONE
 
 
 async def test_a_claimant_on_another_machine_is_waited_for_shortly(
@@ -182,7 +183,7 @@ async def test_a_claimant_on_another_machine_is_waited_for_shortly(
 ) -> None:
     monkeypatch.setattr(ledger, "ELSEWHERE", timedelta(seconds=0.3))
     doubtful = claim_as(entry, ClaimOwner(host="another", pid=1))
-    assert await asyncio.wait_for(entry.wait_for_result(doubtful, ()), 5) == doubtful
+    assert await asyncio.wait_for(entry.wait_for_result(doubtful, ()), PATIENCE) == doubtful
 
 
 def test_an_error_is_recorded_as_well_as_a_result(entry: LedgerEntry) -> None:

@@ -12,6 +12,7 @@ from activities.tools.interface import CallContext, TransientToolError
 from activities.tools.python import BadTargetError, PythonTool
 from contracts.tool import Effect, ToolKind, ToolRoute
 from tests.activities.calls import error_of
+from tests.waiting import PATIENCE
 
 
 def route(name: str) -> ToolRoute:
@@ -206,7 +207,7 @@ async def test_a_request_that_could_not_be_sent_is_the_callers_mistake(
 async def test_what_no_future_takes_and_what_ends_a_process_go_to_the_model_too(
     module: str, context: CallContext, function: str, arguments: dict[str, Any], told: str
 ) -> None:
-    async with asyncio.timeout(10):  # a StopIteration would leave the call without an end
+    async with asyncio.timeout(PATIENCE):  # a StopIteration would leave the call without an end
         outcome = await python(module, function).run(arguments, context)
     assert (error_of(outcome).kind, error_of(outcome).message) == ("tool_error", told)
 

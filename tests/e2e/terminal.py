@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from tests.e2e.projects import ROOT, Project
 from tests.preloaded import program
 from tests.screen import TerminalScreen
+from tests.waiting import PATIENCE
 
-PATIENCE = 40.0
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 UNFINISHED = re.compile(r"\x1b(\[[0-9;?]*)?$")
 OWN_TERMINAL = (

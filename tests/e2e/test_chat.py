@@ -13,8 +13,7 @@ from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.projects import MakeProject, Project, use_model
 from tests.e2e.terminal import at_terminal
 from tests.preloaded import program
-
-PATIENCE = 40.0
+from tests.waiting import PATIENCE
 
 
 def last_said(body: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ async def test_make_demo_works_in_a_fresh_clone_and_again_and_leaves_it_clean(cl
     the_commands_that_the_demo_names_exist(clone)
     assert clone.run("git", "status", "--porcelain") == ""
     if sys.platform == "linux":  # reads /proc
-        await until(lambda: processes_in(clone.folder) == [], seconds=10)  # a server takes a second to end in order
+        await until(lambda: processes_in(clone.folder) == [])  # a server takes a second to end in order
 
 
 def shows_the_run_and_the_critique(printed: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.projects import MakeProject, Project, goal_of, turn_of, use_model
 from tests.e2e.terminal import in_foreground
+from tests.waiting import PATIENCE
 
-PATIENCE = 40.0
 ARGUMENTS = {"text": "milk \x1b]0;evil\x07 and eggs " * 300}  # longer than a question's text
 TOOL = """
 [tools.note]

@@ -11,8 +11,8 @@ import pytest
 from perdure.testkit.model_server import ScriptedModel, calls
 from tests.e2e.projects import MakeProject, Project, Served
 from tests.preloaded import program
+from tests.waiting import PATIENCE
 
-PATIENCE = 60.0
 LOUD = '''
 import os, subprocess, sys
 

@@ -26,6 +26,7 @@ from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, ScriptedModel, calls
 from perdure.testkit.tools import ScriptedTool
+from tests.waiting import PATIENCE
 from worker import build_worker
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
@@ -93,7 +94,7 @@ class Shell:
         return kinds.count(EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
 
     async def until_status(self, workflow: str, status: str) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 state: dict[str, Any] = await self.client.get_workflow_handle(workflow).query("state")
                 if state["status"] == status:

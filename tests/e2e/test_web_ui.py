@@ -21,11 +21,10 @@ from perdure.client.runs import start_or_get_run
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
 from tests.browser import browsing, needs_browser, picture
 from tests.e2e.projects import MakeProject, turn_of
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = needs_browser
 
-PATIENCE = 20  # seconds for what takes one
 QUESTION = "Shall it cost $5, or $10?"
 
 CHARGE = '''

@@ -17,8 +17,7 @@ from tests.browser import browsing, needs_browser, picture
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_files import png, upload
 from tests.gateway.test_runs import wait_for_end
-
-PATIENCE = 30
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")

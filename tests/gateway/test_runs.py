@@ -11,6 +11,7 @@ import pytest
 
 from gateway.routes.runs import READ_QUERY_TIMEOUT
 from tests.gateway.conftest import Gateway, Gateways, make_token
+from tests.waiting import PATIENCE
 
 PROBLEM = "application/problem+json"
 
@@ -398,7 +399,7 @@ async def test_a_turn_is_taken_out_of_its_conversation_once(gateway: Gateway) ->
     path = f"/v1/conversations/lane-{uuid4().hex[:8]}"
     run_id = (await gateway.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})).json()["run_id"]
     await gateway.get(f"/v1/runs/{run_id}/result?wait=20")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not (await gateway.get(path)).json()["recent"]:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.05)
     gone = await gateway.delete(f"{path}/turns/{run_id}")

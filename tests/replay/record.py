@@ -21,7 +21,6 @@ from perdure.client.runs import wait_for_run_end
 from perdure.process.shutdown import exit_now
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
-from tests.workflows import conftest
 from tests.workflows.conftest import World, worlds
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -96,7 +95,6 @@ async def histories(it: World, workflow_id: str) -> list[str]:
 
 async def main() -> None:
     logging.disable(logging.CRITICAL)  # what the scenarios provoke is no news
-    conftest.PATIENCE = PATIENCE / 2  # the scenarios slow each other down
     began = monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder, turn = Path(made), asyncio.Semaphore(AT_A_TIME)

@@ -49,11 +49,11 @@ from perdure.testkit.model_server import Script, ScriptedModel
 from settings import Deployment
 from settings.file import WorkerSettings
 from tests.replaying import replay_history
+from tests.waiting import PATIENCE
 from worker import build_worker
 from workflows import policies
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
-PATIENCE = 20.0  # seconds for what takes milliseconds
 # Without a sticky cache every workflow task replays its run from the first event, so a decision that depends on
 # anything else cannot hide: PERDURE_TEST_NO_CACHE=1 runs this whole folder so.
 GRACE = WorkerSettings().grace

@@ -15,9 +15,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from perdure.client.run_list import find_run
 from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.terminal.report import print_run
+from tests.waiting import PATIENCE
 from tests.workflows.conftest import Run, World
-
-PATIENCE = 60  # seconds for an end that takes a few
 
 
 async def result_of(run: Run) -> dict[str, Any]:

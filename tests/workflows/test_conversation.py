@@ -35,6 +35,7 @@ from perdure.client.run_list import find_run
 from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Reply, calls, says
 from perdure.testkit.tools import ScriptedTool
+from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.lane import (
     echo,
@@ -189,7 +190,7 @@ async def test_a_submit_does_not_hang_where_the_run_cannot_be_started(world: Mak
     async with world(echo) as it:
         taken = await it.start(run_id=ids.turn_run_id(chat, "first"))
         await taken.result()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             _, submitted = await plainly_submitted(it, chat, "first")
         assert submitted == {"run_id": taken.id.removeprefix("run:"), "position": 0, "duplicate": False}
         await until_idle(it, chat, 1)

@@ -14,6 +14,7 @@ from contracts.conversation import SubmitRequest
 from perdure.client import lanes
 from perdure.testkit.model_server import Reply, calls, says
 from tests.replay.altered import Unguarded
+from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.lane import (
     echo,
@@ -164,4 +165,4 @@ async def test_a_caller_whose_request_no_worker_takes_can_be_cancelled(client: C
     await asyncio.sleep(0.5)  # on its way, or waiting for a worker: either may be cut off
     speaking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(speaking, 5)
+        await asyncio.wait_for(speaking, PATIENCE)

@@ -55,6 +55,7 @@ from perdure.testkit.model_server import ScriptedModel, calls
 from settings import ProjectError, Settings, load_settings
 from settings.file import WorkerSettings
 from tests.proxy import proxied
+from tests.waiting import PATIENCE
 from tests.workflows.caller import Caller
 from workflows.agent_run.agent_run import AgentRun as RealAgentRun
 
@@ -86,7 +87,7 @@ async def connect(server: Client, plugin: PerdurePlugin) -> Client:
 
 
 async def once(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not await holds():  # noqa: ASYNC110 - of a server
             await asyncio.sleep(0.02)
 
@@ -217,7 +218,7 @@ async def test_what_the_server_lacks_ends_the_worker_with_its_reason(client: Cli
     await set_marker(sealed, settings.task_queue, codec)
     house = await connect(client, PerdurePlugin(settings))
     with pytest.raises(TemporalUnavailableError, match="is encrypted with key k1"):
-        async with asyncio.timeout(20), Worker(house, task_queue=settings.task_queue, workflows=[Refund]):
+        async with asyncio.timeout(PATIENCE), Worker(house, task_queue=settings.task_queue, workflows=[Refund]):
             await asyncio.Event().wait()
 
 
@@ -232,7 +233,7 @@ async def test_a_worker_starts_without_search_attributes_if_the_project_says_so(
         }
         house = await Client.connect(proxy.address, plugins=[PerdurePlugin(settings)])
         with pytest.raises(TemporalUnavailableError, match="search attributes are missing"):
-            async with asyncio.timeout(20), Worker(house, task_queue=settings.task_queue, workflows=[Refund]):
+            async with asyncio.timeout(PATIENCE), Worker(house, task_queue=settings.task_queue, workflows=[Refund]):
                 await asyncio.Event().wait()
         house = await Client.connect(proxy.address, plugins=[PerdurePlugin(bare)])
         async with Worker(house, task_queue=settings.task_queue, workflows=[Refund], activities=[pay]):

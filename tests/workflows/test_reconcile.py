@@ -30,6 +30,7 @@ from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from settings import load_settings
 from tests.conftest import server
+from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.lane import echo, lane_of, new_id, say, until_idle
 from tests.workflows.runs import id_of
@@ -461,7 +462,7 @@ async def test_a_worker_that_stops_does_not_wait_for_a_look(world: MakeWorld, mo
         started.set()
         await asyncio.Event().wait()
 
-    async with world([], works=False) as it, asyncio.timeout(20):
+    async with world([], works=False) as it, asyncio.timeout(PATIENCE):
         async with it.worker():
             monkeypatch.setattr(Reconciler, Reconciler.run_pass.__name__, endless)
             handle = await it.client.start_workflow("Reconcile", id=f"reconcile:{it.queue}", task_queue=it.queue)
@@ -475,7 +476,7 @@ async def test_workers_that_start_share_one_schedule_and_one_look(client: Client
     queue = f"q-{uuid4().hex[:8]}"
     settings = load_settings({"PERDURE_HOME": str(tmp_path), "PERDURE_TASK_QUEUE": queue}, tmp_path)
     handle = client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(queue))
-    async with run_worker(client, settings), asyncio.timeout(20):
+    async with run_worker(client, settings), asyncio.timeout(PATIENCE):
         while not await has_looked(client, queue):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.02)
         await asyncio.gather(*(reconcile_schedule.ensure_schedule(client, queue) for _ in range(3)))
@@ -513,7 +514,7 @@ class Forbidden:
 
 async def test_a_worker_that_may_not_schedule_works_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     client: Any = Forbidden()
-    async with reconcile_schedule.maintain_schedule(client, "perdure"), asyncio.timeout(10):
+    async with reconcile_schedule.maintain_schedule(client, "perdure"), asyncio.timeout(PATIENCE):
         while "not for you" not in caplog.text:  # noqa: ASYNC110 - a log line is no event
             await asyncio.sleep(0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
