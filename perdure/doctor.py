@@ -235,7 +235,7 @@ async def _check_deployment(client: Client, deployment: Deployment) -> Check:
     command = f"temporal worker deployment set-current-version --deployment-name {name} --build-id {build_id}"
     request = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
     try:
-        answer = await client.workflow_service.describe_worker_deployment(request)
+        answer = await client.workflow_service.describe_worker_deployment(request, retry=True)
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise

@@ -63,7 +63,8 @@ class Session:
                 namespace=self.client.namespace,
                 task_queue=TaskQueue(name=self.settings.task_queue),
                 task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
-            )
+            ),
+            retry=True,
         )
         return bool(answer.pollers)
 

@@ -1,5 +1,6 @@
 """The parts of Temporal's SDK that Perdure overrides: a new version of the SDK is tried against this list first."""
 
+import ast
 import inspect
 from typing import Any
 
@@ -11,7 +12,7 @@ from temporalio.worker import WorkflowInstance
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.converter import EncryptedFailureConverter, TolerantDataConverter, TolerantPayloadConverter
-from tests.test_house import project
+from tests.test_house import ROOT, project, sources
 from workflows.sandbox import Sandbox, _Instance
 
 VERSION = f"temporalio {temporalio.service.__version__}"
@@ -60,3 +61,14 @@ def test_a_workflow_instance_has_no_method_that_ours_lacks() -> None:
 def test_the_sdk_has_an_upper_bound() -> None:
     (sdk,) = [r for r in map(Requirement, project()["project"]["dependencies"]) if r.name == "temporalio"]
     assert not sdk.specifier.contains("1.36.0"), "raise it once this file passes with the new version"
+
+
+def test_calls_of_the_servers_own_interface_are_retried_as_those_of_the_client_are() -> None:
+    """By default they are not, and every connection is closed by the server after some minutes."""
+    found = []
+    for path in [*sources().values(), *ROOT.glob("tests/**/*.py")]:
+        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
+            service, _, _ = ast.unparse(call.func).rpartition(".")
+            if service.endswith((".workflow_service", ".operator_service")):
+                found += [f"{path}:{call.lineno}"] if "retry" not in {each.arg for each in call.keywords} else []
+    assert found == []

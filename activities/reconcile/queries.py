@@ -133,7 +133,7 @@ class ReconcileQueries:
             task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
         )
         await self._pace.wait()
-        return await self._client.workflow_service.describe_task_queue(request)
+        return await self._client.workflow_service.describe_task_queue(request, retry=True)
 
     async def wake(self, workflow: WorkflowExecution, build: str) -> None:
         """Give a workflow a workflow task, once a day for each current build: the server drops repeated requests."""
@@ -144,7 +144,7 @@ class ReconcileQueries:
             request_id=f"{WAKE_SIGNAL}:{build}:{self.now:%Y-%m-%d}",
         )
         with suppress(RPCError):  # it has ended or moved
-            await self._client.workflow_service.signal_workflow_execution(request)
+            await self._client.workflow_service.signal_workflow_execution(request, retry=True)
 
     async def cancel_run(self, workflow_id: str, reason: str) -> bool:
         """Signal the workflow to cancel. False if that fails: it has ended, or the next pass tries again."""

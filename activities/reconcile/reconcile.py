@@ -73,7 +73,7 @@ class Reconciler:
         """Run one pass, by default from the start. Raises RPCError if the server denies access."""
         request = request or ReconcileRequest()
         namespace = await self._client.workflow_service.describe_namespace(
-            DescribeNamespaceRequest(namespace=self._client.namespace)
+            DescribeNamespaceRequest(namespace=self._client.namespace), retry=True
         )
         place = Place(namespace=namespace.namespace_info.id, task_queue=self._task_queue)
         server = ReconcileQueries(self._client, place, self._now(), repairs=repairs, since=request.older)

@@ -53,7 +53,7 @@ async def _look(session: Session) -> Readiness:
     temporal = worker = False
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
-            await session.client.workflow_service.get_system_info(GetSystemInfoRequest())
+            await session.client.workflow_service.get_system_info(GetSystemInfoRequest(), retry=True)
             temporal = True
             worker = await session.has_worker()
     except (TimeoutError, RPCError):

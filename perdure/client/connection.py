@@ -140,7 +140,7 @@ async def register_search_attributes(client: Client) -> str | None:
     }
     try:
         known = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=client.namespace)
+            ListSearchAttributesRequest(namespace=client.namespace), retry=True
         )
     except RPCError as error:
         if error.status not in NOT_LISTED:
@@ -156,7 +156,7 @@ async def register_search_attributes(client: Client) -> str | None:
         return None
     try:
         await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing), retry=True
         )
     except RPCError as error:
         raise _missing_error(client, f"{', '.join(missing)}; this client cannot add them ({error.message})") from None
@@ -190,7 +190,7 @@ async def has_worker_commands(client: Client) -> bool:
     """Return whether the server sends a worker the cancels of its activities, which otherwise answer heartbeats."""
     try:
         request = DescribeNamespaceRequest(namespace=client.namespace)
-        namespace = await client.workflow_service.describe_namespace(request)
+        namespace = await client.workflow_service.describe_namespace(request, retry=True)
     except (RPCError, RuntimeError):  # not permitted, or a lazy client that cannot connect
         return False
     return namespace.namespace_info.capabilities.worker_commands

@@ -140,7 +140,8 @@ async def last_event_time(client: Client, run: RunInfo) -> datetime:
             namespace=client.namespace,
             execution=ExecutionId(workflow_id=run.execution.id, run_id=run.execution.run_id),
             maximum_page_size=1,
-        )
+        ),
+        retry=True,
     )
     return answer.history.events[0].event_time.ToDatetime(UTC)
 

@@ -24,7 +24,7 @@ the longest time that a run stood still, including the detection of a dead worke
 
 async def versions(client: Client) -> str:
     """What it ran on, in a line."""
-    info = await client.workflow_service.get_system_info(GetSystemInfoRequest())
+    info = await client.workflow_service.get_system_info(GetSystemInfoRequest(), retry=True)
     packages = (
         f"Perdure {version('perdure')}, temporalio {version('temporalio')}, Temporal server {info.server_version}"
     )

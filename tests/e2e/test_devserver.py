@@ -116,7 +116,7 @@ def listeners(pid: int) -> list[str]:
 
 async def describe_namespace(server: DevServer) -> DescribeNamespaceResponse:
     client = await Client.connect(server.address)
-    return await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+    return await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"), retry=True)
 
 
 @pytest.fixture

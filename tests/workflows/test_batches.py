@@ -355,7 +355,8 @@ async def test_a_reset_run_gets_its_reply(world: MakeWorld, place: int, paid: in
                 workflow_task_finish_event_id=tasks[place],
                 request_id=uuid4().hex,
                 reason="a test",
-            )
+            ),
+            retry=True,
         )
         await it.until(lambda: len(batches.batches) == paid)
         batches.end_batches()

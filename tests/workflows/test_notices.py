@@ -313,7 +313,8 @@ async def reset(it: World, run: Run) -> None:
             reason="again",
             workflow_task_finish_event_id=4,
             request_id=run.id,
-        )
+        ),
+        retry=True,
     )
 
 

@@ -276,7 +276,8 @@ async def forget(it: World, run: Run) -> None:
     await it.client.workflow_service.delete_workflow_execution(
         DeleteWorkflowExecutionRequest(
             namespace=it.client.namespace, workflow_execution=WorkflowExecution(workflow_id=run.id)
-        )
+        ),
+        retry=True,
     )
 
     async def gone() -> bool:

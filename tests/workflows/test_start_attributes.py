@@ -47,7 +47,7 @@ async def test_a_namespace_without_search_attributes_takes_starts_and_schedules(
     name = f"bare-{uuid4().hex[:8]}"
     day = Duration(seconds=86_400)
     await client.workflow_service.register_namespace(
-        RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=day)
+        RegisterNamespaceRequest(namespace=name, workflow_execution_retention_period=day), retry=True
     )
     bare = await Client.connect(client.service_client.config.target_host, namespace=name, data_converter=data_converter)
 

@@ -44,7 +44,7 @@ async def make_current(it: World, deployment: Deployment) -> None:
 
     async def is_set() -> bool:
         try:
-            await it.client.workflow_service.set_worker_deployment_current_version(request)
+            await it.client.workflow_service.set_worker_deployment_current_version(request, retry=True)
         except RPCError:
             return False
         return True
@@ -55,7 +55,7 @@ async def make_current(it: World, deployment: Deployment) -> None:
             task_queue=TaskQueue(name=partition),
             task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
         )
-        queue = await it.client.workflow_service.describe_task_queue(request)
+        queue = await it.client.workflow_service.describe_task_queue(request, retry=True)
         return bool(queue.versioning_info.current_deployment_version.build_id == deployment.build_id)
 
     await it.until(is_set)
@@ -190,7 +190,7 @@ async def test_a_run_waits_for_a_build_that_is_made_current_later(world: MakeWor
 async def is_known(it: World, deployment: Deployment) -> bool:
     request = DescribeWorkerDeploymentRequest(namespace=it.client.namespace, deployment_name=deployment.name)
     try:
-        await it.client.workflow_service.describe_worker_deployment(request)
+        await it.client.workflow_service.describe_worker_deployment(request, retry=True)
     except RPCError:
         return False
     return True

@@ -163,7 +163,7 @@ class Exporter:
         return artifacts
 
     async def _get_versions(self, facts: RunFacts) -> dict[str, Any]:
-        server = await self.client.workflow_service.get_system_info(GetSystemInfoRequest())
+        server = await self.client.workflow_service.get_system_info(GetSystemInfoRequest(), retry=True)
         return {
             "perdure": version("perdure"),
             "temporalio": version("temporalio"),
