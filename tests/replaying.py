@@ -31,5 +31,5 @@ async def replay_history(
 
 
 def _has_task(history: WorkflowHistory) -> bool:
-    """False of an execution that waits for its first task, as after a continue-as-new within a second of another."""
+    """Return False for an execution that waits for its first task, as after two continue-as-new within a second."""
     return any(event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED for event in history.events)

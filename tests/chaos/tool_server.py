@@ -122,7 +122,7 @@ class ToolServer:
                 return refusal
             pause = Random(f"{self._seed}:{key}:{earlier}").uniform(0, self._takes)
             await asyncio.sleep(pause)
-            receipt = self._made(effect, key, place, payload["tool_payload"])
+            receipt = self._record_effect(effect, key, place, payload["tool_payload"])
             await asyncio.sleep(pause)
         finally:
             with self._lock:
@@ -133,7 +133,7 @@ class ToolServer:
             self.images.add(place)
         return Response(same_image(image), media_type="image/png")
 
-    def _made(self, effect: str, key: str, place: Place, arguments: dict[str, Any]) -> str:
+    def _record_effect(self, effect: str, key: str, place: Place, arguments: dict[str, Any]) -> str:
         run, step = place
         if effect not in ("once", "keyed"):
             return f"{run}/{step}"

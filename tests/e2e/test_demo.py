@@ -63,15 +63,15 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
 async def test_make_demo_works_in_a_fresh_clone_and_again_and_leaves_it_clean(clone: Clone) -> None:
     """One test, since a clone takes a minute, and each process of the tests that has a part of them would make one."""
     for printed in clone.printed:
-        shows_the_run_and_the_critique(printed)
-    the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone)
-    the_commands_that_the_demo_names_exist(clone)
+        check_output(printed)
+    check_second_demo(clone)
+    check_named_commands(clone)
     assert clone.run("git", "status", "--porcelain") == ""
     if sys.platform == "linux":  # reads /proc
         await until(lambda: processes_in(clone.folder) == [])  # a server takes a second to end in order
 
 
-def shows_the_run_and_the_critique(printed: str) -> None:
+def check_output(printed: str) -> None:
     assert "rehearsal model" in printed
     assert re.search(r"page\s+http://127\.0\.0\.1:\d+/namespaces/default/workflows/run:", printed)
     assert printed.count("✓ ") == 2
@@ -80,7 +80,7 @@ def shows_the_run_and_the_critique(printed: str) -> None:
     assert "Traceback" not in printed
 
 
-def the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone: Clone) -> None:
+def check_second_demo(clone: Clone) -> None:
     assert "setting up" in clone.printed[0]
     assert "setting up" not in clone.printed[1]
     written = list((clone.folder / ".perdure" / "runs").glob("*/artifacts/critique.md"))
@@ -88,7 +88,7 @@ def the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone: Clone
     assert len(clone.run(".venv/bin/perdure", "list", "--json").splitlines()) == 2
 
 
-def the_commands_that_the_demo_names_exist(clone: Clone) -> None:
+def check_named_commands(clone: Clone) -> None:
     named = re.findall(r"^  (\.venv/bin/perdure .+)$", clone.printed[1], re.MULTILINE)
     assert named
     for command in named:

@@ -77,7 +77,7 @@ async def shop(served: Served, model: ScriptedModel) -> Project:
 
 
 @pytest.fixture(scope="module")
-def made(shop: Project) -> dict[str, Any]:
+def golden(shop: Project) -> dict[str, Any]:
     done = shop.perdure("eval", "--from-runs", "--since", "1h", "--output", "golden", "--json")
     assert (done.code, done.err) == (0, "")
     report: dict[str, Any] = json.loads(done.out)
@@ -90,7 +90,7 @@ def case_of(shop: Project, name: str, folder: str = "golden") -> dict[str, Any]:
     return case
 
 
-def test_a_run_becomes_a_case_with_its_start_answers_calls_and_end(shop: Project, made: dict[str, Any]) -> None:
+def test_a_run_becomes_a_case_with_its_start_answers_calls_and_end(shop: Project, golden: dict[str, Any]) -> None:
     assert case_of(shop, "noted") == {
         "name": "noted",
         "goal": "note it with [redacted WAREHOUSE_KEY]",
@@ -108,17 +108,17 @@ def test_a_run_becomes_a_case_with_its_start_answers_calls_and_end(shop: Project
     assert case_of(shop, "escalated")["expect"] == {"status": "escalated", "calls": ["escalate"]}
 
 
-def test_the_report_names_what_was_redacted_and_why_runs_were_left_out(made: dict[str, Any]) -> None:
-    redacted = {Path(case["file"]).stem: case["redacted"] for case in made["written"]}
+def test_the_report_names_what_was_redacted_and_why_runs_were_left_out(golden: dict[str, Any]) -> None:
+    redacted = {Path(case["file"]).stem: case["redacted"] for case in golden["written"]}
     assert redacted == {
         "noted": ["goal (WAREHOUSE_KEY)", "context.key (WAREHOUSE_KEY)"],
         "counted": [],
         "escalated": [],
     }
-    assert made["left_out"] == LEFT_OUT
+    assert golden["left_out"] == LEFT_OUT
 
 
-def test_the_cases_are_played_at_once_and_pass_until_the_agent_changes(shop: Project, made: dict[str, Any]) -> None:
+def test_the_cases_are_played_at_once_and_pass_until_the_agent_changes(shop: Project, golden: dict[str, Any]) -> None:
     with shop.worker():
         done = shop.perdure("eval", "golden", "--json")
         report = json.loads(done.out)
@@ -170,6 +170,6 @@ def test_runs_are_chosen_by_a_query_or_by_filters(
     ids=str,
 )
 def test_what_makes_no_set_is_one_line(
-    shop: Project, made: dict[str, Any], args: tuple[str, ...], code: int, line: str
+    shop: Project, golden: dict[str, Any], args: tuple[str, ...], code: int, line: str
 ) -> None:
     assert line in shop.perdure("eval", *args).error(code)

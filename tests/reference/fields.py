@@ -35,7 +35,7 @@ class Fields:
 
     @staticmethod
     def words(schema: dict[str, Any], defs: dict[str, Any]) -> str:
-        """What a part of a JSON Schema says of a value, with the definitions that it refers to."""
+        """A part of a JSON Schema, with the definitions that it refers to."""
         return _in_words(schema, defs)
 
     def table(self, model: type[BaseModel], prefix: str = "") -> str:

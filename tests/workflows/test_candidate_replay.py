@@ -88,7 +88,7 @@ def tools() -> tuple[ScriptedTool, ScriptedTool]:
     return look, ScriptedTool("pay", lambda *_: "paid", effect=Effect.once, approval=Approval.always)
 
 
-def made(tools: Sequence[ScriptedTool]) -> list[int]:
+def count_calls(tools: Sequence[ScriptedTool]) -> list[int]:
     return [len(tool.calls) for tool in tools]
 
 
@@ -103,10 +103,10 @@ async def test_a_candidate_that_does_the_same_gets_the_recorded_results_and_call
     both = tools()
     async with world([LOOK, PAY, FINISH], *both) as it:
         run = await pays(it)
-        before = made(both)
+        before = count_calls(both)
         case = Case.model_validate({"goal": "pay order 1", "expect": {"contains": "done", "calls": ["look", "pay"]}})
         comparison, requests = await replayed(it, run, [LOOK, PAY, FINISH], case)
-        assert made(both) == before == [1, 1]
+        assert count_calls(both) == before == [1, 1]
         shown = await it.shown(run)
     assert (comparison.differences, comparison.changed, comparison.unmade) == ((), (), ())
     assert comparison.has_passed
@@ -126,7 +126,7 @@ async def test_a_call_that_is_not_in_the_record_is_marked_and_stops_or_goes_on_d
     other = [LOOK, calls(("pay", {"order": 2})), says("paid the wrong one")]
     async with world([LOOK, PAY, FINISH], *both) as it:
         comparison, requests = await replayed(it, await pays(it), other, beyond=beyond)
-        assert made(both) == [1, 1]
+        assert count_calls(both) == [1, 1]
     candidate = comparison.candidate
     assert not comparison.differences
     assert [(departure.step, departure.call) for departure in candidate.left] == [(2, "pay order=2")]
