@@ -21,9 +21,9 @@ from temporalio.client import (
 from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.effects.attempts import heartbeating
-from activities.media.store import copy_missing
-from activities.model.transcript_cache import (
+from perdure.activities.effects.attempts import heartbeating
+from perdure.activities.media.store import copy_missing
+from perdure.activities.model.transcript_cache import (
     TranscriptCache,
     TranscriptCursor,
     digest_of_record,
@@ -32,24 +32,31 @@ from activities.model.transcript_cache import (
     record_name,
     write_segment,
 )
-from activities.project import Project
-from activities.run.outcome import TERMINATED, TIMED_OUT
-from activities.run.status import find_closed_turn, read_snapshot
-from activities.security.private import make_private
-from activities.storage.store import Store, StoredFileChangedError
-from activities.temporal import IgnoreMissing, own_workflow_id, update_with_start
-from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
-from contracts.run.journal import Journal
-from contracts.run.signals import HumanInput
-from contracts.run.state import RunStatus, Snapshot, TurnClose
-from contracts.run.transcript import Part, PartKind, Segment
-from decisions.conversation.omission import close_unanswered, omit_turn, unanswered_kind, visible_parts
-from decisions.ids import conversation_workflow_id, query_equals, run_id_of_workflow, run_workflow_id
-from decisions.run.call_state import settle_interrupted
-from decisions.run.journal import forward_journal
-from decisions.run.resume import journal_of
-from decisions.run.transcript import Transcript, call_part, join_text_blocks
-from decisions.text.formatting import escape_markdown, truncate
+from perdure.activities.project import Project
+from perdure.activities.run.outcome import TERMINATED, TIMED_OUT
+from perdure.activities.run.status import find_closed_turn, read_snapshot
+from perdure.activities.security import make_private
+from perdure.activities.storage.store import Store, StoredFileChangedError
+from perdure.activities.temporal import IgnoreMissing, own_workflow_id, update_with_start
+from perdure.contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.signals import HumanInput
+from perdure.contracts.run.state import RunStatus, Snapshot, TurnClose
+from perdure.contracts.run.transcript import Part, PartKind, Segment
+from perdure.decisions.ids import conversation_workflow_id, query_equals, run_id_of_workflow, run_workflow_id
+from perdure.decisions.run.call_state import settle_interrupted
+from perdure.decisions.run.journal import forward_journal
+from perdure.decisions.run.resume import journal_of
+from perdure.decisions.run.transcript import (
+    Transcript,
+    call_part,
+    close_unanswered,
+    join_text_blocks,
+    omit_turn,
+    unanswered_kind,
+    visible_parts,
+)
+from perdure.decisions.text.formatting import escape_markdown, truncate
 
 # Requests to one lane in flight from this process. The server accepts ten updates of a workflow in flight, and may drop
 # them all with the eleventh, after which all retry together. Two use a lane's full speed.

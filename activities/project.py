@@ -3,27 +3,27 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from activities.followup.outbox import Outbox
-from activities.people.channels import Channel
-from activities.providers.prices import CLAUDE_PRICES, Price, claude_summary_model, claude_window
-from activities.security.secrets import NO_SECRETS, Secrets
-from activities.storage.store import LocalStores, Stores
-from activities.storage.workspace import Workspace, folder_name
-from activities.tools.interface import Tool
-from contracts.agent import Agent
-from contracts.model_settings import BatchSettings, ModelOptions, Pace
-from contracts.run.limits import LimitOverrides
-from contracts.tool import ToolRoute
-from decisions.builtin_tools import ROUTES
-from decisions.model_names import DEFAULT, provider_of
-from decisions.people.start_rule import StartRule
-from decisions.policy.rules import Policy
+from perdure.activities.providers.prices import CLAUDE_PRICES, Price, claude_summary_model, claude_window
+from perdure.activities.security import NO_SECRETS, Secrets
+from perdure.activities.storage.store import LocalStores, Stores
+from perdure.activities.storage.workspace import Workspace, folder_name
+from perdure.activities.tools.interface import Tool
+from perdure.contracts.agent import Agent
+from perdure.contracts.model_settings import BatchSettings, ModelOptions, Pace
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.tool import ToolRoute
+from perdure.decisions.model_names import DEFAULT, provider_of
+from perdure.decisions.policy.rules import Policy
+from perdure.decisions.tools import routes
 
 
 @dataclass(frozen=True)
 class Project:
-    """The project of a worker. `agents` always holds `default`; `workspaces` is the parent of the runs' folders.
+    """The project of a worker. `faulty` are agents whose files do not load, with the reason.
+
+    `workspaces` is the parent of the runs' folders.
 
     `fallbacks` are called if `model` fails; `providers` are the prefixes that model names may have.
 
@@ -42,7 +42,7 @@ class Project:
     remote: Stores | None = None
     window: int | None = None
     summary_model: str | None = None
-    builtins: tuple[ToolRoute, ...] = ROUTES  # with the project's approvals
+    builtins: tuple[ToolRoute, ...] = field(default_factory=routes)  # with the project's approvals
     on_delegation: str = ""  # for every agent with peers: when to delegate and how
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
@@ -56,9 +56,8 @@ class Project:
 
     policy: Policy | None = None
     secrets: Secrets = NO_SECRETS
-    outbox: Outbox | None = None  # sends messages
-    channels: tuple[Channel, ...] = ()  # of notices to people
-    starts: tuple[StartRule, ...] = ()  # the events that begin work
+    parts: Mapping[str, Any] = field(default_factory=dict)  # of features, by their names
+    faulty: Mapping[str, str] = field(default_factory=dict)
     page_url: str = ""  # of the gateway's page, for links in notices
     answer_keys: Mapping[str, str] = field(default_factory=dict)  # public keys of the people who may answer, by id
 

@@ -18,14 +18,14 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from decisions.ids import run_id_of_workflow
+from perdure.contracts.bounds import Backoff
+from perdure.decisions.ids import run_id_of_workflow
 
 VISIBILITY_RATE = 5  # lists a second
 FREE_VISIBILITY_CALLS = 10  # lists that need not wait
 FUTURE_TIMEOUT = 0.05  # seconds; the future is done by then, or never will be
 MAX_CACHED_ANSWERS = 1000
-UNANSWERED_PAUSE = 2.0  # seconds until a query that got no answer is sent again, doubled by each further one
-MAX_UNANSWERED_PAUSE = 30.0
+UNANSWERED_PAUSES = Backoff(2.0, 30.0)  # until a query that got no answer is sent again
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class _CachedAnswer:
     value: Any = None
     error: RPCError | WorkflowQueryFailedError | None = None
     until: float = math.inf  # by the monotonic clock
-    pause: float = UNANSWERED_PAUSE  # before the query is sent again, if this is an error
+    failures: int = 0  # in a row, if this is an error
 
 
 class QueryCache:
@@ -140,8 +140,8 @@ class QueryCache:
         at = (described.run_id, described.history_length)
         answer = self._answers.get(key)
         if answer is None or answer.at != at or answer.until < time.monotonic():
-            pause = 2 * answer.pause if answer and answer.at == at else UNANSWERED_PAUSE
-            answer = await _ask_once(at, ask, pause)
+            failures = answer.failures if answer and answer.at == at else 0
+            answer = await _ask_once(at, ask, failures)
         self._answers.pop(key, None)
         self._answers[key] = answer  # the latest are last
         if len(self._answers) > MAX_CACHED_ANSWERS:
@@ -152,10 +152,10 @@ class QueryCache:
         return value
 
 
-async def _ask_once(at: tuple[str | None, int], ask: Callable[[], Awaitable[Any]], pause: float) -> _CachedAnswer:
-    """Return the answer, or its error, which counts for `pause` seconds: a worker may be busy, or there is none."""
+async def _ask_once(at: tuple[str | None, int], ask: Callable[[], Awaitable[Any]], failures: int) -> _CachedAnswer:
+    """Return the answer, or its error, which counts for a pause: a worker may be busy, or there is none."""
     try:
         return _CachedAnswer(at, await ask())
     except (RPCError, WorkflowQueryFailedError) as error:
-        pause = min(pause, MAX_UNANSWERED_PAUSE)
-        return _CachedAnswer(at, error=error, until=time.monotonic() + pause, pause=pause)
+        until = time.monotonic() + UNANSWERED_PAUSES.seconds(failures + 1)
+        return _CachedAnswer(at, error=error, until=until, failures=failures + 1)

@@ -16,8 +16,8 @@ from bench.peer import NAMES, environment, peering
 from bench.peer_rows import PeerBench, PeerRow
 from bench.rows import QUICK, Bench, Row, Sizes
 from bench.side import working
-from devserver import embedded_server
 from perdure.converter import data_converter
+from perdure.devserver import embedded_server
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
 LEAST_LONG = 8  # steps of which each quarter has one to be measured

@@ -23,7 +23,7 @@ def gateway(folder: Path) -> Iterator[tuple[str, str, int]]:
     """Its address, a token and its process id; the server and the worker are in other processes."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("TEMPORAL_", "ANTHROPIC_"))}
     env = {**plain, "PERDURE_HOME": str(folder / "home")}
-    perdure = [sys.executable, str(ROOT / "cli.py")]
+    perdure = [sys.executable, "-Pm", "perdure.cli"]
     scopes = [part for scope in ("runs:start", "runs:read") for part in ("--scope", scope)]
     made = subprocess.run(
         [*perdure, "token", "create", "bench", *scopes], env=env, cwd=folder, capture_output=True, text=True, check=True

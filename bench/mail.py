@@ -1,6 +1,6 @@
 """`python -m bench.mail [FILES]`: what a file costs a mailbox, from the first to the last of many.
 
-The files are replies that nobody awaits: each is claimed, read, delivered, judged, acknowledged twice, archived and put
+The files are replies that nobody awaits: each is claimed, read, judged, acknowledged twice, archived and put
 away, but no agent runs. One process holds bridge and worker, and the server is one of its own.
 """
 
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from activities.mailbox.folder import MailFolder
-from decisions.ids import mailbox_workflow_id
-from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
-from perdure.commands.mail import bridge_worker
-from perdure.process.mailbox_bridge import Bridge
-from perdure.process.shutdown import exit_now
-from settings import load_settings
-from worker import run_worker
+from perdure.devserver import embedded_server
+from perdure.features.mailbox.activities.folder import MailFolder
+from perdure.features.mailbox.commands import make_bridge
+from perdure.features.mailbox.rules.poll_mode import PollPolicy
+from perdure.process.streams import exit_now
+from perdure.process.worker import run_worker
+from perdure.settings import load_settings
 
 PLANS, BODY, BLOCKS = 4, 1000, 10
 
@@ -41,17 +40,17 @@ async def measure(files: int) -> None:
     async with embedded_server(home / "state") as server:
         client = await connect(server.address)
         await register_search_attributes(client)
-        settings, folder = load_settings({}, home), MailFolder(home / "mail", "default")
+        settings = load_settings({"PERDURE_HOME": str(home / "state")}, home)
+        folder = MailFolder(home / "mail", "default")
         folder.open_folder()
         await asyncio.to_thread(_write, folder.root, files)
-        async with run_worker(client, settings), bridge_worker(client, settings, folder):
+        async with run_worker(client, settings):
             stop = asyncio.Event()
-            bridge = asyncio.create_task(Bridge(client, settings.task_queue, folder).run(stop))
+            bridge = asyncio.create_task(make_bridge(client, settings, folder, PollPolicy()).run(stop))
             marks = await _marks(folder.root, files)
             stop.set()
             await bridge
-        described = await client.get_workflow_handle(mailbox_workflow_id("default")).describe()
-    _print(marks, described.history_length)
+    _print(marks)
 
 
 def _write(root: Path, files: int) -> None:
@@ -79,7 +78,7 @@ def _reached(root: Path, files: int) -> int:
     return done
 
 
-def _print(marks: list[Mark], events: int) -> None:
+def _print(marks: list[Mark]) -> None:
     print("   files    files/s   CPU ms a file")
     for before, after in pairwise(marks):
         files = max(after.files - before.files, 1)
@@ -87,7 +86,7 @@ def _print(marks: list[Mark], events: int) -> None:
         print(f"{after.files:8,}  {files / (after.seconds - before.seconds):8.1f}  {cost:8.2f}")
     last, peak = marks[-1], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{last.files:,} files in {last.seconds:.1f} s, {last.files / last.seconds:.1f} a second; ", end="")
-    print(f"{peak:.0f} MB at most; {events:,} events in the latest execution")
+    print(f"{peak:.0f} MB at most")
 
 
 if __name__ == "__main__":

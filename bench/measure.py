@@ -14,15 +14,15 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
-from activities.storage.store import LocalStores
 from bench.raw_min import RAW, RawMin, runner
 from bench.side import Name, Report, Side, working
 from bench.work import Work, text
-from contracts.run.transcript import Part, PartKind, TranscriptPage
+from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptCursor
+from perdure.activities.storage.store import LocalStores
+from perdure.contracts.run.transcript import Part, PartKind, TranscriptPage
 from perdure.converter import data_converter
 from perdure.process.workflows import workflow_runner
-from workflows.agent_run.agent_run import AgentRun
+from perdure.workflows.agent_run.agent_run import AgentRun
 
 PATIENCE = 120.0  # seconds until a run must have come to its question
 LEFT_ALONE = 0.1  # seconds after a signal in which no query of ours gets into its way

@@ -10,17 +10,17 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.project import Project
-from activities.providers.port import ModelCall, ModelReply
-from activities.tools.interface import CallContext
 from bench.work import Marks, Work, text
-from contracts.agent import Agent, ToolSchema
-from contracts.model_settings import ModelOptions
-from contracts.run.events import StartEvent
-from contracts.run.limits import LimitOverrides
-from contracts.run.turn import Usage
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
-from worker import build_worker
+from perdure.activities.project import Project
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.tools.interface import CallContext
+from perdure.contracts.agent import Agent, ToolSchema
+from perdure.contracts.model_settings import ModelOptions
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.run.turn import Usage
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from perdure.process.worker import build_worker
 
 BULK = "bulk"
 PIECE = 0.1  # seconds between two pieces of a streamed text
@@ -95,7 +95,7 @@ def project(workspaces: Path, marks: Marks, *, fuses: bool = False) -> Project:
 
 def build(client: Client, queue: str, marks: Marks, workspaces: Path, *, fuses: bool = False) -> Worker:
     parts = project(workspaces, marks, fuses=fuses)
-    return build_worker(client, parts, queue, InstantModel(marks), hears_cancels=True)
+    return build_worker(client, parts, queue, InstantModel(marks))
 
 
 def start_event(work: Work) -> StartEvent:

@@ -16,7 +16,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from bench.measure import Run, run
 from bench.side import ROOT, Side, process
 from bench.work import Work
-from devserver import PASSED_ENVIRONMENT
+from perdure.devserver import PASSED_ENVIRONMENT
 
 LOCKS = ROOT / "bench" / "peers"
 ENVIRONMENTS = ROOT / ".bench"

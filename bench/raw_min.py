@@ -10,9 +10,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from bench.work import Marks, Work, text
 from perdure.converter import data_converter
+from perdure.process.worker import HEARTBEAT_THROTTLE
 from perdure.process.workflows import poller_behavior, workflow_runner
-from settings.file import WorkerSettings
-from worker import HEARTBEAT_THROTTLE
+from perdure.settings.file import WorkerSettings
 
 TIMEOUT = timedelta(seconds=60)
 RAW = "raw:"  # what its workflow ids begin with
@@ -85,4 +85,4 @@ def build(client: Client, queue: str, marks: Marks) -> Worker:
 def runner() -> SandboxedWorkflowRunner:
     """The SDK's sandbox; what passes through the product's passes through it, and `bench`, so that it pays no more."""
     ours = workflow_runner(data_converter)
-    return SandboxedWorkflowRunner(ours.restrictions.with_passthrough_modules("bench", "worker"))
+    return SandboxedWorkflowRunner(ours.restrictions.with_passthrough_modules("bench", "perdure"))

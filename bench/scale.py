@@ -25,16 +25,16 @@ from typing import Any, ClassVar
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.followup.topic import signal_event
 from bench.side import Name, Side, working
 from bench.work import Work
-from contracts.conversation import SubmitRequest
-from contracts.topic import Event
-from decisions.conversation.lane import MAX_QUEUED
-from decisions.ids import run_workflow_id
-from devserver import embedded_server
 from perdure.client import lanes
+from perdure.contracts.conversation import SubmitRequest
 from perdure.converter import data_converter
+from perdure.decisions.ids import run_workflow_id
+from perdure.decisions.lane import MAX_QUEUED
+from perdure.devserver import embedded_server
+from perdure.features.follow_ups.activities import signal_event
+from perdure.features.follow_ups.contract import Event
 
 LEVELS = 4
 AT_ONCE = 16  # that are begun at the same time

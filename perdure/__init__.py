@@ -1,29 +1,38 @@
-"""Code shared by Perdure's processes; the programs themselves are at the root.
+"""Perdure, under one import name. `workflows` and `activities` are links to the folders at the root.
 
+cli            the command group of `perdure`
 answer_keys    keys that sign and verify answers
 codec          encryption of Temporal payloads
 converter      conversion of values to Temporal payloads and back
 doctor         the checks of `perdure doctor`
+devserver      the embedded Temporal server and its locks
 plugin         `PerdurePlugin`: Perdure in the client, worker and replayer of another program
-python_client  `Perdure`: agent runs from a Python program
+registry       the features, a row each
+python_client  `Perdure`: runs from the outside; the one API that all doors translate to
 session        a command's connection: the configured Temporal, or an embedded server with a worker
 stubs          typed shells of the workflows, for other Python programs
+telemetry      logs and spans of a process
+activities/    what does I/O, beside the runs
 client/        runs from the outside, through a Temporal client
 commands/      the commands of `perdure`
+contracts/     values that cross a boundary
+decisions/     pure functions
+features/      what a run can do without
+gateway/       runs over HTTP
 process/       parts of a process: worker, bridge, embedded server
+settings/      a project's settings
 terminal/      the terminal: output and questions of commands
 testkit/       fakes for tests of agents, with the real protocols
+workflows/     the workflows
 """
 
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from contracts.models import NO_RESULT
-    from decisions.errors import ReportedError
     from perdure.client.errors import RunCancelledError, RunEscalatedError, RunFailedError, RunNotCompletedError
+    from perdure.contracts.models import NO_RESULT
+    from perdure.decisions.errors import ReportedError
     from perdure.plugin import PerdurePlugin
     from perdure.python_client import Perdure, Run
 
@@ -40,22 +49,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "NO_RESULT": "contracts.models",
+    "NO_RESULT": "perdure.contracts.models",
     "PerdurePlugin": "perdure.plugin",
-    "ReportedError": "decisions.errors",
+    "ReportedError": "perdure.decisions.errors",
 }
-# A program's own module of such a name would hide Perdure's: the folder of a script comes first on the import path.
-_PLAIN_NAMES = ("activities", "contracts", "decisions", "settings", "telemetry", "worker", "workflows")
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: commands start without it. Raises ImportError if Perdure's modules are hidden."""
+    """Import on first use: commands start without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    root = Path(__file__).parents[1]
-    for module in _PLAIN_NAMES:
-        spec = find_spec(module)
-        if spec is None or spec.origin is None or not Path(spec.origin).is_relative_to(root):
-            raise ImportError(f"{spec and spec.origin} hides Perdure's own module {module}: rename it")
     globals()[name] = getattr(import_module(_MODULES.get(name, "perdure.python_client")), name)
     return globals()[name]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from contracts.run.signals import HumanInput
-from decisions.people.signature import add_signature, public_text
 from perdure.codec import InvalidKeysError, parse_key_entries
+from perdure.contracts.run.signals import HumanInput
+from perdure.decisions.people.signature import add_signature, public_text
 
 ANSWER_KEY_VARIABLE = "PERDURE_ANSWER_KEY"
 PUBLIC_PREFIX = "public:"

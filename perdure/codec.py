@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadCodec
 
-from decisions.errors import ReportedError
+from perdure.decisions.errors import ReportedError
 
 CODEC_KEYS_VARIABLE = "PERDURE_CODEC_KEYS"
 ENCRYPTED = b"binary/encrypted"

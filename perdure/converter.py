@@ -6,12 +6,17 @@ the workflow task, which is then retried forever. A missing key does raise: the 
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.common import RawValue
-from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter, pydantic_data_converter
+from temporalio.contrib.pydantic import (
+    PydanticJSONPlainPayloadConverter,
+    PydanticPayloadConverter,
+    pydantic_data_converter,
+)
 from temporalio.converter import (
     CompositePayloadConverter,
     DataConverter,
@@ -23,10 +28,10 @@ from temporalio.converter import (
     StorageDriver,
 )
 
-from contracts.models import SparseModel, Undecodable
-from contracts.strict_input import parse_strict_json
-from decisions.text.formatting import truncate
 from perdure.codec import UNREADABLE, UnknownKeyError, payload_key_id, unreadable_payload
+from perdure.contracts.models import SparseModel, Undecodable
+from perdure.contracts.strict_input import parse_strict_json
+from perdure.decisions.text.formatting import truncate
 
 OFFLOAD_THRESHOLD = 64 * 1024  # bytes; a run's step is smaller, its state and external input may be larger
 
@@ -39,11 +44,11 @@ _BY_ENCODING = tuple(
 )
 
 
-class TolerantPayloadConverter(CompositePayloadConverter):
+class TolerantPayloadConverter(PydanticPayloadConverter):
     """Decodes untyped payloads leniently; an error in a typed one is a bug and raises."""
 
     def __init__(self) -> None:
-        super().__init__(*_BY_ENCODING)
+        CompositePayloadConverter.__init__(self, *_BY_ENCODING)
 
     def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
         return super().to_payloads(
@@ -67,6 +72,19 @@ class TolerantPayloadConverter(CompositePayloadConverter):
             return super().from_payloads([payload])[0]
         except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
+
+
+@cache
+def extend_payload_converter(kind: type[PayloadConverter]) -> type[PayloadConverter] | None:
+    """Return Perdure's converter over another one that is pydantic's or derives from it; None for any other."""
+    if kind in (DefaultPayloadConverter, PydanticPayloadConverter):
+        return TolerantPayloadConverter
+    if issubclass(kind, TolerantPayloadConverter):
+        return kind
+    if not issubclass(kind, PydanticPayloadConverter):
+        return None
+    members = {"__init__": kind.__init__, "__doc__": f"`TolerantPayloadConverter` over `{kind.__name__}`."}
+    return type(f"Tolerant{kind.__name__}", (TolerantPayloadConverter, kind), members)
 
 
 def _to_sparse_payload(value: SparseModel) -> RawValue:
@@ -115,7 +133,7 @@ async def _read_each(
     except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
         if len(payloads) > 1:
             return [(await _read_each(read, [payload]))[0] for payload in payloads]
-        return [unreadable_payload(f"it is kept outside of Temporal, and cannot be had: {truncate(str(error), 200)}")]
+        return [unreadable_payload(f"it is kept outside of Temporal, and cannot be had: {truncate(str(error))}")]
 
 
 data_converter = TolerantDataConverter(

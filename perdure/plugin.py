@@ -8,36 +8,31 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from temporalio.client import ClientConfig
+from temporalio.client import Client, ClientConfig
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import Interceptor, ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from activities.effects.beats import BeatInterceptor
-from activities.telemetry.metrics import MetricsInterceptor
+from perdure.activities.telemetry.metrics import MetricsInterceptor
 from perdure.client.connection import (
     adopt_converter,
     configured_namespace,
-    has_worker_commands,
     register_search_attributes,
 )
+from perdure.client.guard import watching_server, with_guard
 from perdure.converter import TolerantPayloadConverter
-from perdure.process.encryption_marker import set_marker
-from perdure.process.mcp_tools import open_accepted_tools
-from perdure.process.reconcile_schedule import maintain_schedule
-from perdure.process.workflows import WORKFLOWS, workflow_runner
-from settings import ProjectError, Settings, load_settings
-from worker import open_worker
-from workflows.handlers import UnknownWorkflow
+from perdure.process.project import open_known_offer
+from perdure.process.queue_marker import check_owner, set_marker
+from perdure.process.worker import beside_worker, open_worker
+from perdure.process.workflows import all_workflows, confirmation, workflow_runner
+from perdure.settings import ProjectError, Settings, load_settings
+from perdure.workflows.handlers import UnknownWorkflow
 
-# Without `UnknownWorkflow`: another worker of a shared task queue may know the types that this one does not.
-SHARED_WORKFLOWS = tuple(workflow for workflow in WORKFLOWS if workflow is not UnknownWorkflow)
 _LISTS = ("workflows", "activities", "interceptors")
 _KEPT = ("client", "task_queue", "workflow_runner", "build_id", "deployment_config")  # the program's own
 # The ledger relies on them: a call gets time to end, and the server knows of each heartbeat soon.
@@ -62,28 +57,30 @@ class PerdurePlugin(SimplePlugin):
 
     def configure_client(self, config: ClientConfig) -> ClientConfig:
         config["data_converter"] = self._adopt_converter(config["data_converter"])
-        return config
+        return with_guard(config)
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """Add the project's parts. An option at the SDK's default gets Perdure's value; others stay, within bounds."""
         client, settings = config["client"], self._settings
         self._check_place(client.namespace, config["task_queue"])
-        self._check_converter(client.data_converter)
-        if set(SHARED_WORKFLOWS) & set(config["workflows"]):
+        self._check_converter(client)
+        if set(_shared_workflows()) & set(config["workflows"]):
             raise ProjectError("this worker has Perdure already: give PerdurePlugin to the client alone")
         closing, observation = AsyncExitStack(), MetricsInterceptor()
-        ours = open_worker(client, settings, open_accepted_tools(settings, closing), observation, closing)
+        ours = open_worker(client, settings, open_known_offer(settings, closing), observation, closing)
         self._opened[observation] = closing
-        ours["workflows"] = SHARED_WORKFLOWS
+        ours["workflows"] = _shared_workflows()
         merged = {**config, **_options_left_open(config, ours)}
         merged |= {name: [*config[name], *ours[name]] for name in _LISTS}  # type: ignore[literal-required]
-        merged["workflow_runner"] = _open_sandbox(config["workflow_runner"], client.data_converter)
+        merged["workflow_runner"] = _open_sandbox(
+            config["workflow_runner"], client.data_converter, confirmation(client)
+        )
         return cast("WorkerConfig", merged)
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         converter = self._adopt_converter(config["data_converter"])
         config["data_converter"] = converter
-        config["workflows"] = [*config["workflows"], *SHARED_WORKFLOWS]
+        config["workflows"] = [*config["workflows"], *_shared_workflows()]
         config["workflow_runner"] = _open_sandbox(config["workflow_runner"], converter)
         return config
 
@@ -92,13 +89,11 @@ class PerdurePlugin(SimplePlugin):
         client, queue = worker.client, self._settings.task_queue
         async with AsyncExitStack() as closing:
             for interceptor in worker.config(active_config=True)["interceptors"]:
-                if isinstance(interceptor, BeatInterceptor):
-                    hears_cancels = await has_worker_commands(client)
-                    interceptor.policy = replace(interceptor.policy, hears_cancels=hears_cancels)
                 if opened := self._opened.pop(interceptor, None):
                     await closing.enter_async_context(opened)
             try:
-                await set_marker(client, queue, self._settings.codec)
+                await check_owner(client, self._settings.home, self._settings.name)
+                await set_marker(client, queue, self._settings.codec, self._settings.name)
                 if self._settings.file.worker.search_attributes and (
                     warning := await register_search_attributes(client)
                 ):
@@ -109,7 +104,7 @@ class PerdurePlugin(SimplePlugin):
                 await next(worker)
                 await stopping
                 raise
-            async with maintain_schedule(client, queue):
+            async with beside_worker(client, queue), watching_server(client):
                 await next(worker)
 
     def _adopt_converter(self, existing: DataConverter) -> DataConverter:
@@ -128,16 +123,27 @@ class PerdurePlugin(SimplePlugin):
                 "where Perdure's commands look: set it to the worker's"
             )
 
-    def _check_converter(self, converter: DataConverter) -> None:
-        settings = self._settings
-        is_ours = issubclass(converter.payload_converter_class, TolerantPayloadConverter)
+    def _check_converter(self, client: Client) -> None:
+        settings, converter = self._settings, client.data_converter
+        kind = converter.payload_converter_class
+        is_ours = issubclass(kind, TolerantPayloadConverter)
         lacks = (settings.codec and not converter.payload_codec) or (
             settings.payloads and not converter.external_storage
         )
+        if not is_ours and self in client.config()["plugins"]:
+            raise ProjectError(
+                f"another plugin of this worker's client has replaced Perdure's converter by {kind.__name__}: "
+                "put PerdurePlugin after it"
+            )
         if not is_ours or lacks:
             raise ProjectError(
                 "this worker's client does not have Perdure's converter: give PerdurePlugin to it instead"
             )
+
+
+def _shared_workflows() -> tuple[type, ...]:
+    """Return all but `UnknownWorkflow`: another worker of a shared task queue may know types that this one does not."""
+    return tuple(workflow for workflow in all_workflows() if workflow is not UnknownWorkflow)
 
 
 def _options_left_open(config: WorkerConfig, ours: WorkerConfig) -> dict[str, Any]:
@@ -152,8 +158,10 @@ def _options_left_open(config: WorkerConfig, ours: WorkerConfig) -> dict[str, An
     return {**options, **{name: choose(config[name], ours[name]) for name, choose in _BOUNDED.items()}}  # type: ignore[literal-required]
 
 
-def _open_sandbox(runner: WorkflowRunner, converter: DataConverter) -> WorkflowRunner:
+def _open_sandbox(
+    runner: WorkflowRunner, converter: DataConverter, confirm: Callable[[], None] | None = None
+) -> WorkflowRunner:
     """Return the runner, with Perdure's modules passed through if it is a sandbox."""
     if not isinstance(runner, SandboxedWorkflowRunner):
         return runner
-    return workflow_runner(converter, runner.restrictions)
+    return workflow_runner(converter, runner.restrictions, confirm)

@@ -1,29 +1,26 @@
-"""`Perdure`: agent runs from a Python program, through Temporal; no gateway is needed."""
+"""`Perdure`: runs from the outside, through Temporal. The commands, the gateway and the MCP server translate to it."""
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from pydantic import TypeAdapter, ValidationError
-from temporalio.client import Client
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import to_json
+from temporalio.client import Client, WorkflowHandle
 from temporalio.envconfig import ClientConnectConfig
 from temporalio.service import RPCError
 
-from activities.run.outcome import RunEnd
-from contracts.conversation import SteerRequest, SubmitRequest
-from contracts.run.events import CompletedPayload, StartEvent
-from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.run.state import RunStatus, RunView
-from contracts.sender import PYTHON
-from decisions import ids
-from decisions.errors import ReportedError, format_validation_error
+from perdure.activities.run.outcome import RunEnd
+from perdure.activities.temporal import QueryCache
 from perdure.client.connection import adopt_converter, connect
-from perdure.client.door import set_sender
+from perdure.client.details import RunDetails, read_details
+from perdure.client.door import check_request, set_sender
 from perdure.client.errors import (
     RejectedError,
     RunCancelledError,
@@ -31,21 +28,41 @@ from perdure.client.errors import (
     RunFailedError,
     convert_rpc_errors,
 )
-from perdure.client.lanes import has_joined_run, steer_run, submit_with_retry, wait_for_turn_start
+from perdure.client.guard import watching_server, with_guard
+from perdure.client.lanes import (
+    forget_lane_turn,
+    has_joined_run,
+    query_lane,
+    steer_run,
+    submit_with_retry,
+    wait_for_turn_start,
+)
+from perdure.client.questions import ANY, INBOX_QUERY_TIMEOUT, QuestionFilter, QuestionList, list_questions
 from perdure.client.run_events import RunEvent
-from perdure.client.run_list import find_run
+from perdure.client.run_list import RunInfo, find_run
 from perdure.client.runs import (
+    STATE_QUERY_TIMEOUT,
+    fork_run,
+    plan_from_dry_run,
     query_run_state,
     request_cancel,
+    resume_run,
     start_or_get_run,
     submit_answer,
     wait_for_run_end,
 )
-from perdure.client.watch import Watch
+from perdure.client.watch import EventPosition, Watch
 from perdure.codec import AesGcmCodec
-from perdure.process.encryption_marker import check_encryption
+from perdure.contracts.conversation import Forgotten, LaneView, SteerRequest, SubmitRequest, Submitted
+from perdure.contracts.people import PYTHON, Sender
+from perdure.contracts.run.events import CompletedPayload, StartEvent, StartPayload
+from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput
+from perdure.contracts.run.state import RunStatus, RunView
+from perdure.decisions import ids
+from perdure.decisions.errors import ReportedError, format_validation_error
+from perdure.process.queue_marker import check_marker, check_owner
 from perdure.session import Needs, Session, open_session
-from settings import Settings, load_settings
+from perdure.settings import Settings, load_settings
 
 T = TypeVar("T")
 QUESTION_CHECK_SECONDS = 5.0  # between checks whether a run waits for a person
@@ -75,7 +92,7 @@ class Perdure:
 
         A `client` keeps its address and namespace, and gets Perdure's data converter. `task_queue` is the workers'.
         """
-        loaded = settings or load_settings()
+        loaded = settings or load_settings(strict=False)
         self._settings = replace(loaded, task_queue=task_queue) if task_queue else loaded
         self._connect: Callable[[], Awaitable[Client]] | None = None
         if client is not None:
@@ -83,10 +100,11 @@ class Perdure:
             config["data_converter"] = adopt_converter(config["data_converter"], loaded.codec, loaded.payloads)
 
             async def adopt() -> Client:
-                return Client(**config)
+                return Client(**with_guard(config))
 
             self._connect = adopt
         self._session: Session | None = None
+        self._sender: Sender | None = PYTHON
         self._closing = AsyncExitStack()
 
     @classmethod
@@ -107,6 +125,13 @@ class Perdure:
         opened._connect = lambda: connect(address, own.codec, own.payloads, options)
         return opened
 
+    @classmethod
+    def over(cls, session: Session) -> Self:
+        """Return a client over the open session of a door, which sets the sender itself (`set_sender`)."""
+        opened = cls(session.settings)
+        opened._session, opened._sender = session, None
+        return opened
+
     async def __aenter__(self) -> Self:
         self._session = await self._closing.enter_async_context(self._open_session())
         return self
@@ -125,20 +150,24 @@ class Perdure:
                 await _warn(session)
                 yield session
             return
-        session = Session(await self._connect(), self._settings, None)
+        settings = self._settings
+        session = Session(await self._connect(), settings, None)
+        await check_owner(session.client, settings.home, settings.name)
         codec = session.client.data_converter.payload_codec
         if codec is None or isinstance(codec, AesGcmCodec):
-            with convert_rpc_errors(f"task queue {self._settings.task_queue}"):
-                await check_encryption(session.client, self._settings.task_queue, codec, session.has_worker)
+            with convert_rpc_errors(f"task queue {settings.task_queue}"):
+                await check_marker(session.client, settings.task_queue, codec, session.has_worker, settings.name)
         await _warn(session)
-        yield session
+        async with watching_server(session.client):
+            yield session
 
     @property
     def session(self) -> Session:
-        """The open connection. What this task sends from now on has the sender `python`."""
+        """The open connection. The sender of all that a program's task sends from now on is `python`."""
         if self._session is None:
             raise RuntimeError("Perdure is not open: use it in `async with Perdure() as perdure:`")
-        set_sender(PYTHON)
+        if self._sender is not None:
+            set_sender(self._sender)
         return self._session
 
     @overload
@@ -171,11 +200,10 @@ class Perdure:
         `result_type`, a pydantic model or another type that pydantic knows, is the output schema. Starting again with
         the same `dedupe_key` returns the same run.
 
-        Raises RejectedError, TemporalUnavailableError, ProjectError if the project has no such agent.
+        Raises RejectedError, TemporalUnavailableError.
         """
         if result_type is not None:
-            payload["output_schema"] = TypeAdapter(result_type).json_schema()
-        session = self.session
+            payload["output_schema"] = _schema_of(result_type)
         with _convert_validation_errors():
             event = StartEvent.model_validate(
                 {
@@ -184,12 +212,21 @@ class Perdure:
                     "dedupe_key": None if dedupe_key is None else ids.start_key(dedupe_key),
                 }
             )
-        self._check_agent(agent)
-        handle = await start_or_get_run(session.client, session.settings.task_queue, event, run_id)
-        started = ids.run_id_of_workflow(handle.id)
-        if run_id is not None and dedupe_key is None and handle.first_execution_run_id is None:
-            raise RejectedError(f"run {started} already exists; use get_run, or a dedupe_key in place of the id")
-        return Run(started, self)
+        run = await self.begin(event, run_id)
+        if run_id is not None and dedupe_key is None and not run.is_new:
+            raise RejectedError(f"run {run.id} already exists; use get_run, or a dedupe_key in place of the id")
+        return run
+
+    async def begin(self, event: StartEvent, run_id: str | None = None) -> "Run":
+        """Start a run by its event, or return the one that this id or dedupe key started before.
+
+        Agent, pace, sizes and schemas are checked here, for all doors. Raises RejectedError, TemporalUnavailableError.
+        """
+        session = self.session
+        handle = await start_or_get_run(
+            session.client, session.settings.task_queue, event, run_id, project=self.project
+        )
+        return _to_run(self, handle)
 
     async def submit(
         self,
@@ -205,32 +242,58 @@ class Perdure:
         `fields` has the other fields of a request, such as `when_busy` and `context`. Submitting again with the same
         `request_id` has no effect. Raises RejectedError, TemporalUnavailableError.
         """
-        session, key = self.session, request_id or secrets.token_hex(6)
+        key = request_id or secrets.token_hex(6)
         with _convert_validation_errors():
             request = SubmitRequest(request_id=key, goal=message, agent=agent, request_client="python", **fields)
-        self._check_agent(agent)
-        client, settings, own = session.client, session.settings, ids.turn_run_id(conversation, key)
-        submitted = await submit_with_retry(client, settings.task_queue, conversation, request, settings.answer_keys)
-        joined = await has_joined_run(client, conversation, submitted.run_id, own)
+        submitted = await self.conversation(conversation).submit(request)
+        own = ids.turn_run_id(conversation, key)
+        joined = await has_joined_run(self.session.client, conversation, submitted.run_id, own)
         return Run(submitted.run_id if joined else own, self, conversation)
+
+    def conversation(self, conversation_id: str) -> "Lane":
+        """Return a conversation by its id. The first request opens it."""
+        return Lane(conversation_id, self)
+
+    async def questions(
+        self,
+        only: QuestionFilter = ANY,
+        limit: int = 100,
+        patience: timedelta = INBOX_QUERY_TIMEOUT,
+        cache: QueryCache | None = None,
+    ) -> QuestionList:
+        """Return the open questions of all runs and follow-ups, those of the latest runs first.
+
+        A run whose worker does not answer within `patience` has a short form. Raises TemporalUnavailableError.
+        """
+        return await list_questions(self.session.client, limit, only, patience, cache)
 
     def get_run(self, run_id: str) -> "Run":
         """Return a run by its id. Its methods raise RunNotFoundError if it does not exist."""
         return Run(run_id, self)
 
-    def _check_agent(self, agent: str | None) -> None:
-        """Raise ProjectError if the project has no such agent. Another client's workers may have another project."""
-        if self._connect is None:
-            self._settings.check_agent(agent)
+    @property
+    def project(self) -> Settings | None:
+        """The project of the workers, if it is known: those of another server or client may have another one."""
+        return self._settings if self._connect is None else None
+
+
+def _schema_of(result_type: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a type. Raises RejectedError if it has none."""
+    try:
+        return TypeAdapter(result_type).json_schema()
+    except (PydanticUserError, NameError, KeyError) as error:  # KeyError: a reference of the type's own to nothing
+        reason = str(error).partition("\n")[0]
+        raise RejectedError(f"result_type {result_type!r} has no JSON Schema: {reason}") from None
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, by its `id`. `conversation` is set if it is the turn of one."""
+    """A run, by its `id`. `conversation` is set if it is the turn of one. `is_new`: this start began it."""
 
     id: str
     _perdure: Perdure
     conversation: str | None = None
+    is_new: bool = False
 
     @overload
     async def result(self, result_type: type[T]) -> T: ...
@@ -245,11 +308,13 @@ class Run:
         await self._wait_for_start()
         reporting = asyncio.create_task(self._report_question())
         try:
-            end = await wait_for_run_end(self._perdure.session.client, self.id)
+            end = await self.end()
         finally:
             reporting.cancel()
         completed = _completed_payload(self.id, end)
-        return completed if result_type is None else TypeAdapter(result_type).validate_python(completed.result)
+        if result_type is None:
+            return completed
+        return TypeAdapter(result_type).validate_json(to_json(completed.result))  # a strict type reads more from JSON
 
     async def stream(self) -> AsyncIterator[RunEvent]:
         """Yield the events of the run, those so far first, to its end; they are those of `perdure watch --json`.
@@ -257,16 +322,35 @@ class Run:
         The types are in `perdure.client.run_events`. Raises RunNotFoundError, TemporalUnavailableError.
         """
         await self._wait_for_start()
-        session = self._perdure.session
-        watch = Watch(session.client, self.id, workspaces=session.settings.workspaces)
         with convert_rpc_errors(f"run {self.id}"):
-            async with aclosing(watch.positioned_events()) as entries:
+            async with aclosing(self.watch().positioned_events()) as entries:
                 async for _, event in entries:
                     yield event
 
-    async def state(self) -> RunView | None:
+    def watch(self, after: EventPosition | None = None) -> Watch:
+        """Return a watch of the events, each with its position in history; with a position, of those after it."""
+        session = self._perdure.session
+        return Watch(session.client, self.id, after=after, workspaces=session.settings.workspaces)
+
+    async def state(self, patience: timedelta = STATE_QUERY_TIMEOUT) -> RunView | None:
         """Return status, open question, plan, steps and cost; None if no worker answers. Raises RunNotFoundError."""
-        return await query_run_state(self._perdure.session.client, self.id)
+        return await query_run_state(self._perdure.session.client, self.id, patience)
+
+    async def info(self) -> RunInfo:
+        """Return the server's record of the run, which needs no worker. Raises RunNotFoundError, RejectedError."""
+        return await find_run(self._perdure.session.client, self.id)
+
+    async def details(self, patience: timedelta = STATE_QUERY_TIMEOUT, *, subtasks: bool = True) -> RunDetails:
+        """Return all of the run: the server's record, its state if a worker answers, its end, and its subtasks.
+
+        The subtasks cost a list, of which a namespace allows some 30 a second.
+        Raises RunNotFoundError, RejectedError for a follow-up, TemporalUnavailableError.
+        """
+        return await read_details(self._perdure.session.client, self.id, patience, subtasks=subtasks)
+
+    async def end(self) -> RunEnd:
+        """Wait for the run's end, and return it whatever it is. Raises RunNotFoundError, TemporalUnavailableError."""
+        return await wait_for_run_end(self._perdure.session.client, self.id)
 
     async def answer(self, text: str | None = None, *, decision: Decision | str | None = None, **fields: Any) -> None:
         """Answer the open question, with a text or a decision such as "approve" or "deny".
@@ -274,9 +358,16 @@ class Run:
         `fields` has the other fields of an answer: `question_id`, `call`, `by`. Raises AnswerRejectedError with the
         run's reason, RejectedError, RunNotFoundError, TemporalUnavailableError without a worker.
         """
-        session = self._perdure.session
         with _convert_validation_errors():
             body = HumanInput.model_validate({"text": text, "decision": decision, **fields})
+        await self.send_answer(body)
+
+    async def send_answer(self, body: HumanInput) -> None:
+        """Answer the open question, signed with one of the project's keys if the run requires that.
+
+        The run may be a follow-up, `wf:<workflowId>`. Raises as `answer`.
+        """
+        session = self._perdure.session
         await submit_answer(session.client, self.id, body, session.settings.answer_keys)
 
     async def steer(self, text: str) -> None:
@@ -286,12 +377,29 @@ class Run:
             message = SteerRequest(request_id=secrets.token_hex(6), text=text)
         await steer_run(client, self.id, message)
 
-    async def cancel(self, reason: str | None = None) -> None:
+    async def cancel(self, reason: str | None = None, *, by: str = "python") -> None:
         """Ask the run to stop; a side effect in progress finishes first. Raises RejectedError if the run has ended."""
         client = self._perdure.session.client
         with _convert_validation_errors():
-            body = CancelRequest(reason=reason, by="python")
+            body = CancelRequest(reason=reason, by=by)
         await request_cancel(client, self.id, body)
+
+    async def resume(self) -> "Run":
+        """Resume a failed or timed-out run as a new run, always the same. Raises RunNotFoundError, RejectedError."""
+        session = self._perdure.session
+        return _to_run(self._perdure, await resume_run(session.client, session.settings.task_queue, self.id))
+
+    async def fork(self, step: int, say: str | None = None) -> "Run":
+        """Start a new run that continues from this one's state after `step`. Raises RunNotFoundError, RejectedError."""
+        session = self._perdure.session
+        return _to_run(self._perdure, await fork_run(session.client, session.settings.task_queue, self.id, step, say))
+
+    async def planned(self, without: Collection[int] = ()) -> StartPayload:
+        """Return the payload of this dry run as that of a real one, whose calls the starter approves.
+
+        The steps `without` are not part of the plan. Raises RejectedError, RunNotFoundError.
+        """
+        return await plan_from_dry_run(self._perdure.session.client, self.id, without)
 
     async def _report_question(self) -> None:
         """Log that the run waits for a person: the program would wait without a sign of the cause."""
@@ -299,7 +407,7 @@ class Run:
         while status != RunStatus.waiting_on_human:
             await asyncio.sleep(QUESTION_CHECK_SECONDS)
             with suppress(ReportedError, RPCError):
-                status = (run := await find_run(self._perdure.session.client, self.id)).status
+                status = (run := await self.info()).status
         question = run.waiting_for.removeprefix("human: ")
         _log.warning("run %s waits for a person: %s (perdure show %s)", self.id, question, self.id)
 
@@ -308,6 +416,40 @@ class Run:
         client = self._perdure.session.client
         if self.conversation and not await wait_for_turn_start(client, self.conversation, self.id):
             raise RunCancelledError(self.id, "", "its message was dropped")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A conversation from the outside, by its `id`."""
+
+    id: str
+    _perdure: Perdure
+
+    async def submit(self, request: SubmitRequest) -> Submitted:
+        """Submit a request, which is checked here for all doors. Submitting it again has no effect.
+
+        Raises RequestRejectedError with the lane's reason, RejectedError, TemporalUnavailableError.
+        """
+        session = self._perdure.session
+        check_request(request, self._perdure.project)
+        settings = session.settings
+        return await submit_with_retry(session.client, settings.task_queue, self.id, request, settings.answer_keys)
+
+    async def state(self, cache: QueryCache | None = None) -> LaneView | None:
+        """Return the active turn, the queue and the latest turns, if a worker answers. Raises RunNotFoundError."""
+        return await query_lane(self._perdure.session.client, self.id, cache)
+
+    async def forget(self, run_id: str | None = None) -> Forgotten:
+        """Omit an ended turn, by default the latest, as of the next turn. Its effects are not undone.
+
+        Raises RequestRejectedError with the lane's reason, RunNotFoundError, TemporalUnavailableError.
+        """
+        return await forget_lane_turn(self._perdure.session.client, self.id, run_id)
+
+
+def _to_run(perdure: Perdure, handle: WorkflowHandle[Any, Any]) -> Run:
+    """Only the handle of a start that began its run has a `first_execution_run_id`."""
+    return Run(ids.run_id_of_workflow(handle.id), perdure, is_new=handle.first_execution_run_id is not None)
 
 
 def _completed_payload(run_id: str, end: RunEnd) -> CompletedPayload:

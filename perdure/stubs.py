@@ -4,11 +4,11 @@ A shell has the names and types of its workflow, and no behavior: `workflow.exec
 docs/reference/workflow.md describes each name.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio import workflow
 
-from contracts.conversation import (
+from perdure.contracts.conversation import (
     ConversationStart,
     DropRequest,
     ForgetRequest,
@@ -18,15 +18,7 @@ from contracts.conversation import (
     SubmitRequest,
     Submitted,
 )
-from contracts.followup import (
-    CancelCommand,
-    CreateCommand,
-    FollowUpState,
-    LifecycleEvent,
-    TaskCommand,
-    TaskResolved,
-)
-from contracts.run.events import (
+from perdure.contracts.run.events import (
     CompletedEvent,
     EscalatedEvent,
     ResumeEvent,
@@ -34,11 +26,32 @@ from contracts.run.events import (
     StartPayload,
     ToolResultEvent,
 )
-from contracts.run.journal import Journal
-from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.run.state import RunView
-from contracts.run.transcript import TranscriptPage, TranscriptQuery
-from decisions.ids import conversation_workflow_id, follow_up_workflow_id, run_workflow_id
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput
+from perdure.contracts.run.state import RunView
+from perdure.contracts.run.transcript import TranscriptPage, TranscriptQuery
+from perdure.decisions.ids import conversation_workflow_id, follow_up_workflow_id, run_workflow_id
+from perdure.registry import features, load
+
+if TYPE_CHECKING:  # the names of features: they are imported when they are first used
+    from perdure.features.follow_ups.stub import (
+        CancelCommand,
+        CreateCommand,
+        FollowUp,
+        FollowUpState,
+        LifecycleEvent,
+        TaskCommand,
+        TaskResolved,
+    )
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return a shell of a feature's workflow, or one of its contracts."""
+        targets = (target for feature in features().values() for target in feature.stubs)
+        if (target := next((target for target in targets if target.endswith(f":{name}")), None)) is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return load(target)
+
 
 __all__ = [
     "AgentRun",
@@ -167,41 +180,4 @@ class Conversation:
 
     @workflow.query
     def lane(self) -> LaneView:
-        raise NotImplementedError
-
-
-@workflow.defn(name="FollowUp")
-class FollowUp:
-    """Tasks that resolve later; its workflow id is `follow_up_workflow_id(…)`. Result: `evt.workflow.resolved`."""
-
-    @workflow.run
-    async def run(self, command: CreateCommand) -> LifecycleEvent:
-        raise NotImplementedError
-
-    @workflow.signal
-    def task_create(self, command: TaskCommand) -> None:
-        raise NotImplementedError
-
-    @workflow.signal
-    def task_resolved(self, event: TaskResolved) -> None:
-        raise NotImplementedError
-
-    @workflow.signal
-    def human_input(self, answer: HumanInput) -> None:
-        raise NotImplementedError
-
-    @workflow.signal
-    def cancel(self, command: CancelCommand | CancelRequest | None = None) -> None:
-        raise NotImplementedError
-
-    @workflow.update
-    def create_task(self, command: TaskCommand) -> dict[str, Any]:
-        raise NotImplementedError
-
-    @workflow.update
-    def answer(self, answer: HumanInput) -> dict[str, Any]:
-        raise NotImplementedError
-
-    @workflow.query
-    def state(self) -> FollowUpState:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The real Temporal server, one for the session, configured as the embedded one."""
+"""The real Temporal server, one for the session, configured as the embedded one but for the size of queues."""
 
 import gc
 import json
@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from devserver import DYNAMIC_CONFIG
 from perdure.client.connection import register_search_attributes
 from perdure.converter import data_converter
+from perdure.devserver import DYNAMIC_CONFIG
+from tests.once import once_a_process
 
 # A loaded machine is slow now and then, which is no fault of what is tried.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -30,6 +31,8 @@ SLOW = (
     "e2e/",
     "docs/",
     "chaos/",
+    "gateway/test_changed_calls_doors.py",
+    "crossing/",
     "gateway/test_openapi.py",
     "gateway/test_process.py",
     "replay/test_strict_sandbox.py",
@@ -47,19 +50,41 @@ SLOW = (
     "workflows/test_watch.py",
 )
 SLOW_TESTS = {
+    "test_a_call_in_flight_in_the_origin_is_never_reported_as_not_made",
+    "test_a_call_in_flight_when_its_run_timed_out_is_asked_about",
     "test_a_cancel_of_the_root_leaves_no_run_of_the_tree_and_no_effect_after_it",
+    "test_a_denied_call_that_was_in_flight_in_the_origin_stays_in_doubt",
     "test_a_flood_of_calls_turn_after_turn_ends_with_the_steps",
     "test_a_flood_of_journal_calls_does_not_hold_up_the_worker",
+    "test_a_hidden_page_does_not_look",
     "test_a_journal_filled_for_ever_stays_small_enough_for_history",
     "test_a_lane_rotates_with_a_turn_open_and_loses_nothing",
+    "test_a_new_question_is_on_the_page_by_itself_and_an_answered_one_leaves_at_once",
     "test_a_person_takes_a_turn_out_of_the_conversation",
+    "test_a_result_that_the_ledger_got_after_the_end_is_used_by_the_resumed_run",
+    "test_a_run_resumed_after_a_timeout_hears_that_its_delegation_was_cut_short",
+    "test_a_run_that_rotated_is_resumed_with_all_of_its_conversation",
     "test_a_spawn_bomb_uses_no_more_than_the_budget_of_the_first_run",
     "test_a_storm_of_runs_keeps_to_the_providers_limit_and_all_end",
-    "test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory",
+    "test_a_turn_costs_as_much_history_in_a_long_conversation_as_in_a_short_one",
+    "test_an_approved_call_in_flight_is_not_asked_about_again_in_a_resumed_run",
+    "test_both_go_on_where_their_histories_grow_long",
+    "test_check_measures_the_rules_that_depend_on_the_size_of_a_call",
     "test_each_tick_of_a_cron_workflow_has_keys_of_its_own",
     "test_of_a_flood_in_one_reply_only_the_first_two_hundred_are_made",
+    "test_submits_to_one_lane_are_sent_a_few_at_a_time",
+    "test_the_verifier_in_node_agrees_on_every_change",
     "test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them",
     "test_what_is_looked_for_is_in_every_form",
+    "test_what_takes_too_much_ends_while_the_event_loop_goes_on",
+}
+
+# Each test has a task queue of its own, of which a server keeps four partitions until five minutes after its last
+# worker. With a handful of runs each, that is a quarter of its CPU.
+SMALL_QUEUES = {
+    "matching.numTaskqueueReadPartitions": 1,
+    "matching.numTaskqueueWritePartitions": 1,
+    "matching.maxTaskQueueIdleTime": "1m",
 }
 
 # A history is "long" after this many events, so that a short run rotates several times where a test wants it.
@@ -98,8 +123,14 @@ def pytest_collection_finish() -> None:
 
 
 def dynamic_config(**more: object) -> list[str]:
-    values = {**DYNAMIC_CONFIG, **more}
+    values = {**DYNAMIC_CONFIG, **SMALL_QUEUES, **more}
     return [f"--dynamic-config-value={name}={json.dumps(value)}" for name, value in values.items()]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _once() -> Iterator[None]:
+    with once_a_process():
+        yield
 
 
 async def server(**more: object) -> WorkflowEnvironment:

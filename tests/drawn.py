@@ -9,14 +9,15 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from contracts.failures import ToolFault
-from contracts.run.limits import Limits
-from contracts.run.question import QuestionKind
-from contracts.run.state import Call, RunState, RunStatus
-from contracts.run.turn import ModelTurn, Usage
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from decisions.builtin_tools import ROUTES
-from decisions.run.question import DIRECTED, QUESTION_DECISIONS
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.run.limits import Limits
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import Call, RunState, RunStatus
+from perdure.contracts.run.turn import ModelTurn, Usage
+from perdure.contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from perdure.decisions.run.question import DIRECTED, QUESTION_DECISIONS
+from perdure.decisions.run.reply import CUT_OFF
+from perdure.decisions.tools import routes
 from tests.played import NOW, Played
 
 GOAL = "see"
@@ -57,13 +58,13 @@ def a_state(rng: Random, **fields: Any) -> RunState:
         "max_turns": rng.choice((2, 15, 100, 100)),
         "max_reframes": rng.choice((0, 2, 5)),
     }
-    return running((*ROUTES, *OWN), **{**limits, **fields})
+    return running((*routes(), *OWN), **{**limits, **fields})
 
 
 def running(tools: Sequence[ToolRoute], **fields: Any) -> RunState:
     """A run that has just begun; `fields` are of its state, or of its limits."""
     limits = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
-    limits = limits.model_copy(update={name: fields.pop(name) for name in list(fields) if name in Limits.model_fields})
+    limits = limits.evolve(**({name: fields.pop(name) for name in list(fields) if name in Limits.model_fields}))
     base: dict[str, Any] = {
         "run_id": "R1",
         "goal": GOAL,
@@ -134,9 +135,15 @@ _ODD: tuple[tuple[str, dict[str, Any] | str], ...] = (
 
 
 def turn_of(said: Said, number: int, **fields: Any) -> ModelTurn:
-    """As the model's activity brings it; `number` makes the ids of its tool uses."""
+    """As the model's activity brings it; `number` makes the ids of its tool uses.
+
+    The last call of a reply that was cut off is not made, as it may lack its end.
+    """
     content: list[dict[str, Any]] = [{"type": "text", "text": said.text}] if said.text else []
-    named = [(f"t{number}-{place}", name, given) for place, (name, given) in enumerate(said.uses)]
+    uses = list(said.uses)
+    if uses and said.stop in CUT_OFF:
+        uses[-1] = (uses[-1][0], "cut off")
+    named = [(f"t{number}-{place}", name, given) for place, (name, given) in enumerate(uses)]
     content += [
         {"type": "tool_use", "id": use, "name": name, "input": given if isinstance(given, dict) else {}}
         for use, name, given in named

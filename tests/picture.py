@@ -7,13 +7,7 @@ from unittest.mock import patch
 
 from rich.terminal_theme import MONOKAI
 
-import cli
-from contracts.run.question import QuestionKind
-from contracts.run.signals import Decision
-from contracts.run.state import QuestionView
-from contracts.run.turn import ModelTurn, SkippedModel, Usage
-from contracts.tool import ToolCall, ToolOutcome
-from decisions.ids import call_digest
+from perdure import cli
 from perdure.client.run_events import (
     ModelCallStarted,
     ModelReplied,
@@ -24,13 +18,18 @@ from perdure.client.run_events import (
     WaitEnded,
     WaitStarted,
 )
+from perdure.contracts.run.signals import Decision, QuestionKind
+from perdure.contracts.run.state import QuestionView
+from perdure.contracts.run.turn import ModelTurn, SkippedModel, Usage
+from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.decisions.ids import call_digest
 from perdure.terminal import progress
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.prompt import format_input_hint
 from perdure.terminal.run_view import RunScreen
 from tests.screen import Terminal
 
-PICTURE = Path(cli.__file__).parent / "docs" / "images" / "terminal.svg"
+PICTURE = Path(cli.__file__).parents[1] / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS = 100, 36
 START = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 GOAL = "Refund the orders of Friday's outage that were charged twice, and write down what was done."

@@ -13,28 +13,33 @@ from typing import Any, Literal, TypeVar
 
 from temporalio.exceptions import ApplicationError
 
-from contracts.conversation import SteerRequest
-from contracts.delegation import Spent
-from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run.compaction import ContextFull, Recovery, Summary
-from contracts.run.events import ToolResultEvent, ToolResultPayload
-from contracts.run.question import QuestionKind
-from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
-from contracts.run.transcript import Part
-from contracts.run.turn import ModelTurn
-from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from decisions import delegation
-from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
-from decisions.followup.tools import build_follow_up_commands
-from decisions.people.approvals import ask_question, judge_answer, open_turn_questions, options_in, record_answer
-from decisions.run import call_state, loop
-from decisions.run import outcome as endings
-from decisions.run.loop_detection import reset_detection
-from decisions.run.recovery import QUESTION, next_recovery, record_recovery
-from decisions.run.reply import needs_approval, question_in, take_turn
-from decisions.run.state import MAX_STEERED_IDS, add_delegated, add_reply_cost, approve_tool, close_question
-from decisions.run.tool_results import (
+from perdure.contracts.conversation import SteerRequest
+from perdure.contracts.failures import Escalation, RunFailure, ToolFault
+from perdure.contracts.run.events import ToolResultEvent, ToolResultPayload
+from perdure.contracts.run.limits import Spent
+from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput, QuestionKind
+from perdure.contracts.run.state import Call, Ending, ForcedTool, RunState, RunStatus
+from perdure.contracts.run.transcript import Part
+from perdure.contracts.run.turn import ContextFull, ModelTurn, Recovery, Summary
+from perdure.contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from perdure.decisions.people.approvals import (
+    ask_question,
+    judge_answer,
+    open_turn_questions,
+    options_in,
+    record_answer,
+)
+from perdure.decisions.run import call_state, loop
+from perdure.decisions.run import outcome as endings
+from perdure.decisions.run.loop_detection import reset_detection
+from perdure.decisions.run.next_calls import needs_approval
+from perdure.decisions.run.recovery import QUESTION, next_recovery, record_recovery
+from perdure.decisions.run.reply import question_in, take_turn
+from perdure.decisions.run.state import add_delegated, add_reply_cost, approve_tool, close_question
+from perdure.decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
+from perdure.decisions.text import formatting
+from perdure.decisions.text.visible_text import render_visible
+from perdure.decisions.tool_results import (
     ESCALATES,
     ResultVerdict,
     format_result_notice,
@@ -42,13 +47,12 @@ from decisions.run.tool_results import (
     outcome_of_result,
     record_result,
 )
-from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
-from decisions.text import formatting
-from decisions.text.visible_text import render_visible
-from workflows.handlers import read_argument, read_optional_argument
+from perdure.decisions.tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
+from perdure.features.delegation import rules as delegation
+from perdure.features.follow_ups.rules.tools import build_follow_up_commands
+from perdure.workflows.handlers import read_argument, read_optional_argument
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
-KEPT_NOTICES = 20
 
 Kind = Literal["model", "summary", "call", "outside", "pause", "person"]
 
@@ -146,7 +150,7 @@ class Played:
                         self._ignore(name, f"{formatting.truncate(said.request_id, 80)} was said before")
                     else:
                         self.said.append(said)
-                        self._update(steered=(*self.state.steered, said.request_id)[-MAX_STEERED_IDS:])
+                        self._update(steered=self.state.steered.add(said.request_id))
                 case _:
                     self._ignore(
                         formatting.truncate(name, 80),
@@ -254,7 +258,7 @@ class Played:
         if closed.note:
             self.transcript.append(note_part(closed.note))
 
-    # Reads and the model call after them, as in workflows/agent_run/fused_turn.py and activities/model/fused_turn.py.
+    # Reads and the model call after them, as in workflows/agent_run/model_turn.py and activities/model/fused_turn.py.
 
     def _read(self, call: Call, batch: tuple[Call, ...], outcomes: dict[str, ToolOutcome]) -> Flow[None]:
         """The read that ends last goes on with the model call; a cut one leaves what the others brought."""
@@ -263,7 +267,7 @@ class Played:
             outcomes[call.tool_use_id] = yield Wait("call", call)
             if len(outcomes) < len(batch):
                 return
-            reads = [each.model_copy(update={"outcome": outcomes[each.tool_use_id]}) for each in batch]
+            reads = [each.evolve(outcome=outcomes[each.tool_use_id]) for each in batch]
             self.ahead = [call_part(each) for each in reads]
             self.asked += 1
             reply: ModelTurn | ContextFull | Ending = yield Wait("model")
@@ -397,7 +401,7 @@ class Played:
         )
         if isinstance(planned, ToolOutcome):
             return planned
-        outcome: ToolOutcome = yield Wait("call", call.model_copy(update={"effect": Effect.read}))
+        outcome: ToolOutcome = yield Wait("call", call.evolve(effect=Effect.read))
         if call.tool == DELEGATE:
             self.state = add_delegated(self.state, Spent(steps=1, tokens=2, usd=0.0))
         return outcome
@@ -435,9 +439,7 @@ class Played:
             self.state = call_state.reissue_call(self.state, call.step or 0, NOW)
 
     def _settle_doubt(self, call: Call) -> Flow[ToolOutcome | None]:
-        text = (
-            f"`{formatting.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
-        )
+        text = formatting.format_doubt(call.tool, call.arguments)
         self._update(interrupted=True)
         answer = yield from self._ask(QuestionKind.resume_unsafe, text, about=call)
         self._landed(call)
@@ -547,7 +549,7 @@ class Played:
 
     def _ignore(self, signal: str, why: str) -> None:
         notice = formatting.truncate(f"{signal}: {why}", 300)
-        self._update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
+        self._update(ignored=self.state.ignored.add(notice))
 
     def _in_flight(self, call: Call) -> None:
         if call.effect is not Effect.read and call.tool_use_id not in self.effects:
@@ -558,7 +560,7 @@ class Played:
             self.effects.remove(call.tool_use_id)
 
     def _update(self, **changes: Any) -> None:
-        self.state = self.state.model_copy(update=changes)
+        self.state = self.state.evolve(**changes)
 
     def _route(self, call: Call) -> ToolRoute:
         return next(route for route in self.state.tools if route.name == call.tool)

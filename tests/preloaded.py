@@ -1,9 +1,9 @@
 """The product's processes, forked from one that has loaded it: its imports take a second, and the tests start hundreds.
 
-`program("cli")` is a file to run in place of `python cli.py`. It is a stand-in, which any parent may start, be it a
-shell: it gives all that it was given to the process that has loaded the product, and the child that this forks is the
-command. The stand-in passes signals on, takes the command along when it is killed, and ends as the command ends. But
-its pid is not the command's, which is in a session of its own and has no controlling terminal.
+`program("cli")` is a file to run in place of `python -m perdure.cli`. It is a stand-in, which any parent may start, be
+it a shell: it gives all that it was given to the process that has loaded the product, and the child that this forks is
+the command. The stand-in passes signals on, takes the command along when it is killed, and ends as the command ends.
+But its pid is not the command's, which is in a session of its own and has no controlling terminal.
 
 What Python does at its start a fork cannot do otherwise: with a variable that is read then, or with a closed standard
 stream, the stand-in becomes a new Python.
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent
+PROGRAMS = {"cli": ("perdure.cli", "main"), "worker": ("perdure.process.worker", "run_worker_program")}
+A_CALL = "from {0} import {1}; {1}()"
 READ_AT_START = ("PYTHON", "LC_", "LANG", "TZ")
 HARMLESS = "PYTHONDONTWRITEBYTECODE"
 A_NEW_PYTHON = {"PYTHONHASHSEED": "random"}  # what it is without it
@@ -119,7 +121,7 @@ def short_folder(*folders: str) -> str:
 
 def stand_in(address: str, name: str, start: Mapping[str, str]) -> NoReturn:
     if start_of(os.environ) != start or None in (sys.stdin, sys.stdout, sys.stderr):
-        os.execv(sys.executable, [sys.executable, str(ROOT / f"{name}.py"), *sys.argv[1:]])  # noqa: S606 - itself
+        os.execv(sys.executable, [sys.executable, "-Pc", A_CALL.format(*PROGRAMS[name]), *sys.argv[1:]])  # noqa: S606 - itself
     ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
     mask = os.umask(0)
     given: Given = (name, sys.argv[1:], dict(os.environ), [int(number) for number in ignored], mask)
@@ -147,7 +149,7 @@ def stand_in(address: str, name: str, start: Mapping[str, str]) -> NoReturn:
 def load() -> None:
     """Everything that a command may import, and nothing that it would find to be otherwise."""
     sys.path[0] = str(ROOT)
-    for name in ("cli", "worker", "anthropic.resources.messages"):
+    for name in (*(module for module, _ in PROGRAMS.values()), "anthropic.resources.messages"):
         import_module(name)
     for path in (ROOT / "perdure" / "commands").rglob("[!_]*.py"):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -234,7 +236,8 @@ def _become(given: Given, descriptors: list[int]) -> Callable[[], object]:
             ((sys.stdin, "r", -1), (sys.stdout, "w", -1), (sys.stderr, "w", 1))
         )
     )
-    run: Callable[[], object] = getattr(import_module(name), {"worker": "run_worker_process"}.get(name, "main"))
+    module, function = PROGRAMS[name]
+    run: Callable[[], object] = getattr(import_module(module), function)
     return run
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from settings import ProjectError, Settings, load_settings
+from perdure.settings import ProjectError, Settings, load_settings
+from perdure.settings.problems import raise_all
 
 
 def write_project(folder: Path, toml: str = "", *, head: str | None = None, name: str = "a") -> None:
@@ -16,8 +17,11 @@ def write_project(folder: Path, toml: str = "", *, head: str | None = None, name
 
 
 def load_project(folder: Path, toml: str = "", *, head: str | None = None, **env: str) -> Settings:
+    """The settings of a project whose agent file loads. Raises ProjectError."""
     write_project(folder, toml, head=head)
-    return load_settings(env, folder)
+    settings = load_settings(env, folder)
+    raise_all([*settings.roster.faults.values()])
+    return settings
 
 
 def rejection_line(folder: Path, toml: str = "", *, head: str | None = None, **env: str) -> str:

@@ -8,11 +8,11 @@ from temporalio.client import WorkflowHistory
 from temporalio.converter import DataConverter
 from temporalio.worker import Replayer
 
-from perdure.process.workflows import WORKFLOWS, workflow_runner
+from perdure.process.workflows import all_workflows, workflow_runner
 
 
 async def replay_history(
-    history: WorkflowHistory, converter: DataConverter, workflows: Sequence[type] = WORKFLOWS, **options: Any
+    history: WorkflowHistory, converter: DataConverter, workflows: Sequence[type] = all_workflows(), **options: Any
 ) -> None:
     """Raise NondeterminismError or RuntimeError if the code does not fit the history.
 

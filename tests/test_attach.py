@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from activities.media.store import read_media
-from activities.storage.store import LocalStores
-from contracts.conversation import SubmitRequest, Submitted
-from contracts.media import MAX_ATTACHMENTS, MAX_MEDIA_BYTES, Attachment, StoredMedia
-from contracts.run.events import StartEvent
-from contracts.run.signals import HumanInput
-from contracts.tool import ToolCall, ToolOutcome
-from decisions.ids import UPLOADS_STORE
+from perdure.activities.media.store import read_media
+from perdure.activities.storage.store import LocalStores
 from perdure.client.errors import RejectedError
-from perdure.client.event_reader import EventReader
 from perdure.client.files import attach_files
-from perdure.client.run_events import AnswerReceived, RunEvent, RunStarted, ToolCallFinished, event_to_json
+from perdure.client.run_events import AnswerReceived, EventReader, RunEvent, RunStarted, ToolCallFinished, event_to_json
 from perdure.commands.chat import ChatSession
-from perdure.commands.mcp.runs import RunTools
+from perdure.contracts.conversation import SubmitRequest, Submitted
+from perdure.contracts.media import MAX_ATTACHMENTS, MAX_MEDIA_BYTES, Attachment, StoredMedia
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.signals import HumanInput
+from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.decisions.ids import UPLOADS_STORE
+from perdure.features.mcp_server.commands import RunTools
 from perdure.terminal.event_lines import format_bytes, format_event
 from tests.media_files import image_bytes, pdf_bytes
 from tests.screen import Terminal
@@ -96,14 +95,14 @@ def test_a_size_is_short() -> None:
 async def test_an_mcp_client_attaches_files_of_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[StartEvent] = []
 
-    async def start(_client: Any, _queue: str, event: StartEvent) -> Any:
+    async def start(_client: Any, _queue: str, event: StartEvent, *_: Any, **__: Any) -> Any:
         events.append(event)
-        return SimpleNamespace(id="run:r")
+        return SimpleNamespace(id="run:r", first_execution_run_id="1")
 
     async def no_message(_: str) -> None:
         return None
 
-    monkeypatch.setattr("perdure.commands.mcp.runs.start_or_get_run", start)
+    monkeypatch.setattr("perdure.python_client.start_or_get_run", start)
     settings = SimpleNamespace(check_agent=lambda _: None, check_pace=lambda *_: None, task_queue="q")
     session: Any = SimpleNamespace(
         client=None, settings=settings, missing_worker_message=no_message, web_ui_page=lambda _: None

@@ -1,4 +1,4 @@
-"""The bridge's cycle, beside a mailbox that answers as it is told."""
+"""The bridge's cycle, beside a server that takes what it is given, and whose runs do not end."""
 
 import asyncio
 import errno
@@ -16,49 +16,55 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 from watchfiles import Change
 
-from activities.mailbox.folder import MailFolder
-from activities.mailbox.intake import MAX_BYTES
-from activities.mailbox.pages import TaskPages
-from activities.mailbox.picks import InputPicks
-from activities.mailbox.watch import FolderWatcher
-from contracts.mail.mailbox import Delivered, DeliveryVerdict
-from decisions.mailbox.poll_mode import PollMode, PollPolicy
-from perdure.process.mailbox_bridge import FILE_GONE, SMALL_BATCH, Bridge
+from perdure.contracts.bounds import Backoff
+from perdure.features.mailbox.activities.folder import MailFolder
+from perdure.features.mailbox.activities.pages import TaskPages
+from perdure.features.mailbox.activities.picks import InputPicks
+from perdure.features.mailbox.activities.watch import FolderWatcher
+from perdure.features.mailbox.bridge import Bridge
+from perdure.features.mailbox.contract import InboxMessage, Stage
+from perdure.features.mailbox.rules import turns
+from perdure.features.mailbox.rules.admission import FILE_GONE
+from perdure.features.mailbox.rules.poll_mode import PollMode, PollPolicy
 
+OPEN = InboxMessage(
+    key="k", task="t", plan="p", message_id="m", plan_id="p", task_id="t", sender="a", stage=Stage.blocked
+)
 SLEEPY = PollPolicy(idle_after=1, dormant_after=timedelta(seconds=0.1))
-Answer = Callable[[list[dict[str, Any]]], list[DeliveryVerdict]]
 
 
 class FakeClient:
-    """Keeps what was delivered."""
+    """Keeps what was submitted. No run ends."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.delivered: list[list[dict[str, Any]]] = []
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.failures: list[Exception] = []
 
-    async def execute_update_with_start_workflow(self, update: str, request: Any, **_: Any) -> Delivered:
-        given = request.get("deliveries", [])
-        self.delivered.append(given)
-        return Delivered(verdicts=tuple(self.answer(given)), open=0)
+    async def execute_update_with_start_workflow(self, _: str, request: Any, **__: Any) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.submitted.append(request["raw"]["message_id"])
 
     def get_workflow_handle(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("nothing is asked for")
+        return self
+
+    async def result(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def describe(self, **_: Any) -> Any:
+        raise RPCError("nothing is described", RPCStatusCode.UNAVAILABLE, b"")
 
 
 def client_of(bridge: Bridge) -> FakeClient:
     return cast("FakeClient", bridge.client)
 
 
-def admitted(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
-    return [DeliveryVerdict.admitted if each.get("head") else DeliveryVerdict.dead for each in given]
-
-
 def task(name: str) -> dict[str, Any]:
     return {"type": "task", "message_id": name, "plan_id": "p", "task_id": name, "from": "a", "body": "x"}
 
 
-def put(bridge: Bridge, name: str, text: str | None = None) -> None:
-    path = bridge.folder.root / "inbox" / "p" / name
+def put(bridge: Bridge, name: str, text: str | None = None, plan: str = "p") -> None:
+    path = bridge.folder.root / "inbox" / plan / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(task(name)) if text is None else text)
     os.utime(path, (1, 1))
@@ -68,8 +74,13 @@ def put(bridge: Bridge, name: str, text: str | None = None) -> None:
 def bridge(tmp_path: Path) -> Bridge:
     folder = MailFolder(tmp_path / "box", "writer")
     folder.open_folder()
-    client: Any = FakeClient(admitted)
-    return Bridge(client, "queue", folder, PollPolicy(idle_after=1, dormant_after=None))
+    return bridge_of(folder)
+
+
+def bridge_of(folder: MailFolder) -> Bridge:
+    client: Any = FakeClient()
+    workspaces = folder.root.parent / "runs"
+    return Bridge(client, "queue", folder, workspaces, PollPolicy(idle_after=1, dormant_after=None))
 
 
 async def holds(claim: Callable[[], bool]) -> None:
@@ -108,36 +119,49 @@ async def test_messages_are_delivered_and_listed(bridge: Bridge) -> None:
     assert listed == {("admitted", "a.json"), ("dead", None)}
 
 
-async def test_a_mailbox_that_is_away_is_logged_once_and_gets_everything_later(bridge: Bridge, caplog: Any) -> None:
+async def test_a_server_that_is_away_is_logged_once_and_gets_everything_later(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("perdure.features.mailbox.bridge.STEP_RETRIES", Backoff(0.01, 0.01))
     put(bridge, "a.json")
-    tries = [0]
-
-    def away(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
-        tries[0] += 1
-        if tries[0] < 4:
-            raise RPCError("connection refused", RPCStatusCode.UNAVAILABLE, b"")
-        return admitted(given)
-
-    client_of(bridge).answer = away
-    await run_until(bridge, lambda: len(lines(bridge)) == 1)
-    assert [record.message for record in caplog.records].count("agent.mail.trouble") == 1
-    assert bridge.trouble == ""
+    client_of(bridge).failures += [RPCError("connection refused", RPCStatusCode.UNAVAILABLE, b"") for _ in range(3)]
+    await run_until(bridge, lambda: client_of(bridge).submitted == ["a.json"] and not bridge.last_error)
+    assert ["connection refused" in record.getMessage() for record in caplog.records].count(True) == 1
+    assert verdicts(bridge) == ["admitted"]
 
 
-async def test_a_full_mailbox_gets_few_at_a_time_until_it_has_all(bridge: Bridge) -> None:
+async def test_a_flood_stays_in_the_inbox_and_lets_other_plans_in(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MAX_RUNNING", 1)
+    monkeypatch.setattr(turns, "MAX_WAITING", 5)
+    monkeypatch.setattr("perdure.features.mailbox.bridge.MAX_CLAIMS", 2)
     for number in range(30):
         put(bridge, f"{number}.json")
-    taken: list[str] = []
+    async with running(bridge):
+        await holds(lambda: len(lines(bridge)) > 4)
+        put(bridge, "other.json", json.dumps({**task("other"), "plan_id": "q"}), plan="q")
+        await holds(lambda: "other" in client_of(bridge).submitted)
+    assert len(lines(bridge)) < 12
+    assert len(list((bridge.folder.root / "inbox/p").glob("*.json"))) > 18
 
-    def full(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
-        first = given[:7]
-        taken.extend(each["file"] for each in first)
-        return [DeliveryVerdict.admitted] * len(first) + [DeliveryVerdict.full] * (len(given) - len(first))
 
-    client_of(bridge).answer = full
-    await run_until(bridge, lambda: len(taken) == 30 and len(lines(bridge)) == 30)
-    assert len(set(taken)) == 30
-    assert max(len(given) for given in client_of(bridge).delivered[2:]) <= 2 * SMALL_BATCH
+async def test_of_two_bridges_one_serves_the_folder_and_the_other_takes_over(bridge: Bridge) -> None:
+    second = bridge_of(MailFolder(bridge.folder.root, "writer", id=bridge.folder.id))
+    async with running(second):
+        async with running(bridge):
+            await holds(lambda: {bridge.pace.mode, second.pace.mode} > {PollMode.standby})
+            first = bridge if second.pace.mode is PollMode.standby else second
+            other = second if first is bridge else bridge
+            put(bridge, "a.json")
+            await holds(lambda: client_of(first).submitted == ["a.json"])
+            await holds(lambda: other.is_quiet)
+            assert (await other.open_work()) == (await first.open_work())
+            if first is second:
+                return
+        put(bridge, "b.json")
+        await holds(lambda: "b.json" in client_of(second).submitted)
+        assert {"a.json", "b.json"} == {message.message_id for message in second.messages.values()}
 
 
 async def test_a_disk_that_refuses_does_not_end_the_bridge(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +202,7 @@ async def test_picks_and_pages_are_updated_although_deliveries_fail(
         looks[0] += 1
         return 0
 
-    async def refresh(_: TaskPages) -> None:
+    async def refresh(*_: Any) -> None:
         pages[0] += 1
 
     async def refuses(_: Bridge) -> bool:
@@ -186,15 +210,15 @@ async def test_picks_and_pages_are_updated_although_deliveries_fail(
 
     monkeypatch.setattr(InputPicks, "check_requests", look)
     monkeypatch.setattr(TaskPages, "refresh_pages", refresh)
-    monkeypatch.setattr(Bridge, "_deliver_next", refuses)
-    monkeypatch.setattr("perdure.process.mailbox_bridge.PAGE_REFRESH_CYCLES", 2)
-    bridge.open = 1
+    monkeypatch.setattr(Bridge, "_admit_next", refuses)
+    monkeypatch.setattr("perdure.features.mailbox.bridge.PAGE_REFRESH_CYCLES", 2)
+    bridge.messages["k"] = OPEN
     await run_until(bridge, lambda: looks[0] > 1 and pages[0] > 0)
     assert bridge.trouble.endswith("the disk is full")
     looks[0] = pages[0] = 0
     (bridge.folder.root / ".mailbox.json").write_text('{"id": "other", "agent": "writer"}')
-    again = Bridge(bridge.client, "queue", bridge.folder)
-    again.open = 1
+    again = bridge_of(bridge.folder)
+    again.messages["k"] = OPEN
     await run_until(again, lambda: again.cycle > 2)
     assert "has become another mailbox" in again.trouble
     assert (looks, pages) == ([0], [0])
@@ -226,12 +250,6 @@ async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(
         assert "a.json wakes" in seen
 
 
-def blocks(given: list[dict[str, Any]]) -> list[DeliveryVerdict]:
-    """As a mailbox does."""
-    verdicts = {FILE_GONE: DeliveryVerdict.dead, None: DeliveryVerdict.admitted}
-    return [DeliveryVerdict.blocked if each["missing"] else verdicts[each.get("fault")] for each in given]
-
-
 def waits_for(bridge: Bridge, name: str, match: str) -> None:
     put(bridge, name, json.dumps({**task(name), "inputs": [{"name": "data", "match": match}]}))
 
@@ -243,10 +261,9 @@ def verdicts(bridge: Bridge) -> list[str]:
 async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client_of(bridge).answer = blocks
     bridge.patience = SLEEPY
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.mailbox_bridge.INPUT_DELAY", 0.0)  # it looks at once
+    monkeypatch.setattr("perdure.features.mailbox.bridge.INPUT_DELAY", 0.0)  # it looks at once
     async with running(bridge):
         await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is PollMode.dormant)
         (bridge.folder.root / "inputs" / "rates.csv").write_text("1")
@@ -256,14 +273,13 @@ async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
 async def test_without_file_watches_inputs_are_polled(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    client_of(bridge).answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.3)
+    monkeypatch.setattr("perdure.features.mailbox.bridge.UNCLAIMED_SCAN_INTERVAL", 0.3)
 
     def refuses(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
 
-    monkeypatch.setattr("activities.mailbox.watch.awatch", refuses)
+    monkeypatch.setattr("perdure.features.mailbox.activities.watch.awatch", refuses)
     async with running(bridge):
         await holds(lambda: verdicts(bridge) == ["blocked"])
         path = bridge.folder.root / "inputs" / "rates.csv"
@@ -274,7 +290,6 @@ async def test_without_file_watches_inputs_are_polled(
 
 
 async def test_links_are_not_watched_and_files_in_new_folders_wake(bridge: Bridge) -> None:
-    client_of(bridge).answer = blocks
     (bridge.folder.root / "inbox" / "plan").symlink_to("/usr")
     (bridge.folder.root / "inputs" / "more").symlink_to("/usr")
     waits_for(bridge, "a.json", "new/*.csv")
@@ -298,9 +313,8 @@ def watches() -> int:
 async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_message(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client_of(bridge).answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.1)
+    monkeypatch.setattr("perdure.features.mailbox.bridge.UNCLAIMED_SCAN_INTERVAL", 0.1)
     async with running(bridge):
         await holds(lambda: verdicts(bridge) == ["blocked"])
         (pending,) = (bridge.folder.root / "inbox/p/.pending").iterdir()
@@ -310,16 +324,6 @@ async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_mes
         await holds(lambda: bridge.cycle > cycle + 2)
     assert lines(bridge)[1]["fault"] == FILE_GONE
     assert len(lines(bridge)) == 2
-
-
-async def test_large_heads_are_delivered_in_batches_that_a_mailbox_takes(bridge: Bridge) -> None:
-    for number in range(60):
-        head = {"type": "reply", "message_id": f"m{number}", "plan_id": "p", "task_id": "t", "from": "a"}
-        more = {"status": "done", "artifacts": ["\N{GRINNING FACE}" * 10_000], "body": "x"}
-        put(bridge, f"{number}.json", json.dumps({**head, **more}, ensure_ascii=False))
-    await run_until(bridge, lambda: len(lines(bridge)) == 60)
-    assert max(len(json.dumps(given)) for given in client_of(bridge).delivered) < MAX_BYTES + 60
-    assert len(client_of(bridge).delivered) < 15
 
 
 async def test_unreadable_messages_hold_up_no_other(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,8 +340,7 @@ async def test_unreadable_messages_hold_up_no_other(bridge: Bridge, monkeypatch:
         return read(self, plan, file)
 
     monkeypatch.setattr(MailFolder, "read_message_file", refuses)
-    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.1)
-    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_DELAY", 0.1)
+    monkeypatch.setattr("perdure.features.mailbox.bridge.UNCLAIMED_SCAN_INTERVAL", 0.1)
     await run_until(bridge, lambda: len(lines(bridge)) == 3)
     assert sorted(verdicts(bridge)) == ["admitted", "admitted", "dead"]
 
@@ -347,8 +350,9 @@ async def test_an_unprintable_name_in_pending_is_replaced(bridge: Bridge) -> Non
     pending.mkdir(parents=True)
     for name in (b"\xff.md", b"x" * 252 + b".md"):
         (pending / os.fsdecode(name)).write_text("no")
-    await run_until(bridge, lambda: len(lines(bridge)) == 2)
-    assert sorted(each.name for each in pending.iterdir()) == sorted(each["file"] for each in lines(bridge))
+    await run_until(bridge, lambda: len(lines(bridge)) == 2 and not any(pending.iterdir()))
+    dead = [each.name for each in pending.with_name(".deadletter").glob("*.md")]
+    assert sorted(dead) == sorted(each["file"] for each in lines(bridge))
 
 
 async def test_a_claimed_message_is_delivered_although_its_claim_is_not_durable(
@@ -369,7 +373,7 @@ async def test_a_claimed_message_is_delivered_although_its_claim_is_not_durable(
 async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.process.mailbox_bridge.UNDELIVERED_SCAN_INTERVAL", 0.1)
+    monkeypatch.setattr("perdure.features.mailbox.bridge.UNCLAIMED_SCAN_INTERVAL", 0.1)
     own = bridge.folder.id
     async with running(bridge):
         await holds(lambda: bridge.cycle > 1)
@@ -408,7 +412,7 @@ async def test_a_bridge_becomes_quiet_without_file_watches(bridge: Bridge, monke
     def refuses(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
 
-    monkeypatch.setattr("activities.mailbox.watch.awatch", refuses)
+    monkeypatch.setattr("perdure.features.mailbox.activities.watch.awatch", refuses)
     put(bridge, "a.json")
     await run_until(bridge, lambda: bool(lines(bridge)) and bridge.is_quiet)
 

@@ -9,16 +9,16 @@ from typing import cast
 import httpx
 import pytest
 
-from activities.project import Project
-from activities.run.definition import build_definition
-from contracts.run.state import Call, RunState
-from contracts.tool import Approval, Effect, ToolKind
-from decisions.builtin_tools import FOLLOW_UP_TOOLS, JOURNAL_TOOLS, gated_routes
-from decisions.run.reply import needs_approval
+from perdure.activities.project import Project
+from perdure.activities.run.definition import build_definition
+from perdure.contracts.run.state import Call, RunState
+from perdure.contracts.tool import Approval, Effect, ToolKind
+from perdure.decisions.run.next_calls import needs_approval
+from perdure.decisions.tools import FOLLOW_UP_TOOLS, JOURNAL_TOOLS, gated_routes
 from perdure.process.project import build_project
-from settings import ProjectError
-from settings.agents import read_agents
-from settings.tools import NATIVE_TOOLS
+from perdure.settings import ProjectError
+from perdure.settings.agents import read_agents
+from perdure.settings.tools import NATIVE_TOOLS
 from tests.projects import load_project
 
 ALWAYS = 'approval = "always"\n'
@@ -146,6 +146,7 @@ HTTP = '[tools.look]\nkind = "http"\nurl = "http://127.0.0.1:9/"\ndescription = 
         ('{ type = "object", anyOf = [{ required = ["a"] }] }', "anyOf is not supported at the root"),
         ('{ type = "object", properties = { "filter[id]" = {} } }', "names of properties must match"),
         ('{ type = "object", minProperties = "many" }', "'many' is not of type"),
+        ('{ type = "object", "$ref" = "file:///a.json" }', "input_schema: '$ref' refers to 'file:///a.json', which"),
     ],
 )
 async def test_a_tool_of_the_project_that_no_model_takes_is_refused_by_name(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.commands.evaluate.cases import case_start_event, read_cases
-from settings import ProjectError
+from perdure.features.proof.case import case_start_event, read_cases
+from perdure.settings import ProjectError
 
 YAML = """
 - goal: where is A-1?

@@ -10,10 +10,10 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError
 
-from contracts.models import Undecodable
 from perdure.codec import ENCRYPTED, AesGcmCodec, InvalidKeysError, UnknownKeyError, payload_key_id, read_codec
+from perdure.contracts.models import Undecodable
 from perdure.converter import data_converter, with_encryption
-from settings import ProjectError, load_settings
+from perdure.settings import ProjectError, load_settings
 
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
 ONE, TWO = AesGcmCodec({"k1": KEYS["k1"]}), AesGcmCodec({"k2": KEYS["k2"], "k1": KEYS["k1"]})

@@ -9,20 +9,28 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload
 
-from activities.tools.outcome import reject_unreadable
-from contracts.agent import StartSnapshot
-from contracts.media import Attached, StoredMedia
-from contracts.models import SparseModel, Undecodable
-from contracts.people.policy import ApprovalTerms, PolicyCheckRequest, PolicyContext, PolicyVerdict
-from contracts.run.compaction import ContextFull
-from contracts.run.fused_turn import FusedRead, FusedTurn, FusedTurnRequest
-from contracts.run.state import Call, Continuation
-from contracts.run.transcript import Segment
-from contracts.run.turn import ModelTurn, PolicyVerdicts, SkippedModel, TurnRequest, Usage
-from contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
-from decisions.builtin_tools import ROUTES
-from decisions.run.limits import DEFAULTS
+from perdure.contracts.agent import StartSnapshot
+from perdure.contracts.media import Attached, StoredMedia
+from perdure.contracts.models import SparseModel, Undecodable
+from perdure.contracts.policy import ApprovalTerms, PolicyCheckRequest, PolicyContext, PolicyVerdict
+from perdure.contracts.run.state import Call, Continuation
+from perdure.contracts.run.transcript import Segment
+from perdure.contracts.run.turn import (
+    ContextFull,
+    FusedRead,
+    FusedTurn,
+    FusedTurnRequest,
+    ModelTurn,
+    PolicyVerdicts,
+    SkippedModel,
+    TurnRequest,
+    Usage,
+)
+from perdure.contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
 from perdure.converter import TolerantPayloadConverter, data_converter
+from perdure.decisions.run.limits import DEFAULTS
+from perdure.decisions.tool_results import reject_unreadable
+from perdure.decisions.tools import routes
 from tests.drawn import running
 
 CONVERTER = data_converter.payload_converter
@@ -80,14 +88,14 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "at": None,
         "media": (),
     },
-    StoredMedia: {"name": "", "pixels": None, "pages": None, "path": None},
+    StoredMedia: {"name": "", "pixels": None, "is_turned": False, "pages": None, "path": None},
     Attached: {"media": (), "refused": ()},
     FusedTurnRequest: {},
     FusedTurn: {"head": "", "reply": None, "reason": "", "interrupted": False},
     ApprovalTerms: {"approvers": (), "quorum": 1, "not_requester": False, "expires": None, "on_expiry": "deny"},
-    PolicyVerdict: {"rule": None, "reason": "", "loosens": False, "terms": None, "facts": {}},
-    PolicyContext: {"caller": None, "has_read": ()},
-    PolicyCheckRequest: {"edits": {}},
+    PolicyVerdict: {"rule": None, "reason": "", "loosens": False, "terms": (), "facts": {}},
+    PolicyContext: {"caller": None, "work": None, "runs": (), "conversation": "", "dry_run": False},
+    PolicyCheckRequest: {"edits": {}, "unmade": ()},
     PolicyVerdicts: {"verdicts": {}, "reviews": ()},
 }
 
@@ -191,7 +199,7 @@ def test_converters_share_type_adapters_and_tools() -> None:
     """The SDK makes a converter for each run, and a worker keeps a thousand of them."""
     first, second = TolerantPayloadConverter(), TolerantPayloadConverter()
     assert first.converters[b"json/plain"] is second.converters[b"json/plain"]
-    opening = StartSnapshot(agent="a", model="m", definition="d", tools=ROUTES, limits=DEFAULTS, workspace="w")
+    opening = StartSnapshot(agent="a", model="m", definition="d", tools=routes(), limits=DEFAULTS, workspace="w")
     payloads = first.to_payloads([opening])
     read = [each.from_payloads(payloads, [StartSnapshot])[0] for each in (first, second)]
     assert read == [opening, opening]
@@ -204,8 +212,8 @@ def test_a_result_that_a_run_keeps_is_read_back_by_its_next_execution(depth: int
     for _ in range(depth):
         result = [result]
     call = Call(tool_use_id="u", tool="look", kind=ToolKind.python, effect=Effect.read, step=1, arguments={})
-    call = call.model_copy(update={"outcome": reject_unreadable(ToolOutcome(result=result))})
-    state = running(ROUTES).model_copy(update={"calls": (call,)})
+    call = call.evolve(outcome=reject_unreadable(ToolOutcome(result=result)))
+    state = running(routes()).evolve(calls=(call,))
     segments = (Segment(ref="r", start=0, end=1, head="h"),)
     payloads = CONVERTER.to_payloads([Continuation(state=state, segments=segments)])
     [read] = CONVERTER.from_payloads(payloads)  # untyped, as the run takes what it begins with

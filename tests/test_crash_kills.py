@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.tool import Effect
-from perdure.commands.crashtest.compare import PlayFacts, PlayTool, find_differences, tools_in
-from perdure.commands.crashtest.kills import Target, kill_points, plan_kills
+from perdure.contracts.tool import Effect
+from perdure.features.proof.contract import PlayFacts, PlayTool, Target
+from perdure.features.proof.rules import find_differences, kill_points, plan_kills, tools_in
 
 
 def history(*events: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ WHOLE = PlayFacts(status="completed", text="done", requests={"turn 1": 1, "turn 
 
 
 def test_a_play_that_only_repeats_the_lost_request_of_the_model_is_the_same() -> None:
-    assert find_differences(WHOLE, WHOLE.model_copy(update={"requests": {"turn 1": 2, "turn 2": 1}})) == ()
+    assert find_differences(WHOLE, WHOLE.evolve(requests={"turn 1": 2, "turn 2": 1})) == ()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_play_that_only_repeats_the_lost_request_of_the_model_is_the_same() ->
     ],
 )
 def test_each_difference_of_a_play_is_found(change: dict[str, Any], finding: str) -> None:
-    assert find_differences(WHOLE, WHOLE.model_copy(update=change)) == (finding,)
+    assert find_differences(WHOLE, WHOLE.evolve(**change)) == (finding,)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_each_difference_of_a_play_is_found(change: dict[str, Any], finding: str
 )
 def test_the_declaration_that_explains_a_difference_outside_is_named(effect: Effect, attempts: int, words: str) -> None:
     tools = (PlayTool(tool="pay", effect=effect, scheduled=5, attempts=attempts),)
-    (finding,) = find_differences(WHOLE, WHOLE.model_copy(update={"check": "other", "tools": tools}))
+    (finding,) = find_differences(WHOLE, WHOLE.evolve(check="other", tools=tools))
     assert words in finding
 
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from perdure.process import forked
+from perdure.process import streams as forked
 from tests.waiting import PATIENCE
 
 STARTER = """
 import multiprocessing, signal
-from perdure.process.forked import die_with_starter
+from perdure.process.streams import die_with_starter
 
 def serve():
     die_with_starter()

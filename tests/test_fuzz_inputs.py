@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.mailbox.message import MessageError
-from activities.mailbox.message import parse_message as read_message
-from contracts.models import escape_unprintable
-from perdure.commands.evaluate.cases import read_cases
-from settings import ProjectError, load_settings
+from perdure.contracts.models import escape_unprintable
+from perdure.features.mailbox.activities.message import MessageError
+from perdure.features.mailbox.activities.message import parse_message as read_message
+from perdure.features.proof.case import read_cases
+from perdure.settings import ProjectError, load_settings
+from perdure.settings.problems import raise_all
 
 MAX_CPU_SECONDS = 1.0  # a busy machine may let a test wait for longer
 DEEP = 3000
@@ -121,7 +122,7 @@ def _project(name: str) -> Read:
     def read(folder: Path, data: bytes) -> None:
         path = _put(folder, name, data)
         try:
-            load_settings({}, folder)
+            raise_all([*load_settings({}, folder).roster.faults.values()])
         finally:
             path.unlink()
 
@@ -166,7 +167,7 @@ def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
     except (ProjectError, MessageError) as refused:
         why = str(refused)
         assert why.strip()
-        assert why == escape_unprintable(why)
+        assert all(line == escape_unprintable(line) for line in why.split("\n"))  # one for each fault
         assert "integer string conversion" not in why
     assert time.thread_time() - began < MAX_CPU_SECONDS
     return why

@@ -14,25 +14,30 @@ from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
-from activities.followup.topic import NotAwaitedError
-from activities.mailbox import message
-from activities.tools.json_schema import read_arguments
-from contracts.conversation import DropRequest, SteerRequest, SubmitRequest
-from contracts.followup import CancelCommand, CreateCommand, TaskCommand, TaskResolved
-from contracts.mail.mailbox import DeliverRequest, GiveUp, InputPicked, TurnEnded
-from contracts.mail.peers import Dispatch, MailReply
-from contracts.run.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent
-from contracts.run.signals import CancelRequest, HumanInput
-from contracts.topic import Event, Subscription
-from decisions.run.tool_results import outcome_of_result
-from gateway.problems import ApiError
-from gateway.requests import read_body_json
-from gateway.signatures import InvalidEventError, Webhook, WrongPlatformError
-from perdure.commands import event as published
+from perdure.activities.tools.json_schema import read_arguments
+from perdure.contracts.conversation import DropRequest, SteerRequest, SubmitRequest
+from perdure.contracts.run.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent
+from perdure.contracts.run.signals import CancelRequest, HumanInput
 from perdure.converter import TolerantPayloadConverter
+from perdure.decisions.tool_results import outcome_of_result
+from perdure.features.follow_ups import commands as published
+from perdure.features.follow_ups.activities import NotAwaitedError
+from perdure.features.follow_ups.contract import (
+    CancelCommand,
+    CreateCommand,
+    Event,
+    Subscription,
+    TaskCommand,
+    TaskResolved,
+)
+from perdure.features.mailbox.activities import message
+from perdure.features.mailbox.contract import MailReply
+from perdure.features.starts.signatures import InvalidEventError, Webhook, WrongPlatformError
+from perdure.gateway.problems import ApiError
+from perdure.gateway.requests import read_body_json
+from perdure.workflows.handlers import read_argument
 from tests.drawn import Said, a_signal, a_state, turn_of
 from tests.played import Played
-from workflows.handlers import read_argument
 
 MAX_CPU_SECONDS = 1.0
 EVENT = {
@@ -108,11 +113,6 @@ RIGHT: dict[type[BaseModel], Any] = {
     CancelCommand: {"data": {"workflowId": "w-1", "reason": "enough"}},
     Event: EVENT,
     Subscription: {"subscriber": "wf:w-1", "taskId": "t:1", "expiresAt": 5},
-    DeliverRequest: {"folder": "f", "deliveries": []},
-    TurnEnded: {"request_id": "r", "run_id": "R1", "end": "completed"},
-    InputPicked: {"key": "k"},
-    GiveUp: {"message_id": "m", "by": "Ann"},
-    Dispatch: {"delegation": "d", "plan_id": "p", "task_id": "t", "subtask_id": "s", "sender": "a"},
     MailReply: {
         "mailbox": "m",
         "sender": "a",

@@ -7,17 +7,25 @@ from uuid import uuid4
 import pytest
 from temporalio.client import Client
 
-from activities.storage.workspace import Workspace
-from contracts.run.events import StartEvent
+from perdure import Perdure
+from perdure.activities.storage.workspace import Workspace
 from perdure.client.errors import RejectedError, TemporalUnavailableError
-from perdure.terminal.goal_input import start_with_file
+from perdure.contracts.run.events import StartEvent
+from perdure.session import Session
+from perdure.settings import load_settings
+from perdure.terminal.prompt import start_with_file
 
 GOAL = "more and more of it " * 10_000
-QUEUE = "nobody"
 
 
 def event(**context: str) -> StartEvent:
     return StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "cut", "context": context}})
+
+
+def perdure_of(client: Client) -> Perdure:
+    """A client of the project of an empty folder, whose task queue has no worker."""
+    settings = load_settings({"PERDURE_TASK_QUEUE": "nobody"}, Path(__file__).parent / "nowhere")
+    return Perdure.over(Session(client, settings, None))
 
 
 def below(folder: Path) -> list[str]:
@@ -32,13 +40,13 @@ async def test_a_rejected_start_leaves_no_files(
 ) -> None:
     """By us, and by the server."""
     if run_id == "b":
-        monkeypatch.setattr("perdure.terminal.goal_input.start_or_get_run", refuses)
+        monkeypatch.setattr("perdure.python_client.start_or_get_run", refuses)
     with pytest.raises(RejectedError):
-        await start_with_file(client, QUEUE, Workspace(tmp_path / "runs" / "r"), event(**context), GOAL, run_id)
+        await start_with_file(perdure_of(client), Workspace(tmp_path / "runs" / "r"), event(**context), GOAL, run_id)
     assert [path for path in below(tmp_path) if path != "runs"] == []
 
 
-async def refuses(*_: Any) -> None:
+async def refuses(*_: Any, **__: Any) -> None:
     raise RejectedError("the server does not take the start")
 
 
@@ -48,25 +56,25 @@ async def test_a_failed_start_keeps_existing_files(client: Client, tmp_path: Pat
     workspace.create()
     workspace.write("notes.md", b"mine")
     with pytest.raises(RejectedError):
-        await start_with_file(client, QUEUE, workspace, event(k="x" * 3_000_000), GOAL, uuid4().hex)
+        await start_with_file(perdure_of(client), workspace, event(k="x" * 3_000_000), GOAL, uuid4().hex)
     assert below(tmp_path) == ["r", "r/artifacts", "r/notes.md"]
 
 
 async def test_a_start_that_finds_its_run_writes_no_file(client: Client, tmp_path: Path) -> None:
     run_id, workspace = uuid4().hex, Workspace(tmp_path / "r")
-    first = await start_with_file(client, QUEUE, workspace, event(), GOAL, run_id)
+    first = await start_with_file(perdure_of(client), workspace, event(), GOAL, run_id)
     files = below(tmp_path)
     assert [workspace.read_own(name.removeprefix("r/")) for name in files if name.endswith(".md")] == [GOAL.encode()]
-    again = await start_with_file(client, QUEUE, workspace, event(), f"another {GOAL}", run_id)
-    assert (again.id, again.first_execution_run_id, below(tmp_path)) == (first.id, None, files)
-    await first.terminate()
+    again = await start_with_file(perdure_of(client), workspace, event(), f"another {GOAL}", run_id)
+    assert (again.id, first.is_new, again.is_new, below(tmp_path)) == (first.id, True, False, files)
+    await client.get_workflow_handle(f"run:{run_id}").terminate()
 
 
 async def test_a_start_that_may_have_been_made_keeps_its_file(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
-    async def away(*_: Any) -> None:
+    async def away(*_: Any, **__: Any) -> None:
         raise TemporalUnavailableError("it may have started the run all the same")
 
-    monkeypatch.setattr("perdure.terminal.goal_input.start_or_get_run", away)
+    monkeypatch.setattr("perdure.python_client.start_or_get_run", away)
     with pytest.raises(TemporalUnavailableError):
-        await start_with_file(client, QUEUE, Workspace(tmp_path / "r"), event(), GOAL, uuid4().hex)
+        await start_with_file(perdure_of(client), Workspace(tmp_path / "r"), event(), GOAL, uuid4().hex)
     assert len(below(tmp_path)) == 3

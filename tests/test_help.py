@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import cli
+from perdure import cli
 
-HEAVY = ("temporalio", "pydantic", "mcp", "fastapi", "anthropic", "worker")  # a second or more to load
+HEAVY = ("temporalio", "pydantic", "mcp", "fastapi", "anthropic", "perdure.process.worker")  # a second or more to load
 
 
 def every(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -35,8 +35,8 @@ def help_of(*path: str, width: int) -> str:
 
 
 def test_the_overview_has_the_first_line_of_each_commands_help() -> None:
-    first = {name: (ALL[name,].help or "").partition("\n\n")[0] for name in cli.COMMANDS}
-    assert first == {name: summary for section in cli.SECTIONS.values() for name, (_, summary) in section.items()}
+    first = {name: (ALL[name,].help or "").partition("\n\n")[0] for name in cli.commands()}
+    assert first == {name: summary for section in cli.sections().values() for name, (_, summary) in section.items()}
 
 
 @pytest.mark.parametrize("path", [(), *(path for path, each in ALL.items() if isinstance(each, click.Group))])
@@ -81,20 +81,20 @@ def test_an_unknown_name_is_answered_with_the_nearest(typed: str, meant: str) ->
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(cli.__file__).parent, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=Path(cli.__file__).parents[1], capture_output=True, text=True, check=True
     )
     return done.stdout.splitlines()[-1]
 
 
 def test_help_loads_no_command() -> None:
-    shows = "import sys, cli; cli.app(['--help'], prog_name='perdure', standalone_mode=False)"
+    shows = "import sys; from perdure import cli; cli.app(['--help'], prog_name='perdure', standalone_mode=False)"
     assert run(f"{shows}; print([name for name in {HEAVY!r} if name in sys.modules])") == "[]"
 
 
 def test_the_worker_script_rejects_options() -> None:
     script = [sys.executable, "worker.py", "--help"]
     done = subprocess.run(
-        script, cwd=Path(cli.__file__).parent, capture_output=True, text=True, timeout=60, check=False
+        script, cwd=Path(cli.__file__).parents[1], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "worker: no options are accepted; configure it with perdure.toml and the environment\n"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.mcp.config import StdioServer
-from settings import ProjectError, load_settings
-from settings.tools import HttpToolSettings
+from perdure.features.mcp.activities.config import StdioServer
+from perdure.settings import ProjectError, load_settings
+from perdure.settings.tools import HttpToolSettings
 
 TOOL = '[tools.t]\nkind = "http"\nurl = "https://a.test"\ndescription = "x"\ninput_schema = "{path}"\n'
 

@@ -1,12 +1,14 @@
 """The house keeps its own rules: what is shipped, what is pinned, who imports whom, and that importing does nothing."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -16,26 +18,29 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-import cli
+from perdure import cli
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 # Packages and modules that serve the checkout and are not shipped.
 NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 
 # The wiring: a room, or a module, imports only from the lines above its own, so none of them goes round in a circle.
-LAYERS = {"contracts", "decisions", "activities", "workflows", "perdure.testkit"}
+LAYERS = {f"perdure.{name}" for name in ("contracts", "decisions", "activities", "workflows", "testkit", "features")}
+LINKS = ("activities", "workflows")  # real at the root; everything of ours is imported by one name
 ORDER = (
-    ("telemetry", "perdure.codec", "perdure.stubs"),
+    ("perdure.registry",),
+    ("perdure.telemetry", "perdure.codec", "perdure.stubs"),
     ("perdure.answer_keys",),
-    ("perdure.converter", "settings"),
+    ("perdure.converter", "perdure.settings"),
     ("perdure.client",),
     ("perdure.process",),
-    ("devserver", "worker"),
+    ("perdure.devserver",),
     ("perdure.plugin", "perdure.session"),
-    ("perdure.doctor", "perdure.python_client", "gateway"),
+    ("perdure.python_client",),
+    ("perdure.doctor", "perdure.gateway"),
     ("perdure.terminal",),
     ("perdure.commands",),
-    ("cli",),
+    ("perdure.cli",),
 )
 
 
@@ -45,9 +50,8 @@ def project() -> dict[str, Any]:
 
 
 def shipped() -> tuple[set[str], set[str]]:
-    """The packages and the modules that pyproject.toml lists."""
-    listed = project()["tool"]["setuptools"]
-    return set(listed["packages"]), set(listed["py-modules"])
+    """The packages that pyproject.toml lists, and no modules beside them."""
+    return set(project()["tool"]["setuptools"]["packages"]), set()
 
 
 def folder_of(package: str) -> Path:
@@ -69,17 +73,41 @@ def sources() -> dict[str, Path]:
 
 
 def test_every_package_and_module_is_shipped_and_nothing_else() -> None:
-    tops = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / name for name in NOT_SHIPPED}
-    folders = {path.parent.relative_to(ROOT) for top in tops for path in top.rglob("*.py")}
-    packages = {".".join(folder.parts) for folder in folders}
-    modules = {path.stem for path in ROOT.glob("*.py")}
-    assert shipped() == (packages, modules)
+    tops = {path.parent.name for path in ROOT.glob("*/__init__.py")} - NOT_SHIPPED
+    assert tops == {"perdure", *LINKS}
+    files = [path for top in ("perdure", *(f"perdure/{name}" for name in LINKS)) for path in (ROOT / top).rglob("*.py")]
+    assert shipped() == ({".".join(path.parent.relative_to(ROOT).parts) for path in files}, set())
+    assert [path.name for path in ROOT.glob("*.py")] == ["worker.py"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_folder_at_the_root_is_imported_by_one_name(name: str) -> None:
+    """By both, each of its classes would be there twice; `git` keeps the link on systems that have links."""
+    assert (ROOT / "perdure" / name).is_symlink()
+    assert (ROOT / "perdure" / name).readlink() == Path("..", name)
+    sys.modules.pop(name, None)
+    with pytest.raises(ImportError, match=rf"import perdure\.{name}"):
+        import_module(name)
+
+
+def test_no_file_is_loaded_by_two_names() -> None:
+    """Of all that these tests have loaded so far."""
+    places: dict[Path, set[str]] = {}
+    for name, module in [*sys.modules.items()]:
+        if (file := getattr(module, "__file__", None)) and name != "__main__":
+            places.setdefault(Path(file).resolve(), set()).add(name)
+    rooms = [(ROOT / "perdure" / name).resolve() for name in (".", *LINKS)]
+    twice = {path: names for path, names in places.items() if len(names) > 1 and not {*rooms}.isdisjoint(path.parents)}
+    assert twice == {}
 
 
 def test_files_that_packages_read_are_shipped() -> None:
     patterns = project()["tool"]["setuptools"]["package-data"]
     there = {
-        path for name in top_level() for path in (ROOT / name).rglob("*") if path.is_file() and path.suffix != ".pyc"
+        Path(folder, name)
+        for folder, _, names in os.walk(ROOT / "perdure", followlinks=True)
+        for name in names
+        if not name.endswith(".pyc")
     }
     named = {path for name, globs in patterns.items() for glob in globs for path in folder_of(name).glob(glob)}
     assert named == {path for path in there if path.suffix != ".py"}
@@ -154,7 +182,7 @@ def test_the_make_targets_of_the_readme_exist() -> None:
 def test_the_perdure_commands_of_the_readme_exist() -> None:
     named = set(re.findall(r"\bperdure ([a-z]+)", "\n".join(code_of(ROOT / "README.md"))))
     assert {"run", "watch", "answer"} <= named
-    assert named <= set(cli.COMMANDS)
+    assert named <= set(cli.commands())
 
 
 def code_of(page: Path) -> list[str]:
@@ -214,7 +242,8 @@ CHANCE = (uuid.uuid1, uuid.uuid4, os.environ, os.getenv, os.urandom)
 
 
 @pytest.mark.parametrize(
-    ("folder", "banned"), [("workflows/agent_run", 13), ("decisions", 13), ("contracts", 13), ("perdure", 0)]
+    ("folder", "banned"),
+    [("workflows/agent_run", 13), ("perdure/decisions", 13), ("perdure/contracts", 13), ("perdure", 0)],
 )
 def test_what_runs_in_a_workflow_may_not_call_a_clock_or_randomness(folder: str, banned: int) -> None:
     command = [
@@ -233,7 +262,7 @@ def test_what_runs_in_a_workflow_may_not_call_a_clock_or_randomness(folder: str,
 
 
 MAX_MODULES = 14  # in a folder: more of them are features that want packages
-MAX_DEPTH = 2  # of folders below a layer
+MAX_DEPTH = 3  # of folders below a layer
 
 
 def test_a_folder_is_read_at_a_glance() -> None:
@@ -246,7 +275,10 @@ def test_a_folder_is_read_at_a_glance() -> None:
 def test_no_public_name_is_defined_in_two_modules() -> None:
     """So a search for a name ends at one place; a shell has the name of its workflow."""
     places: dict[str, set[str]] = {}
-    for module, path in sources().items() - {("perdure.stubs", sources()["perdure.stubs"])}:
+    shells = {"perdure.stubs", *(module for module in sources() if module.endswith(".stub"))}
+    for module, path in sources().items():
+        if module in shells:
+            continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
                 places.setdefault(node.name, set()).add(module)
@@ -311,8 +343,9 @@ def test_the_rooms_of_the_architecture_page_are_those_of_the_code() -> None:
     layers = ("contracts", "decisions", "workflows", "activities")
     cells = [cell for row in architecture("Rooms") for cell in zip(layers, row[1:], strict=True)]
     named = {f"{layer}/{name}" for layer, cell in cells for name in re.findall(r"`([\w/.]+)`", cell)}
-    assert [name for name in named if not (ROOT / name).exists()] == []
-    packages = {f"{path.parent.relative_to(ROOT)}/" for layer in layers for path in ROOT.glob(f"{layer}/*/__init__.py")}
+    assert [name for name in named if not (ROOT / "perdure" / name).exists()] == []
+    inits = [path for layer in layers for path in (ROOT / "perdure").glob(f"{layer}/*/__init__.py")]
+    packages = {f"{path.parent.relative_to(ROOT / 'perdure')}/" for path in inits}
     assert packages - named == set()
 
 

@@ -1,12 +1,18 @@
 """Variables that our libraries read: understood, or one line with the name and the value."""
 
+import ssl
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from perdure.process.environment import normalize_environment
-from settings import load_settings
+from perdure.process.streams import normalize_environment
+from perdure.settings import load_settings
+from perdure.settings.libraries import check_libraries
+from perdure.settings.problems import ProjectError
 from tests.projects import rejection_line
 
 
@@ -38,6 +44,12 @@ def test_readable_variables_are_accepted(
     [
         ("NO_PROXY", "a,[::1", "'[::1' is not a host"),
         ("no_proxy", "a b", "'a b' is not a host"),
+        ("NO_PROXY", "::/0", "'::/0' is a network of IPv6"),
+        ("no_proxy", "localhost,FD00::/8,a", "'FD00::/8' is a network of IPv6"),
+        ("NO_PROXY", "::g", "'::g': the HTTP library cannot read it"),
+        ("NO_PROXY", "ä.example", "the HTTP library cannot read it"),
+        ("HTTPS_PROXY", "http://1.2.3.400", "the HTTP library cannot read it"),
+        ("ALL_PROXY", " http://a", "begins with one of http://"),
         ("HTTPS_PROXY", "htp://x", "begins with one of http://"),
         ("all_proxy", "http://[::1", "not a URL"),
         ("HTTP_PROXY", "http://x:port", "not a URL"),
@@ -51,6 +63,28 @@ def test_unreadable_variables_are_rejected_by_name(name: str, value: str, says: 
     line = rejection_line(tmp_path, **{name: value})
     assert line.startswith(f"{name}={value}: ")
     assert says in line
+
+
+TLS = ssl.create_default_context()
+HOSTS = st.text(st.sampled_from("a.:/[]*%1f@ -ä\x7f\u200b"), max_size=8)
+
+
+@given(
+    st.sampled_from(("NO_PROXY", "no_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY")),
+    HOSTS | HOSTS.map("http://".__add__),
+)
+@example("NO_PROXY", "::/0")
+@example("NO_PROXY", "http://[::1]")
+@example("HTTPS_PROXY", " http://a")
+def test_the_library_fails_on_no_value_that_is_accepted(name: str, value: str) -> None:
+    env = {name: value}
+    normalize_environment(env)
+    try:
+        check_libraries(env)
+    except ProjectError:
+        return
+    with patch.dict("os.environ", env, clear=True):
+        httpx.Client(verify=TLS).close()
 
 
 def test_a_password_is_not_shown(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-import cli
+from perdure import cli
 from tests.reference.markdown import slug
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "perdure/commands/project/*.md")
 PAGES = sorted({page for place in PLACES for page in ROOT.glob(place)})
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)

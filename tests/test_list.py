@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
-from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
+from perdure.activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
 from perdure.client.run_list import RunInfo
 from perdure.terminal.report import print_list
 
@@ -26,7 +27,10 @@ def found(run_id: str, status: str, agent: str = "default", about: str = "") -> 
         status=WorkflowExecutionStatus.RUNNING if is_open else WorkflowExecutionStatus.COMPLETED,
         start_time=datetime.now(UTC) - timedelta(minutes=5),
         history_length=0,
+        parent_id=None,
+        close_time=None,
         typed_search_attributes=TypedSearchAttributes(said),
+        raw_info=WorkflowExecutionInfo(),
     )
     return RunInfo(run_id, execution)
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from contracts.run.turn import ModelTurn, SkippedModel, Usage
-from contracts.tool import ToolCall, ToolOutcome
 from perdure.client.run_events import (
     ActivityFailed,
     ModelCallStarted,
@@ -24,6 +22,8 @@ from perdure.client.run_events import (
     WaitEnded,
     WaitStarted,
 )
+from perdure.contracts.run.turn import ModelTurn, SkippedModel, Usage
+from perdure.contracts.tool import ToolCall, ToolOutcome
 from perdure.terminal import progress
 from perdure.terminal.console import SafeConsole, neutralize_controls
 from perdure.terminal.run_view import RunScreen
@@ -92,7 +92,7 @@ async def test_the_area_shows_the_plan_the_open_calls_and_the_totals(columns: in
     async with it.screen.live_display():
         await it.show_events(RunStarted("all"), model_reply(1, PLAN, TICKS))
         lasting = len(it.seen.lines) - len(it.screen._area._drawn)
-        note = NOTE.model_copy(update={"arguments": {"text": "milk"}})
+        note = NOTE.evolve(arguments={"text": "milk"})
         lines = await it.show_events(ModelCallStarted("reflect", 2), PartialText("so far " * 99), ToolCallStarted(note))
         area = lines[-len(it.screen._area._drawn) :]
         assert lasting
@@ -259,7 +259,7 @@ async def test_an_answer_that_history_has_already_is_not_shown_as_one_that_is_be
 
 async def test_other_open_calls_stay_visible() -> None:
     it = ScreenUnderTest(80)
-    others = [NOTE.model_copy(update={"step": step, "arguments": {}}) for step in (2, 3)]
+    others = [NOTE.evolve(step=step, arguments={}) for step in (2, 3)]
     asks = WaitStarted("waiting_on_human", "human: approve charge")
     async with it.screen.live_display():
         await it.show_events(

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from activities.mcp.lock import change_lock
-from contracts.tool import Approval, Effect, PinState, ToolKind
-from decisions.mcp import pin_tool
-from perdure.process.mcp_tools import accept_tools, offer_accepted_tools, offered_tools, read_accepted, server_statuses
-from settings import ProjectError, Settings, load_settings
+from perdure.contracts.tool import Approval, Effect, PinState, ToolKind
+from perdure.features.mcp.activities.config import HttpServer, StdioServer
+from perdure.features.mcp.activities.lock import change_lock
+from perdure.features.mcp.offer import accept_tools, offer_accepted_tools, offered_tools, read_accepted, server_statuses
+from perdure.features.mcp.rules import pin_tool
+from perdure.settings import ProjectError, Settings, load_settings
+from perdure.settings.problems import raise_all
 
 HOSTILE = Path(__file__).parent / "mcp" / "hostile.py"
 LOOK = {"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}}
@@ -43,7 +45,9 @@ class Folder:
         (self.state / "tools.json").write_text(json.dumps(tools))
 
     def load(self, **env: str) -> Settings:
-        return load_settings(env, self.path)
+        settings = load_settings(env, self.path)
+        raise_all([*settings.roster.faults.values()])
+        return settings
 
     def started(self) -> int:
         path = self.state / "pids"
@@ -233,8 +237,10 @@ def test_variables_are_expanded_and_unknown_fields_ignored(folder: Folder) -> No
         b={"type": "streamable-http", "url": "https://${HOST:-h}/mcp", "headers": {"X-Key": "${K}"}, "oauth": {}},
     )
     a, b = folder.load(BIN="/bin", K="0123456789").servers.values()
-    assert (a.command, a.args, a.env, a.cwd) == ("/bin/x", ("1", "$N"), {"T": ""}, folder.path / "sub")  # type: ignore[union-attr]
-    assert (b.url, b.headers, b.missing) == ("https://h/mcp", {"X-Key": "0123456789"}, None)  # type: ignore[union-attr]
+    assert isinstance(a, StdioServer)
+    assert isinstance(b, HttpServer)
+    assert (a.command, a.args, a.env, a.cwd) == ("/bin/x", ("1", "$N"), {"T": ""}, folder.path / "sub")
+    assert (b.url, b.headers, b.missing) == ("https://h/mcp", {"X-Key": "0123456789"}, None)
 
 
 async def test_a_missing_variable_is_reported_when_the_server_is_needed(folder: Folder) -> None:

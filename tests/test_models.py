@@ -17,19 +17,19 @@ import pytest
 from anthropic.lib.aws._auth import _get_session
 from temporalio.exceptions import ApplicationError
 
-from activities.demo.sse import encode_event, encode_stream
-from activities.project import Project
-from activities.providers.port import ModelCall, ModelReply
-from activities.run.definition import build_definition
-from activities.security.secrets import MIN_SECRET
-from contracts.agent import Definition
-from contracts.model_settings import ModelOptions, Pace
-from contracts.run.turn import Usage
+from perdure.activities.project import Project
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.run.definition import build_definition
+from perdure.activities.security import MIN_SECRET
+from perdure.contracts.agent import Definition
+from perdure.contracts.model_settings import ModelOptions, Pace
+from perdure.contracts.run.turn import Usage
 from perdure.doctor import run_checks
 from perdure.process.models import create_clients, open_models
 from perdure.process.project import build_project, unpriced_budgets
+from perdure.settings import ProjectError, Settings
 from perdure.testkit.model_server import ScriptedModel, says
-from settings import ProjectError, Settings
+from perdure.testkit.rehearsal.sse import encode_event, encode_stream
 from tests.projects import load_project, rejection_line, write_project
 
 KEY = "canary-0815-of-local"
@@ -102,6 +102,70 @@ def test_the_rehearsal_stands_in_for_the_default_provider_only(
 
 
 @pytest.mark.parametrize(
+    ("toml", "agent", "words"),
+    [
+        (
+            f'[model]\ndefault = "lokal:one"\n{LOCAL}',
+            "",
+            "model lokal:one: there is no provider 'lokal' (did you mean ",
+        ),
+        (f'[model]\ndefault = ["local:one", "gtp:x"]\n{LOCAL}', "", "'gtp'; there are: local; "),
+        (f'[model]\ndefault = "local:one"\nsummary = "gtp:x"\n{LOCAL}', "", "model gtp:x: there is no provider 'gtp'"),
+        ("", "model: gtp:x", "agent a: model gtp:x: there is no provider 'gtp'; there are: none; "),
+    ],
+)
+def test_a_provider_that_does_not_exist_is_an_error_of_the_worker_and_the_doctor(
+    tmp_path: Path, toml: str, agent: str, words: str
+) -> None:
+    for env in ({}, {"ANTHROPIC_API_KEY": KEY}):
+        with pytest.raises(ProjectError) as error:
+            create_clients(load_project(tmp_path, toml, head=agent or None, **env))
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+    assert create_clients(load_project(tmp_path, toml, head=agent or None, ANTHROPIC_BASE_URL="http://127.0.0.1:9"))
+
+
+async def test_the_doctor_reports_replies_as_long_as_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
+    line = "agent default: max_tokens, 8,192, is not below the window of m, 8,192 tokens: lower it"
+    for window, found in ((8192, [line]), (8193, [])):
+        write_project(tmp_path, f'[model]\ndefault = "m"\nwindow = {window}\n')
+        assert [check.found async for check in run_checks() if check.name == "model" and not check.ok] == found
+
+
+HOSTED = """[model]
+default = "gpt:m"
+[model.providers.gpt]
+kind = "openai"
+base_url = "https://api.openai.com/v1"
+[model.providers.az]
+kind = "openai"
+base_url = "https://me.openai.azure.com/openai/v1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("toml", "env", "systems"),
+    [
+        ("", {}, {"anthropic": "rehearsal"}),
+        ("", {"ANTHROPIC_API_KEY": KEY}, {"anthropic": "anthropic"}),
+        ("", {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}, {"anthropic": "127.0.0.1"}),
+        (f'[model]\ndefault = "local:m"\n{LOCAL}', {}, {"anthropic": "anthropic", "local": "local"}),
+        (HOSTED, {}, {"anthropic": "anthropic", "gpt": "openai", "az": "azure.ai.openai"}),
+    ],
+)
+async def test_spans_name_a_provider_by_who_it_is(
+    tmp_path: Path, toml: str, env: dict[str, str], systems: dict[str, str]
+) -> None:
+    async with AsyncExitStack() as closing:
+        models = open_models(load_project(tmp_path, toml, **env), closing)
+        assert {name: models.system_of(name) for name in systems} == systems
+
+
+@pytest.mark.parametrize(
     ("toml", "agent", "env", "words"),
     [
         ('[model]\ndefault = "one"\n', "", {}, "model one needs ANTHROPIC_API_KEY"),
@@ -116,7 +180,6 @@ def test_the_rehearsal_stands_in_for_the_default_provider_only(
             "agent a: model three needs ANTHROPIC_API_KEY",
         ),
         (f'[model]\ndefault = "local:one"\nsummary = "s"\n{LOCAL}', "", {}, "model s needs ANTHROPIC_API_KEY"),
-        (f'[model]\ndefault = "lokal:one"\n{LOCAL}', "", {}, "the providers of perdure.toml are: local; "),
     ],
 )
 def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
@@ -414,7 +477,7 @@ def test_a_budget_in_usd_without_a_price_is_a_warning(tmp_path: Path) -> None:
     elsewhere = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "PERDURE_MODEL": "claude-opus-4-6"}
     [line] = unpriced_budgets(project(load_project(tmp_path, budget, **elsewhere)))
     assert line == (
-        "agent default: budget_usd has no effect, as the price of claude-opus-4-6 is unknown: "
+        "agent default: budget_usd does not count claude-opus-4-6, whose price is unknown: "
         'set [prices."claude-opus-4-6"], or budget_tokens'
     )
     assert unpriced_budgets(project(load_project(tmp_path, "", **elsewhere))) == []

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from settings import ProjectError, load_settings
-from settings.notify import NotifyAccess
+from perdure.features.notices.project import check_channels
+from perdure.features.notices.settings import NotifyAccess
+from perdure.settings import ProjectError, load_settings
 
 SECRET = "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQ="
 HOOK = '[[notify]]\nname = "ops"\nkind = "webhook"\nurl = "https://ops.test/hook"\nsecret_env = "OPS"\n'
@@ -38,10 +39,10 @@ def test_a_channel_that_is_not_valid_is_refused_with_its_place(tmp_path: Path, t
 def test_a_secret_that_is_not_set_stops_the_worker_and_not_a_client(tmp_path: Path) -> None:
     settings = load_settings({}, write(tmp_path, HOOK))
     with pytest.raises(ProjectError, match="ops: OPS is not set"):
-        settings.check_notify()
+        check_channels(settings)
     settings = load_settings({"OPS": SECRET}, tmp_path)
-    settings.check_notify()
-    assert settings.notify["ops"] == NotifyAccess("https://ops.test/hook", SECRET)
+    check_channels(settings)
+    assert settings.access["notify"]["ops"] == NotifyAccess("https://ops.test/hook", SECRET)
     assert SECRET not in repr(settings)
     assert SECRET not in settings.secrets.redact(f"it is {SECRET}")
 

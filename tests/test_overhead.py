@@ -6,10 +6,10 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
-from activities.run.definition import build_definition
-from decisions.builtin_tools import BUILTIN_NAMES
+from perdure.activities.run.definition import build_definition
+from perdure.decisions.tools import builtin_names
 from perdure.process.project import build_project
-from settings import load_settings
+from perdure.settings import load_settings
 
 # cl100k's count times 1.3, the measured ratio of Claude's tokens to it, is 3.40 to 3.45 bytes per token of these texts.
 BYTES_PER_TOKEN = 3.4
@@ -24,7 +24,7 @@ async def overhead(folder: Path, front_matter: str) -> int:
     definition = build_definition(project, project.agents["clerk"], may_delegate=True)
     front = definition.system.removesuffix("You are a clerk.").encode()
     assert len(front) < len(definition.system)
-    own = [tool.model_dump() for tool in definition.tools if tool.name in BUILTIN_NAMES]
+    own = [tool.model_dump() for tool in definition.tools if tool.name in builtin_names()]
     assert len(own) == len(definition.tools) - 1
     return round(len(front + to_json(own)) / BYTES_PER_TOKEN)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from decisions.policy.rules import parse_policy
-from perdure.commands.policy.cases import PolicyCase, find_difference, read_policy_cases
-from perdure.commands.policy.policy import find_unknown_reviewers
+from perdure.commands.policy import PolicyCase, find_difference, measure_rules, read_policy_cases
+from perdure.decisions.policy.rules import parse_policy
 from perdure.process.project import display_project
-from settings import ProjectError
-from settings.policy import find_flaws, read_policy
+from perdure.settings import ProjectError
+from perdure.settings.flaws import find_project_flaws, find_unknown_reviewers
+from perdure.settings.policy import KnownNames, find_flaws, read_policy
 from tests.projects import load_project
 
 POLICY = """
@@ -37,8 +37,21 @@ then = "deny"
 """
 
 
+NAMES = KnownNames(
+    tools={
+        "refund": {"properties": {"cents": {}, "to": {"properties": {"name": {}}}, "more": {"$ref": "#/x"}}},
+        "pay": {"properties": {"cents": {}, "memo": {}}},
+        "fetch": {},
+        "finish": {},
+    },
+    agents={"shop"},
+    sources={"web", "mcp:github"},
+    groups={"finance": ("ann", "bob"), "leads": ("bob",)},
+)
+
+
 def test_check_finds_unknown_names_and_unreachable_rules_with_their_lines() -> None:
-    flaws = list(find_flaws(Path("policy.toml"), parse_policy(POLICY), {"refund", "fetch", "finish"}, {"shop"}))
+    flaws = list(find_flaws(Path("policy.toml"), parse_policy(POLICY), NAMES))
     assert flaws == [
         "policy.toml, line 2: small: run.calls['refnd']: there is no such tool (did you mean refund?)",
         "policy.toml, line 12: late: it is never reached: rule 2 decides about all of its calls",
@@ -48,9 +61,51 @@ def test_check_finds_unknown_names_and_unreachable_rules_with_their_lines() -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("rule", "flaw"),
+    [
+        ("""when = "args.cents > 1 && args['to'].name.startsWith('x') && args.more.any > 1\"""", None),
+        ('when = "args.cent > 2000"', "args.cent: refund: there is no argument 'cent' (did you mean cents?)"),
+        ("""when = "args['cent'] > 2000\"""", "args.cent: refund: there is no argument 'cent' (did you mean cents?)"),
+        ('when = "has(args.to.nam)"', "args.to.nam: refund: there is no argument 'nam' (did you mean name?)"),
+        ('tools = ["*"]\nwhen = "has(args.cents) && args.cents > 1"', None),
+        ('tools = ["refund", "pay"]\nwhen = "args.memo == 1"', "args.memo: refund: there is no argument 'memo'"),
+        ('tools = ["refund", "pay"]\nwhen = "has(args.memo) && args.memo == 1"', None),
+        ("""tools = ["refund", "pay"]\nwhen = "tool == 'pay' && args.memo == 1\"""", None),
+        ("""when = "history.exists(h, h.tool == 'refnd')\"""", "tool 'refnd': there is none (did you mean refund?)"),
+        ("""when = "agent == 'shopp'\"""", "agent 'shopp': there is none (did you mean shop?)"),
+        ("""when = "effect != 'onec'\"""", "effect 'onec': there is none (did you mean once?)"),
+        ("""when = "run.has_read.exists(s, s == 'wbe')\"""", "source 'wbe': there is none (did you mean web?)"),
+        ("""when = "'mcp:github' in run.has_read\"""", None),
+        ("""when = "'mcp:gitlab' in run.has_read\"""", "source 'mcp:gitlab': there is none (did you mean mcp:github?)"),
+        ('approvers = ["finance", "leads"]\nquorum = 2', None),
+        ('approvers = ["fin"]', "approvers: there is no group 'fin' (did you mean finance?), so nobody can approve"),
+        ('approvers = ["leads"]\nquorum = 2', "quorum = 2: leads have 1 in all, so it is never met"),
+    ],
+)
+def test_check_finds_what_can_never_work(rule: str, flaw: str | None) -> None:
+    tools = "" if "tools" in rule else 'tools = ["refund"]\n'
+    policy = parse_policy(f'[[rule]]\nname = "r"\nthen = "ask"\n{tools}{rule}')
+    found = [line.removeprefix("p, line 1: r: ") for line in find_flaws(Path("p"), policy, NAMES)]
+    assert found == ([flaw] if flaw else [])
+
+
+async def test_names_of_other_settings_are_checked_with_those_of_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('[[rule]]\ntools = ["fetch"]\nthen = "ask"\napprovers = ["fin"]\n')
+    model = load_project(tmp_path, ANTHROPIC_API_KEY="k").model
+    channel = '[[notify]]\nname = "ops"\nkind = "webhook"\nurl = "https://example.com"\nsecret_env = "S"\n'
+    toml = f'{channel}agents = ["defalt"]\n[prices."{model}x"]\ninput = 1\noutput = 1\n'
+    settings = load_project(tmp_path, toml, ANTHROPIC_API_KEY="k")
+    async with display_project(settings) as project:
+        policy, notify, price = find_project_flaws(project, settings)
+    assert "there is no group 'fin'; perdure.toml has no [people], so nobody can approve" in policy
+    assert notify.endswith("ops: agents: there is no agent 'defalt' (did you mean default?)")
+    assert price.endswith(f'[prices."{model}x"]: no agent uses this model (did you mean {model}?)')
+
+
 def test_a_rule_with_a_condition_hides_no_other() -> None:
-    text = '[[rule]]\nwhen = "args.x == 1"\nthen = "allow"\n[[rule]]\nthen = "deny"'
-    assert list(find_flaws(Path("policy.toml"), parse_policy(text), {"refund"}, {"shop"})) == []
+    text = '[[rule]]\nwhen = "args.cents == 1"\nthen = "allow"\n[[rule]]\nthen = "deny"'
+    assert list(find_flaws(Path("policy.toml"), parse_policy(text), NAMES)) == []
 
 
 def test_a_broken_policy_is_one_line_with_its_place(tmp_path: Path) -> None:
@@ -89,7 +144,7 @@ def test_a_broken_case_is_one_line_with_its_place(tmp_path: Path, text: str, rea
 def test_the_rules_and_cases_of_the_page_hold(tmp_path: Path) -> None:
     page = (Path(__file__).parents[1] / "docs" / "policies.md").read_text(encoding="utf-8")
     policies = [parse_policy(text) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
-    assert [len(policy.rules) for policy in policies] == [3, 2, 1]
+    assert [len(policy.rules) for policy in policies] == [3, 1, 2, 1]
     (tmp_path / "cases.yaml").write_text("".join(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)))
     cases = read_policy_cases(tmp_path / "cases.yaml")
     assert [find_difference(policies[0], case, ["refund"]) for case in cases] == [None] * 3
@@ -137,3 +192,14 @@ def test_the_case_of_a_review_is_its_rule_and_no_verdict_of_a_model() -> None:
     policy = parse_policy(REVIEW.format('{rubric = "is small"}'))
     case = PolicyCase.model_validate({"tool": "fetch", "expect": "review", "rule": "rule 1"})
     assert find_difference(policy, case, ["fetch"]) is None
+
+
+async def test_check_measures_the_rules_that_depend_on_the_size_of_a_call() -> None:
+    rows = {"properties": {"items": {"type": "array", "items": {"properties": {"group": {"type": "integer"}}}}}}
+    names = KnownNames(tools={"bulk": rows}, agents={"shop"})
+    join = "size(args.items.map(a, args.items.map(b, args.items))) > 0"
+    whens = ["args.items == []", "size(history) > 3", join]
+    policy = parse_policy("".join(f'[[rule]]\nwhen = "{when}"\nthen = "deny"\n' for when in whens))
+    quick, slow = [line async for line in measure_rules(policy, names)]
+    assert re.fullmatch(r"rule 2: \d+ ms at most, as measured", quick)
+    assert slow == "rule 3: bulk: at its largest it cannot be evaluated: it takes too long, or too much memory"

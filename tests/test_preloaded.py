@@ -14,7 +14,7 @@ import pytest
 from tests.preloaded import ROOT, program
 from tests.waiting import PATIENCE
 
-FROM_NOTHING = [sys.executable, str(ROOT / "cli.py")]
+FROM_NOTHING = [sys.executable, "-Pm", "perdure.cli"]
 
 
 def run_command(command: list[str], folder: Path, typed: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:

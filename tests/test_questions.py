@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contracts.run.question import QuestionKind
-from contracts.run.state import QuestionView
 from perdure.client.questions import ListedQuestion, QuestionFilter, QuestionList
-from perdure.commands.people import questions as command
+from perdure.commands import questions as command
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import QuestionView, TermsView
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
 REFUND = QuestionView(
@@ -22,8 +22,11 @@ REFUND = QuestionView(
     tool="refund",
     asked_at=NOW - timedelta(hours=2),
     call="c0ffee",
-    approvers=("finance",),
-    approved_by=("bob",),
+    terms=(
+        TermsView(approvers=("finance",), quorum=2, approved_by=("bob",)),
+        TermsView(approvers=("ops",), not_by=("rob",)),
+        TermsView(approvers=("ceo",), approved_by=("eva",)),
+    ),
 )
 ASKS = QuestionView(id="q2", kind="question", text="Which?", options=(), asked_at=NOW - timedelta(minutes=5))
 
@@ -51,6 +54,8 @@ def listed(question: QuestionView | None, agent: str = "clerk") -> ListedQuestio
         ({"person": "ann", "groups": ("finance",)}, True, True),
         ({"person": "ann"}, False, True),
         ({"person": "bob", "groups": ("finance",)}, False, True),
+        ({"person": "bob", "groups": ("finance", "ops")}, True, True),
+        ({"person": "rob", "groups": ("ops",)}, False, True),  # who started the run
         ({"older_than": timedelta(hours=1)}, True, False),
         ({"older_than": timedelta(hours=1), "tool": "fetch"}, False, False),
     ],
@@ -85,7 +90,7 @@ def test_each_question_has_its_run_and_the_command_that_shows_or_answers_it(
     printed: Callable[..., list[str]],
 ) -> None:
     assert printed(listed(REFUND), listed(ASKS), listed(None)) == [
-        "r1  q1  approve a call: refund  clerk  2 h  for finance",
+        "r1  q1  approve a call: refund  clerk  2 h  for finance and for ops",
         "  refund {}",
         "  perdure show r1",
         "r1  q2  the agent asks  clerk  2 h",

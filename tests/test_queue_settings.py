@@ -5,9 +5,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.contracts.tool import Effect, ToolKind, ToolRoute
 from perdure.process.project import build_project
-from settings import ProjectError
+from perdure.settings import ProjectError
 from tests.projects import load_project
 
 TOOL = """

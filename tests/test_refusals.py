@@ -7,9 +7,9 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.run.events import StartEvent
 from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError, convert_rpc_error
 from perdure.client.runs import start_or_get_run
+from perdure.contracts.run.events import StartEvent
 
 BUSY = "namespace rate limit exceeded"
 SAID = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.process.project import display_project
-from settings import ProjectError
+from perdure.settings import ProjectError
 from tests.projects import load_project
 
 SCHEMA = {"type": "object", "properties": {"total": {"type": "integer"}}, "required": ["total"]}
@@ -66,6 +66,7 @@ async def test_a_schema_is_that_of_a_pydantic_model_or_of_any_type_that_pydantic
     ("written", "reason"),
     [
         ("{type: sentence}", "not a JSON Schema: 'sentence' is not valid"),
+        ("{$ref: 'http://127.0.0.1:9/s'}", "'$ref' refers to 'http://127.0.0.1:9/s', which is not in the schema"),
         ("missing.json", "missing.json"),
         ("list.json", "list.json holds no JSON Schema"),
         ("text.json", "text.json"),
@@ -77,7 +78,20 @@ async def test_a_schema_is_that_of_a_pydantic_model_or_of_any_type_that_pydantic
         ("deep.json", "nested more than 50 levels deep"),
         (f"{{title: {'x' * 70_000}}}", "70,012 bytes; the maximum is 65,536"),
     ],
-    ids=["schema", "no-file", "list", "no-json", "words", "module", "name", "number", "class", "nested", "large"],
+    ids=[
+        "schema",
+        "outside",
+        "no-file",
+        "list",
+        "no-json",
+        "words",
+        "module",
+        "name",
+        "number",
+        "class",
+        "nested",
+        "large",
+    ],
 )
 async def test_a_wrong_schema_is_rejected_with_file_and_line(folder: Path, written: str, reason: str) -> None:
     with pytest.raises(ProjectError) as error:

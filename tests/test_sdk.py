@@ -12,8 +12,8 @@ from temporalio.worker import WorkflowInstance
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.converter import EncryptedFailureConverter, TolerantDataConverter, TolerantPayloadConverter
+from perdure.workflows.sandbox import Sandbox, _Instance
 from tests.test_house import ROOT, project, sources
-from workflows.sandbox import Sandbox, _Instance
 
 VERSION = f"temporalio {temporalio.service.__version__}"
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from temporalio import workflow
 
-from contracts.conversation import Forgotten, LaneState, Submitted
-from contracts.followup import FollowUpState, LifecycleEvent
-from contracts.run.events import BeginEvent, CompletedEvent, EscalatedEvent
-from contracts.run.state import Continuation
 from perdure import stubs
+from perdure.contracts.conversation import Forgotten, LaneState, Submitted
+from perdure.contracts.run.events import BeginEvent, CompletedEvent, EscalatedEvent
+from perdure.contracts.run.state import Continuation
+from perdure.features.follow_ups.contract import FollowUpState, LifecycleEvent
+from perdure.features.follow_ups.workflow import FollowUp, _begin_follow_up
+from perdure.registry import features
+from perdure.workflows.agent_run.agent_run import AgentRun
+from perdure.workflows.agent_run.start import begin_run
+from perdure.workflows.conversation import Conversation, begin_lane
 from tests.reference.workflow import handlers_of, models_in, models_read
-from workflows.agent_run.agent_run import AgentRun
-from workflows.agent_run.start import begin_run
-from workflows.conversation.context import begin_lane
-from workflows.conversation.conversation import Conversation
-from workflows.followup import FollowUp, _begin_follow_up
 
 PAIRS: list[tuple[type, type]] = [
     (stubs.AgentRun, AgentRun),
@@ -112,3 +112,10 @@ def test_a_shell_starts_with_what_the_workflow_reads(shell: Any, begin: Any, res
     (start,) = hints.values()
     assert set(models_in(start)) == set(models_read(begin, begin)) - INTERNAL_STARTS
     assert set(models_in(end)) == results
+
+
+def test_a_name_of_a_feature_is_found_when_it_is_used_and_no_other_name_is() -> None:
+    targets = [target for feature in features().values() for target in feature.stubs]
+    assert {target.partition(":")[2] for target in targets} == set(stubs.__all__) - vars(stubs).keys()
+    assert [getattr(stubs, name, None) for name in stubs.__all__].count(None) == 0
+    assert not hasattr(stubs, "NoSuchWorkflow")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-import cli
-from decisions.ids import trace_id
-from settings import ProjectError, load_settings
-from telemetry import JsonLines, forward_events
-from worker import export_spans
+from perdure import cli
+from perdure.decisions.ids import trace_id
+from perdure.process.worker import export_spans
+from perdure.settings import ProjectError, load_settings
+from perdure.telemetry import JsonLines, forward_events
 
 
 def line_of(error: Exception) -> dict[str, str]:
@@ -128,7 +128,7 @@ async def refused(monkeypatch: pytest.MonkeyPatch, folder: Path, env: dict[str, 
 
 
 async def test_spans_without_the_extra_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "activities.telemetry.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "perdure.activities.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     said = await refused(monkeypatch, tmp_path, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
     packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
@@ -154,7 +154,7 @@ async def test_an_unsupported_collector_is_rejected_in_one_line(
 
 
 def test_every_logged_event_is_on_the_operators_page() -> None:
-    root = Path(cli.__file__).parent
+    root = Path(cli.__file__).parents[1]
     page = (root / "docs" / "operations.md").read_text(encoding="utf-8")
     paths = [path for name in ("workflows", "activities") for path in root.glob(f"{name}/**/*.py")]
     sources = [path.read_text(encoding="utf-8") for path in paths]

@@ -10,18 +10,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from activities.run.outcome import RunEnd
-from contracts.people.policy import Verdict
-from contracts.run.compaction import ContextFull, Summary
-from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import QuestionView, RunStatus
-from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Usage
-from contracts.sender import CLI, Sender
-from contracts.tool import ToolCall, ToolOutcome
-from decisions.ids import call_digest
-from decisions.text.formatting import format_approval
+from perdure.activities.run.outcome import RunEnd
 from perdure.client.run_events import (
     AnswerReceived,
+    AnswerRejected,
     CallsReviewed,
     ContextCompacted,
     ContextFilled,
@@ -33,6 +25,16 @@ from perdure.client.run_events import (
     ToolCallFinished,
     event_to_json,
 )
+from perdure.contracts.people import CLI, Sender
+from perdure.contracts.policy import Verdict
+from perdure.contracts.run.signals import Decision, HumanInput
+from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.contracts.run.turn import Acceptance, ContextFull, ModelTurn, PolicyReview, Summary, Usage
+from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.decisions.ids import call_digest
+from perdure.decisions.text.formatting import format_approval
+from perdure.features.proof.contract import Case, CaseResult, Facts, Score
+from perdure.features.proof.report import print_report
 from perdure.terminal import event_lines
 from perdure.terminal.chat_view import ChatView
 from perdure.terminal.console import SafeConsole
@@ -96,7 +98,8 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
 ) -> None:
     answer = parse_answer(question, typed)
     assert answer.question_id == question.id
-    assert answer.model_dump(exclude_none=True, exclude={"question_id"}) == meant
+    assert answer.model_dump(exclude_none=True, exclude={"question_id", "shown"}) == meant
+    assert answer.shown == (question.text if "decision" in meant else None)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +193,10 @@ def test_an_answer_given_here_is_not_shown_again() -> None:
         (OutcomeChecked(Acceptance()), "accepted"),
         (CallsReviewed((REVIEW,)), "review of refund"),
         (CallsReviewed((REVIEW,)), "deny: too much"),
-        (CallsReviewed((REVIEW.model_copy(update={"verdict": None, "reason": ""}),)), "no verdict"),
+        (CallsReviewed((REVIEW.evolve(verdict=None, reason=""),)), "no verdict"),
         (ContextCompacted(SUMMARY), "30 → 13 messages, about 15,000 → 4,000 tokens: summarised by small"),
-        (ContextCompacted(SUMMARY.model_copy(update={"model": ""})), "truncated without a summary"),
-        (ContextCompacted(SUMMARY.model_copy(update={"tail": 0})), "nothing to summarise"),
+        (ContextCompacted(SUMMARY.evolve(model="")), "truncated without a summary"),
+        (ContextCompacted(SUMMARY.evolve(tail=0)), "nothing to summarise"),
         (
             NoticeAdded({"event": "agent.guardrail.escalated", "ladder": "thrash", "stage": "nudge"}),
             "loop detected: the model is asked to try something else",
@@ -203,6 +206,17 @@ def test_an_answer_given_here_is_not_shown_again() -> None:
         (NoticeAdded(REFUSED), "✗ delegate  unknown_agent: no such peer"),
         (AnswerReceived(HumanInput(decision=Decision.approve, by="eva")), "← temporal, as eva  approve"),
         (AnswerReceived(HumanInput(text="the second one", sender=CLI)), "← cli  the second one"),
+        (
+            AnswerReceived(
+                HumanInput(decision=Decision.approve, by="eva", arguments={"cents": 900, "to": "x"}, text="as agreed"),
+                {"cents": 100, "to": "x", "note": "a"},
+            ),
+            '← temporal, as eva  approve, cents: 100 → 900, note: "a" → none: as agreed',
+        ),
+        (
+            AnswerRejected(HumanInput(decision=Decision.approve, by="ann"), "this one is not signed"),
+            "✗ not taken from temporal, as ann  approve: this one is not signed",
+        ),
         (
             AnswerReceived(HumanInput(text="5", by="eva", sender=Sender(door="gateway", token="eva"))),
             "← eva (gateway)  5",
@@ -225,6 +239,7 @@ def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
     assert all(len(line) <= columns for line in said.splitlines())
     shown = "".join(said.split())
     exact = json.dumps(ARGUMENTS, indent=2, ensure_ascii=False).replace("\u202e", "[U+202E]")
+    exact = exact.replace(r'"a\nb"', '"a" "b"')  # a text of several lines is shown line by line
     assert "".join(exact.split()) in shown
     assert "approveacall:note" in shown
     assert [line.split()[:2] for line in said.splitlines()[-3:]] == [
@@ -236,7 +251,7 @@ def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
 
 def test_a_question_that_imitates_an_approval_is_introduced_as_the_agents() -> None:
     for seen in (StringIO(), Terminal()):
-        imitation = ASKS.model_copy(update={"text": "approve a call: refund 5"})
+        imitation = ASKS.evolve(text="approve a call: refund 5")
         print_question(SafeConsole(file=seen, width=80, _environ={"TERM": "xterm"}), imitation)
         assert "? the agent asks: approve a call: refund 5" in re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
 
@@ -250,7 +265,7 @@ def test_a_json_event_is_one_line_with_any_line_separator() -> None:
 def test_without_a_terminal_a_question_is_one_line() -> None:
     seen = StringIO()
     print_question(SafeConsole(file=seen, width=60), WANTED)
-    print_question(SafeConsole(file=seen, width=60), ASKS.model_copy(update={"text": "Which\none?"}))
+    print_question(SafeConsole(file=seen, width=60), ASKS.evolve(text="Which\none?"))
     first, second = seen.getvalue().splitlines()
     assert "back[U+202E]wards" in first
     assert ARGUMENTS["text"].strip() in first
@@ -263,8 +278,8 @@ def test_without_a_terminal_a_question_is_one_line() -> None:
         (ASKS, "type a number from 1 to 2 or your own words; Ctrl-D leaves the question open"),
         (APPROVAL, "type a number from 1 to 3; Ctrl-D leaves the question open"),
         (NUMBERS, "type an option as shown or your own words; Ctrl-D leaves the question open"),
-        (ASKS.model_copy(update={"options": ()}), "type your own words; Ctrl-D leaves the question open"),
-        (ASKS.model_copy(update={"kind": "choice"}), "type a number from 1 to 2; Ctrl-D leaves the question open"),
+        (ASKS.evolve(options=()), "type your own words; Ctrl-D leaves the question open"),
+        (ASKS.evolve(kind="choice"), "type a number from 1 to 2; Ctrl-D leaves the question open"),
     ],
 )
 def test_the_hint_lists_the_possible_answers(question: QuestionView, says: str) -> None:
@@ -295,6 +310,32 @@ def test_the_end_has_the_totals(file: type[StringIO]) -> None:
     assert "✓ note  step 1 · 1.5 s" in said
     assert "■ completed  1 step · 1 turn · 400 (75% cached) → 10 tokens · USD 0.0123 · 1:15 min" in said
     assert "[done]" in said
+
+
+def test_what_is_known_of_a_cost_is_shown_with_the_tokens_of_the_models_without_a_price() -> None:
+    seen = StringIO()
+    screen = RunScreen(SafeConsole(file=seen, width=100))
+    for turn, (model, cost) in enumerate([("[red]m", None), ("dear", 0.0123), ("[red]m", None)], 1):
+        reply = ModelTurn(content=[], stop_reason="x", model=model, usage=Usage(input=900), cost_usd=cost)
+        screen.show_event(ModelReplied("plan", turn, reply), datetime(2026, 1, 1, tzinfo=UTC))
+    screen.show_end(RunEnd(RunStatus.completed))
+    assert "USD 0.0123 and 1,800 tokens of [red]m without a price in [prices] · 0.0 s" in seen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("costs", "says"),
+    [
+        ((0.5, 0.25), "20 tokens, USD 0.7500 in all"),
+        ((0.5, None), "20 tokens, USD 0.5000 and 1 run with a model without a price in [prices] in all"),
+        ((None, None), "20 tokens, USD unknown (a model has no price in [prices]) in all"),
+    ],
+)
+def test_an_evaluation_shows_what_is_known_of_its_cost(costs: tuple[float | None, ...], says: str) -> None:
+    facts = [Facts(status="completed", tokens=10, cost_usd=cost) for cost in costs]
+    scores = [Score(run_id="a", why=(), facts=each, seconds=1.0) for each in facts]
+    seen = StringIO()
+    print_report(SafeConsole(file=seen, width=200), [CaseResult(1, Case(goal="go"), score) for score in scores], 1.0)
+    assert says in seen.getvalue()
 
 
 def test_a_chat_escapes_hidden_characters_of_an_answer() -> None:

@@ -8,9 +8,9 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import PollerBehavior, PollerBehaviorAutoscaling, PollerBehaviorSimpleMaximum
 
-import worker
+from perdure.process import worker
 from perdure.process.project import display_project
-from settings import Settings
+from perdure.settings import Settings
 from tests.projects import load_project, rejection_line
 
 

@@ -14,12 +14,11 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from contracts.failures import RunFailure
-from contracts.models import Undecodable, escape_unprintable
-from contracts.reconcile import WAKE_SIGNAL
-from contracts.run.signals import CancelRequest
-from decisions.errors import format_validation_error
-from decisions.text.formatting import format_signal_notice, truncate
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.models import Undecodable, escape_unprintable
+from perdure.contracts.run.signals import WAKE_SIGNAL, CancelRequest
+from perdure.decisions.errors import format_validation_error
+from perdure.decisions.text.formatting import format_signal_notice, truncate
 
 C = TypeVar("C")
 M = TypeVar("M", bound=BaseModel)

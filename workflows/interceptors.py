@@ -17,9 +17,8 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from activities.model.transcript_cache import TranscriptCache
-from decisions.run.transcript import Transcript
-from workflows.policies import HEARTBEAT
+from perdure.decisions.run.transcript import Transcript
+from perdure.workflows.execution import HEARTBEAT
 
 _CONFIDENTIAL, _SHARE, _HEARTBEAT = "perdure_is_confidential", "perdure_share_transcript", "perdure_heartbeat"
 _UNSEARCHABLE = "perdure_is_unsearchable"
@@ -49,9 +48,9 @@ def unsearchable_interceptor() -> Interceptor:
     return _ExternInterceptor(_UNSEARCHABLE, bool)
 
 
-def sharing_interceptor(transcripts: TranscriptCache) -> Interceptor:
-    """Share the transcripts of a worker's runs with its activities, which then need not query them."""
-    return _ExternInterceptor(_SHARE, transcripts.share_live)
+def sharing_interceptor(take: Callable[[str, Transcript], None]) -> Interceptor:
+    """Give the transcripts of a worker's runs to its activities, which then need not query them."""
+    return _ExternInterceptor(_SHARE, take)
 
 
 class HeartbeatInterceptor(_ExternInterceptor):

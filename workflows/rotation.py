@@ -6,7 +6,7 @@ from temporalio import workflow
 
 
 class Rotation:
-    """Whether this execution should continue as new: its history is long, or another build has become current.
+    """The reasons to continue as new: the history is long, or another build has become current.
 
     Older code stayed on its build. So a move is a patch, one for each build that is left: an execution that was brought
     from older code replays as recorded, and can still move later. A predicate must not record a patch, hence `decide`.

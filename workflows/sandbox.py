@@ -5,6 +5,7 @@ converter or codec may use. Ours treat all payloads of a workflow alike, and tho
 CPU.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +17,31 @@ from temporalio.workflow import Info
 
 @dataclass(frozen=True)
 class Sandbox(SandboxedWorkflowRunner):
-    """With `stores`, large payloads are stored outside Temporal, under the name of their command."""
+    """With `stores`, large payloads are stored outside Temporal, under the name of their command.
+
+    `confirm` is called in the thread of a workflow before its first task here. If it raises, the task fails, and
+    another worker gets it.
+    """
 
     stores: bool = True
+    confirm: Callable[[], None] | None = None
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        return _Instance(super().create_instance(det), self.stores)
+        return _Instance(super().create_instance(det), self.stores, self.confirm)
 
 
 class _Instance(WorkflowInstance):
-    def __init__(self, within: WorkflowInstance, stores: bool) -> None:
+    def __init__(self, within: WorkflowInstance, stores: bool, confirm: Callable[[], None] | None) -> None:
         info = within.get_info()
         self._within = within
         self._context = WorkflowSerializationContext(namespace=info.namespace, workflow_id=info.workflow_id)
         self._stores = stores
+        self._confirm = confirm
 
     def activate(self, act: Any) -> Any:
+        if self._confirm is not None:
+            self._confirm()
+            self._confirm = None
         return self._within.activate(act)
 
     def get_serialization_context(self, command_info: Any) -> SerializationContext | None:  # noqa: ARG002 - the SDK's

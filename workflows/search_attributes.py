@@ -4,15 +4,13 @@ An upsert is an event in history, so they change with the run's status and not w
 start has set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
 
-from activities.telemetry.attributes import (
-    AGENT_STATUS,
-    CONVERSATION_ID,
+from perdure.activities.telemetry.attributes import (
     COST_USD,
     KEYS,
     PENDING_TOOLS,
@@ -21,26 +19,23 @@ from activities.telemetry.attributes import (
     list_begin_pairs,
     of_start,
 )
-from contracts.followup import FollowUpState, FollowUpStatus
-from contracts.model_settings import Pace
-from contracts.run.events import StartPayload
-from contracts.run.question import Question
-from contracts.run.state import RunState, RunStatus
-from decisions.followup import state as followup
-from decisions.followup import view
-from decisions.run.limits import total_spent
-from decisions.run.question import TEXTUAL
-from decisions.text.formatting import waiting_for_people
-from workflows.interceptors import is_confidential, is_unsearchable
+from perdure.contracts.model_settings import Pace
+from perdure.contracts.run.events import StartPayload
+from perdure.contracts.run.signals import Question
+from perdure.contracts.run.state import RunState, RunStatus
+from perdure.decisions.run.limits import total_spent
+from perdure.decisions.run.question import TEXTUAL
+from perdure.decisions.text.formatting import waiting_for_people
+from perdure.workflows.interceptors import is_confidential, is_unsearchable
 
 UNSEARCHABLE = "without-search-attributes"  # the patch of runs that set none
 
 
-def of_run(state: RunState) -> TypedSearchAttributes:
+def of_run(state: RunState, *, is_confidential: bool) -> TypedSearchAttributes:
     """Return the attributes of a run in this state; those that do not apply are left out."""
     pairs = list_begin_pairs(state.agent, state.conversation_id, state.status, state.step)
     if questions := state.open_questions:
-        pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(questions)))
+        pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(questions, is_confidential=is_confidential)))
     elif state.pace is Pace.batch and state.status is RunStatus.running:  # and so once, not for each batch
         pairs.append(SearchAttributePair(WAITING_FOR, "batches of model calls"))
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
@@ -66,52 +61,32 @@ class ShownAttributes:
     def show_once(self, key: SearchAttributeKey[str], value: str) -> None:
         """Set the one attribute of a workflow that sets no others, unless an earlier execution has."""
         if self._shown.get(key) is None:
-            self.update(TypedSearchAttributes([SearchAttributePair(key, value)]))
+            self.update(lambda _: TypedSearchAttributes([SearchAttributePair(key, value)]))
 
     def of_child(self, payload: StartPayload) -> TypedSearchAttributes | None:
         """Return what the start of a child run sets."""
         return None if self._is_unsearchable else of_start(payload)
 
-    def update(self, new: TypedSearchAttributes) -> None:
-        """Set what has changed, which costs one event."""
-        if (updates := _updates_between(self._shown, new)) and not self._is_unsearchable:
-            workflow.upsert_search_attributes(updates)
-        self._shown = new
+    def update(self, attributes_for: Callable[[bool], TypedSearchAttributes]) -> None:
+        """Set what has changed, which costs one event. The attributes are given for a run that is encrypted or not.
+
+        Only the values depend on that, never whether something has changed: encryption may be switched on or off while
+        a run waits, and its replay must make the same events.
+        """
+        plain, hidden = attributes_for(False), attributes_for(True)
+        changed = [key for key in KEYS if self._shown.get(key) not in (plain.get(key), hidden.get(key))]
+        if changed and not self._is_unsearchable:
+            new = hidden if is_confidential() else plain
+            workflow.upsert_search_attributes([_update_of(key, new.get(key)) for key in changed])
+        self._shown = plain
 
 
-def _updates_between(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
-    changed: list[SearchAttributeUpdate[Any]] = []
-    for key in KEYS:
-        value = new.get(key)
-        if value is None and shown.get(key) is not None:
-            changed.append(key.value_unset())
-        elif value is not None and value != shown.get(key):
-            changed.append(key.value_set(value))
-    return changed
+def _update_of(key: SearchAttributeKey[Any], value: Any) -> SearchAttributeUpdate[Any]:
+    return key.value_unset() if value is None else key.value_set(value)
 
 
-_ENDS = {
-    FollowUpStatus.resolved: RunStatus.completed,
-    FollowUpStatus.failed: RunStatus.failed,
-    FollowUpStatus.cancelled: RunStatus.cancelled,
-}
-
-
-def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
-    """Return the attributes of a follow-up, with the statuses of runs, among which it is listed."""
-    waits = RunStatus.waiting_on_human if followup.open_prompts(state) else RunStatus.waiting_on_tool
-    status = _ENDS.get(state.state, waits if state.tasks else RunStatus.queued)
-    pairs: list[SearchAttributePair[Any]] = [
-        SearchAttributePair(AGENT_STATUS, status.value),
-        SearchAttributePair(CONVERSATION_ID, format_keyword(state.definition.resume_target.session_id)),
-    ]
-    if about := view.follow_up_waiting_for(state, is_confidential=is_confidential()):
-        pairs.append(SearchAttributePair(WAITING_FOR, about))
-    return TypedSearchAttributes(pairs)
-
-
-def _format_waiting_for(questions: Sequence[Question]) -> str:
+def _format_waiting_for(questions: Sequence[Question], *, is_confidential: bool) -> str:
     """Return the text of `WaitingFor`, without a question's own text if the run is encrypted."""
-    if is_confidential() and any(question.kind in TEXTUAL for question in questions):
+    if is_confidential and any(question.kind in TEXTUAL for question in questions):
         return "human: a question" if len(questions) == 1 else f"human: {len(questions)} questions"
     return waiting_for_people(questions)

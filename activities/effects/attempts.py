@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 
@@ -12,19 +13,102 @@ from temporalio import activity
 from temporalio.api.enums.v1 import TimeoutType
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from activities.effects.beats import Pulse, beat_policy, start_pulse
-from activities.providers.rate_limit import RateLimitedError
-from activities.storage.store import StoredFileChangedError
-from activities.storage.watchers import LOOK_EVERY
-from activities.temporal import own_run_id
-from contracts.failures import RunFailure
+from perdure.activities.providers.rate_limit import RateLimitedError
+from perdure.activities.storage.store import StoredFileChangedError
+from perdure.activities.storage.watchers import LOOK_EVERY, WatchedRuns
+from perdure.activities.temporal import own_run_id
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import WORKER_SHUTDOWN, RunFailure
+from perdure.contracts.models import HEARTBEAT_TIMEOUT
+
+MARGIN = timedelta(seconds=3)  # for a heartbeat to arrive
+
+
+def beat_interval(timeout: timedelta) -> timedelta:
+    """Return the time between heartbeats: 0.8 of the timeout, or less to leave `MARGIN`, but at least a quarter."""
+    return min(timeout * 0.8, max(timeout - MARGIN, timeout / 4))
+
+
+@dataclass(frozen=True)
+class BeatPolicy:
+    """A worker's reason to heartbeat more often: the runs that are watched."""
+
+    watched: WatchedRuns | None = None
+
+
+@dataclass
+class Pulse:
+    """The heartbeats of one attempt. A wall clock measures the lease, because it also runs while a machine sleeps."""
+
+    timeout: timedelta
+    _beat_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    _beat_since: float = field(default_factory=monotonic)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the next heartbeat is due."""
+        every = beat_interval(self.timeout).total_seconds()
+        return max(0.0, self._beat_since + every - monotonic())
+
+    @property
+    def lease_end(self) -> datetime:
+        """The time until which the server cannot have given up the worker, with half the slack left for delays."""
+        return self._beat_at + (self.timeout + beat_interval(self.timeout)) / 2
+
+    def beat(self, details: Any) -> None:
+        activity.heartbeat(details)
+        self._beat_at, self._beat_since = datetime.now(UTC), monotonic()
+
+
+_policy: ContextVar[BeatPolicy] = ContextVar("_policy", default=BeatPolicy())  # noqa: B039 - it is frozen
+_pulse: ContextVar[Pulse | None] = ContextVar("_pulse", default=None)
+
+
+def beat_policy() -> BeatPolicy:
+    return _policy.get()
+
+
+def start_pulse() -> Pulse:
+    """Return the pulse of the current attempt, which begins now."""
+    pulse = Pulse(activity.info().heartbeat_timeout or HEARTBEAT_TIMEOUT)
+    _pulse.set(pulse)
+    return pulse
+
+
+def current_lease_end() -> datetime:
+    """Return `Pulse.lease_end` of the current attempt."""
+    return (_pulse.get() or Pulse(HEARTBEAT_TIMEOUT)).lease_end
+
+
+class BeatInterceptor(Interceptor):
+    """Gives a worker's activities its policy, which may change before the worker runs."""
+
+    def __init__(self, policy: BeatPolicy) -> None:
+        self.policy = policy
+
+    def intercept_activity(
+        self,
+        next: ActivityInboundInterceptor,  # noqa: A002 - the SDK's
+    ) -> ActivityInboundInterceptor:
+        return _Inbound(next, self)
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, inner: ActivityInboundInterceptor, given: BeatInterceptor) -> None:
+        super().__init__(inner)
+        self._given = given
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
+        _policy.set(self._given.policy)
+        return await super().execute_activity(input)
+
 
 PROGRESS_CHECK_EVERY = 0.25  # seconds between checks for new progress of a watched run
-WORKER_SHUTDOWN = "WorkerShutdown"  # failure type of activities that a stopping worker gives up
 HOLDS_KEY = "holds"  # heartbeat key: how many earlier attempts were held back
 SPENT_KEY = "spent"  # heartbeat key: seconds that earlier failed attempts took
-MAX_FILE_PAUSE = 300.0  # seconds between two checks of a stored file that was changed
+FILE_PAUSES = Backoff(1.0, 300.0)  # between two checks of a stored file that was changed
 
 
 @asynccontextmanager
@@ -103,7 +187,7 @@ def counting_holds(this: Attempt) -> Iterator[None]:
         try:
             yield
         except StoredFileChangedError as error:
-            pause = timedelta(seconds=min(2.0 ** min(this.holds, 10), MAX_FILE_PAUSE))
+            pause = FILE_PAUSES.pause(this.holds + 1)
             raise RateLimitedError(str(error), type=type(error).__name__, next_retry_delay=pause) from None
     except RateLimitedError:
         activity.heartbeat({**this.beat_details, HOLDS_KEY: this.holds + 1})

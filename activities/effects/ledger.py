@@ -8,17 +8,25 @@ import asyncio
 import os
 import platform
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
-from activities.storage.store import Store
-from contracts.models import FrozenModel
-from contracts.tool import ToolOutcome
+from perdure.activities.effects.attempts import current_lease_end
+from perdure.activities.storage.store import Store
+from perdure.activities.tools.interface import TransientToolError
+from perdure.contracts.failures import WORKER_SHUTDOWN, ToolFault
+from perdure.contracts.models import FrozenModel
+from perdure.contracts.tool import MAX_ERROR, ToolOutcome, error_outcome
+from perdure.decisions.errors import describe_exception
 
 RESULT_CHECK_EVERY = 0.25  # seconds
 ELSEWHERE = timedelta(seconds=3)  # wait for the result of a claimant on another machine
@@ -180,3 +188,117 @@ def _process_start(pid: int) -> str:
         return "" if fields[0] in "ZX" else fields[19]  # Z, X: dead, not yet reaped by its parent
     except (OSError, IndexError):
         return ""
+
+
+GRACE = timedelta(seconds=3)  # added to a tool's own timeout; the activity's is longer still
+
+T = TypeVar("T")
+
+
+async def run_to_completion(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
+    """Finish the work even if the activity is cancelled, except when its worker stops, after `drain`."""
+    task = asyncio.create_task(work)
+    # An activity is cancelled only once: after the run's cancel, the worker's own would not arrive.
+    stopping = asyncio.create_task(activity.wait_for_worker_shutdown())
+    deadline: float | None = None
+    try:
+        while not task.done():
+            waited_for = {task, stopping} if deadline is None else {task}
+            remaining = None if deadline is None else deadline - monotonic()
+            try:
+                await asyncio.wait(waited_for, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                details = activity.cancellation_details()
+                if details is not None and details.worker_shutdown:
+                    raise
+            if deadline is None and stopping.done():
+                deadline = monotonic() + drain.total_seconds()
+            if deadline is not None and monotonic() >= deadline and not task.done():
+                raise ApplicationError("the worker stops, and the call did not end", type=WORKER_SHUTDOWN)
+        if task.cancelled():
+            raise ApplicationError("the tool was cancelled from within", type=ToolFault.tool_error)
+        return task.result()
+    finally:
+        task.cancel()
+        stopping.cancel()
+
+
+async def with_timeout(timeout: timedelta, effect: Coroutine[Any, Any, T]) -> T:
+    """Await the effect. Raises TransientToolError if it does not end in time."""
+    try:
+        async with asyncio.timeout((timeout + GRACE).total_seconds()) as limit:
+            return await effect
+    except TimeoutError:
+        if limit.expired():
+            raise TransientToolError(
+                ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s"
+            ) from None
+        raise
+
+
+async def as_final_outcome(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
+    """Turn any failure of a `once` effect into a final outcome, except the loss of its worker."""
+    try:
+        return await effect
+    except TransientToolError as failure:
+        kind, message = failure.kind, failure.message
+    except ApplicationError as error:
+        if error.type == WORKER_SHUTDOWN:
+            raise
+        kind, message = error.type or ToolFault.tool_error, error.message
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        kind, message = ToolFault.tool_error, "the tool was cancelled from within"
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises, the call was made
+        kind, message = ToolFault.tool_error, describe_exception(error)
+    return error_outcome(kind, f"{message[:MAX_ERROR]} (it may have happened)", retryable=True)
+
+
+class Effects:
+    """Runs `once` effects, and keeps track of those that this process is making."""
+
+    def __init__(self) -> None:
+        self._at_work: set[str] = set()  # their keys
+
+    async def run_once(
+        self,
+        entry: LedgerEntry,
+        name: str,
+        timeout: timedelta,
+        effect: Callable[[], Coroutine[Any, Any, ToolOutcome]],
+        finish: Callable[[ToolOutcome], Awaitable[ToolOutcome]],
+    ) -> ToolOutcome | InDoubt:
+        """Claim, run, record. A call that was claimed before is looked up, not made. Raises LedgerUnavailableError.
+
+        `finish` maps an outcome to the one that is recorded and returned.
+        """
+        lease_end = current_lease_end()  # before the claim: a heartbeat after a pause may come too late
+        claimed = await asyncio.to_thread(entry.claim, name, timeout + GRACE)
+        if isinstance(claimed, InDoubt):
+            claimed = await entry.wait_for_result(claimed, self._at_work, activity.is_cancelled)
+        if not isinstance(claimed, ClaimGranted):
+            return claimed
+        if datetime.now(UTC) > lease_end:
+            lapsed = error_outcome(ToolFault.interrupted, "not made: its worker stood still before it began")
+            return await asyncio.to_thread(_record_outcome, entry, lapsed)
+        self._at_work.add(entry.key)
+        try:
+            outcome = await finish(await as_final_outcome(with_timeout(timeout, effect())))
+            return await asyncio.to_thread(_record_outcome, entry, outcome)
+        finally:  # after it is recorded: another attempt would otherwise consider it lost
+            self._at_work.discard(entry.key)
+
+    async def must_be_over(self, entry: LedgerEntry) -> None:
+        """Raise LedgerUnavailableError while the effect may still run, on a disconnected machine too."""
+        if await asyncio.to_thread(entry.is_at_work, self._at_work):
+            raise LedgerUnavailableError("the call before this one may still be at work")
+
+
+def _record_outcome(entry: LedgerEntry, outcome: ToolOutcome) -> ToolOutcome:
+    try:
+        entry.record(outcome)
+    except OSError as error:  # history gets the outcome anyway, unless this worker dies right now
+        activity.logger.warning("the outcome of %s is not in the ledger: %s", entry.key, error)
+    return outcome

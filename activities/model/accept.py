@@ -2,33 +2,104 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib.resources import files
 from time import perf_counter
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import counting_attempts, heartbeating
-from activities.model.judge import JudgeCase, Judgement, ask_judge
-from activities.project import Project
-from activities.providers.port import Model
-from activities.run.definition import read_definition
-from activities.security.redaction import redact_model
-from activities.storage.workspace import OutsideWorkspaceError, Workspace
-from activities.telemetry.trace import write_trace
-from activities.temporal import own_run_id
-from activities.tools.interface import CallContext
-from activities.tools.python import BadTargetError, PythonTool
-from contracts.agent import Definition
-from contracts.models import NO_RESULT
-from contracts.people.rubric import Rubric
-from contracts.run.turn import Acceptance, AcceptRequest
-from contracts.tool import Effect, ToolKind, ToolRoute
-from decisions.text.formatting import truncate
+from perdure.activities.effects.attempts import counting_attempts, heartbeating
+from perdure.activities.project import Project
+from perdure.activities.providers.options import short_options
+from perdure.activities.providers.port import Model, ModelCall
+from perdure.activities.providers.prices import call_cost
+from perdure.activities.providers.rate_limit import RateLimitedError
+from perdure.activities.run.definition import read_definition
+from perdure.activities.security import redact_model
+from perdure.activities.storage.workspace import OutsideWorkspaceError, Workspace
+from perdure.activities.telemetry.metrics import record_facts
+from perdure.activities.telemetry.trace import write_trace
+from perdure.activities.temporal import own_run_id, own_workflow_id
+from perdure.activities.tools.interface import CallContext
+from perdure.activities.tools.python import BadTargetError, PythonTool
+from perdure.contracts.agent import Definition, ToolSchema
+from perdure.contracts.models import NO_RESULT
+from perdure.contracts.policy import Rubric
+from perdure.contracts.run.turn import Acceptance, AcceptRequest, Usage
+from perdure.contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.decisions.run.compaction import complete_usage, estimate_content
+from perdure.decisions.text.formatting import truncate
+
+VERDICT = "verdict"  # the name of the tool
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A model's answer. `verdicts` are the arguments of its uses of the tool, none if it has not used it."""
+
+    verdicts: tuple[dict[str, Any], ...]
+    model: str
+    usage: Usage
+    cost_usd: float | None
+
+
+@dataclass(frozen=True)
+class JudgeCase:
+    """A text to judge. `prompt` is a file of `prompts/`; `fields` are the properties of a verdict, all required.
+
+    The server may be silent for `patience` seconds, and the reply may take `limit` seconds in all.
+    """
+
+    prompt: str
+    text: str
+    fields: dict[str, Any]
+    model: str
+    patience: float
+    limit: float
+    on_held: Callable[[str], object] = lambda _: None
+
+
+async def ask_judge(model: Model, project: Project, definition: Definition, case: JudgeCase) -> Judgement:
+    """Ask a model for a verdict on behalf of a run with this definition. Raises as `Model.reply` does."""
+    call = _build_call(definition, case)
+    record_facts(model=case.model)
+    try:
+        reply = await model.reply(call)
+    except RateLimitedError:
+        record_facts(held=True)
+        raise
+    prompt = sum(estimate_content(message["content"]) for message in call.messages)
+    usage = complete_usage(reply.usage, prompt, reply.content)
+    name = reply.asked or case.model
+    uses = (block["input"] for block in reply.content if block.get("type") == "tool_use" and block["name"] == VERDICT)
+    verdicts = tuple(use for use in uses if isinstance(use, dict))
+    return Judgement(verdicts, name, usage, call_cost(usage, project.price_of(name)))
+
+
+def _build_call(definition: Definition, case: JudgeCase) -> ModelCall:
+    schema = {"type": "object", "properties": case.fields, "required": [*case.fields], "additionalProperties": False}
+    judge = Definition(
+        agent=definition.agent,
+        model=case.model,
+        options=short_options(definition, case.model),
+        system=files("perdure.activities").joinpath(f"prompts/{case.prompt}").read_text(encoding="utf-8"),
+        tools=(ToolSchema(name=VERDICT, description="Give your verdict.", input_schema=schema),),
+    )
+    return ModelCall(
+        definition=judge,
+        messages=[{"role": "user", "content": [{"type": "text", "text": case.text}]}],
+        force=VERDICT,
+        on_held=case.on_held,
+        caller=f"{own_workflow_id()}/{activity.info().activity_id}",
+        patience=case.patience,
+        limit=case.limit,
+    )
+
 
 ACCEPT_TRIES = 3  # attempts that fail, or of a model that gives no verdict
 MAX_REASON = 2_000  # characters
@@ -71,7 +142,7 @@ class Acceptances:
                 else:
                     acceptance = Acceptance(rejection=await self._call_function(definition, request, workspace))
         took = round((perf_counter() - started) * 1000)
-        acceptance = redact_model(acceptance.model_copy(update={"duration_ms": took}), self._project.secrets)
+        acceptance = redact_model(acceptance.evolve(duration_ms=took), self._project.secrets)
         line = {"accepted": acceptance.rejection is None, "reason": acceptance.rejection or "", "ms": took}
         write_trace(workspace, {"key": f"accept:{activity.info().activity_id}", "event": "accept", **line})
         return acceptance

@@ -7,19 +7,26 @@ from pydantic_core import to_json
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import WORKER_SHUTDOWN, Attempt, heartbeating
-from activities.model.transcript_cache import TranscriptCache
-from activities.model.turn import Turns
-from activities.project import Project
-from activities.telemetry.metrics import observed
-from activities.telemetry.trace import write_trace
-from activities.temporal import own_run_id
-from activities.tools.call import ToolCalls
-from contracts.run.compaction import ContextFull
-from contracts.run.fused_turn import READS_TIME, FusedRead, FusedTurn, FusedTurnRequest
-from contracts.run.turn import ModelTurn, TurnRequest
-from contracts.tool import RETRY_DELAYS, ToolOutcome
-from decisions.run.transcript import Transcript, result_part
+from perdure.activities.effects.attempts import Attempt, heartbeating
+from perdure.activities.model.transcript_cache import TranscriptCache
+from perdure.activities.model.turn import Turns
+from perdure.activities.project import Project
+from perdure.activities.telemetry.metrics import observed
+from perdure.activities.telemetry.trace import write_trace
+from perdure.activities.temporal import own_run_id
+from perdure.activities.tools.call import ToolCalls
+from perdure.contracts.failures import WORKER_SHUTDOWN
+from perdure.contracts.run.turn import (
+    READS_TIME,
+    ContextFull,
+    FusedRead,
+    FusedTurn,
+    FusedTurnRequest,
+    ModelTurn,
+    TurnRequest,
+)
+from perdure.contracts.tool import RETRY_DELAYS, ToolOutcome
+from perdure.decisions.run.transcript import Transcript, result_part
 
 MAX_SHARED_RESULTS = 512 * 1024  # bytes of results that leave room for a reply in the same payload
 MAX_REASON = 500  # characters
@@ -52,8 +59,9 @@ class FusedTurns:
         conversation = Transcript(request.turn.length, request.turn.head)
         for read, outcome in zip(request.reads, results, strict=True):
             conversation.append(result_part(read.tool_use_id, read.tool, read.step, outcome))
-        cursor = {"length": conversation.length, "head": conversation.head, "told": ()}
-        reply, reason = await self._ask_model(request.turn.model_copy(update=cursor))
+        reply, reason = await self._ask_model(
+            request.turn.evolve(length=conversation.length, head=conversation.head, told=())
+        )
         was_stopped = reply is None and _is_stopping()
         return FusedTurn(
             outcomes=tuple(outcomes), head=conversation.head, reply=reply, reason=reason, interrupted=was_stopped

@@ -9,26 +9,26 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import Attempt, counting_holds, heartbeating, this_attempt
-from activities.model.transcript_cache import TranscriptCache
-from activities.model.turn import front_tokens, report_fallback
-from activities.project import Project
-from activities.providers.options import short_options
-from activities.providers.port import Model, ModelCall
-from activities.providers.prices import call_cost
-from activities.providers.rate_limit import RateLimitedError
-from activities.run.definition import read_definition
-from activities.security.redaction import redact_model
-from activities.telemetry.metrics import record_facts
-from activities.telemetry.trace import write_trace
-from activities.temporal import own_run_id, own_workflow_id
-from contracts.agent import Definition
-from contracts.run.compaction import Summary, SummaryRequest
-from contracts.run.journal import Journal
-from contracts.run.transcript import Part
-from decisions.run import compaction
-from decisions.run.resume import journal_of
-from decisions.run.transcript import join_text_blocks
+from perdure.activities.effects.attempts import Attempt, counting_holds, heartbeating, this_attempt
+from perdure.activities.model.transcript_cache import TranscriptCache
+from perdure.activities.model.turn import front_tokens, report_fallback
+from perdure.activities.project import Project
+from perdure.activities.providers.options import short_options
+from perdure.activities.providers.port import Model, ModelCall
+from perdure.activities.providers.prices import call_cost
+from perdure.activities.providers.rate_limit import RateLimitedError
+from perdure.activities.run.definition import read_definition
+from perdure.activities.security import redact_model
+from perdure.activities.telemetry.metrics import record_facts
+from perdure.activities.telemetry.trace import write_trace
+from perdure.activities.temporal import own_run_id, own_workflow_id
+from perdure.contracts.agent import Definition
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.transcript import Part
+from perdure.contracts.run.turn import Summary, SummaryRequest
+from perdure.decisions.run import compaction
+from perdure.decisions.run.resume import journal_of
+from perdure.decisions.run.transcript import join_text_blocks
 
 READ_SHARE = 0.5  # of the summarizing model's window, for its input
 SUMMARY_TRIES = 3  # of the model, before the messages are truncated without it
@@ -78,8 +78,15 @@ class Summaries:
                 or "Nothing else came before what follows."
             )
         took = round((perf_counter() - started) * 1000)
-        changes = {"text": text, "tail": cut.tail, "pins": cut.pins, "pin_bytes": cut.pin_bytes, "cut": cut.cut}
-        summary = summary.model_copy(update={**changes, "is_deep": request.is_deep, "duration_ms": took})
+        summary = summary.evolve(
+            text=text,
+            tail=cut.tail,
+            pins=cut.pins,
+            pin_bytes=cut.pin_bytes,
+            cut=cut.cut,
+            is_deep=request.is_deep,
+            duration_ms=took,
+        )
         summary = _with_final_figures(redact_model(summary, self._project.secrets), parts, front)
         write_trace(workspace, _trace_line(request, summary))
         return summary
@@ -93,7 +100,7 @@ class Summaries:
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
             options=short_options(definition, name),
-            system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
+            system=files("perdure.activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
         limit = round(READ_SHARE * self._project.window_of(*summarizer.models) * compaction.BYTES_PER_TOKEN)
@@ -127,9 +134,7 @@ class Summaries:
         )
         usage = compaction.complete_usage(reply.usage, prompt, reply.content)
         cost = call_cost(usage, self._project.price_of(name))  # even if the reply is unusable
-        return summary.model_copy(
-            update={"text": text, "model": name if text else "", "usage": usage, "cost_usd": cost}
-        )
+        return summary.evolve(text=text, model=name if text else "", usage=usage, cost_usd=cost)
 
 
 def _with_final_figures(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
@@ -138,7 +143,7 @@ def _with_final_figures(summary: Summary, parts: Sequence[Part], front: int) -> 
     after = [*parts, compaction.summary_part(summary), journal]
     messages = compaction.messages_of(after, [], 0)
     tokens = compaction.estimate_request(after, messages, front)
-    return summary.model_copy(update={"after_tokens": tokens, "after_messages": len(messages)})
+    return summary.evolve(after_tokens=tokens, after_messages=len(messages))
 
 
 def _trace_line(request: SummaryRequest, summary: Summary) -> dict[str, Any]:

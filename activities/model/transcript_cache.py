@@ -20,14 +20,14 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.storage.store import Store, StoredFileChangedError, Stores, must_have_hash
-from activities.storage.workspace import folder_name
-from activities.temporal import own_workflow_id
-from contracts.conversation import TurnRecord
-from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
-from decisions.ids import digest, run_id_of_workflow
-from decisions.run.compaction import brief_of, journal_digest_of, messages_of
-from decisions.run.transcript import Transcript
+from perdure.activities.storage.store import Store, StoredFileChangedError, Stores, must_have_hash
+from perdure.activities.storage.workspace import folder_name
+from perdure.activities.temporal import own_workflow_id
+from perdure.contracts.conversation import TurnRecord
+from perdure.contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
+from perdure.decisions.ids import digest, run_id_of_workflow
+from perdure.decisions.run.compaction import brief_of, journal_digest_of, messages_of
+from perdure.decisions.run.transcript import Transcript
 
 _PARTS = TypeAdapter(list[Part])
 _RECORD = "turn-"

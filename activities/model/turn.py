@@ -2,56 +2,166 @@
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
-from activities.media.store import MediaReader
-from activities.model.pieces import can_continue, continuation_call, join_replies, read_pieces, save_pieces
-from activities.model.transcript_cache import TranscriptCache
-from activities.policy import PolicyChecks
-from activities.project import Project
-from activities.providers.port import Model, ModelCall, ModelReply
-from activities.providers.prices import call_cost
-from activities.providers.rate_limit import RateLimitedError
-from activities.run.definition import must_be_unchanged, read_definition
-from activities.security.redaction import redact_model
-from activities.security.secrets import Secrets
-from activities.storage.workspace import Workspace
-from activities.telemetry.metrics import record_facts
-from activities.telemetry.trace import ignore_disk_errors, report_event, write_trace
-from activities.temporal import own_run_id, own_workflow_id
-from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
-from contracts.agent import Definition
-from contracts.failures import Stop
-from contracts.run.compaction import ContextFull
-from contracts.run.state import Snapshot
-from contracts.run.transcript import Part
-from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
-from decisions.builtin_tools import FINISH, unwrap_use
-from decisions.ids import conversation_workflow_id, run_id_of_workflow
-from decisions.policy.facts import tool_uses_of
-from decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
-from decisions.run.journal import parse_framing
-from decisions.run.recovery import parse_window
-from decisions.run.transcript import (
+from perdure.activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
+from perdure.activities.media.store import MediaReader
+from perdure.activities.model.transcript_cache import TranscriptCache
+from perdure.activities.policy import PolicyChecks, SharedCallsUnavailableError
+from perdure.activities.project import Project
+from perdure.activities.providers.port import Model, ModelCall, ModelReply
+from perdure.activities.providers.prices import call_cost
+from perdure.activities.providers.rate_limit import RateLimitedError
+from perdure.activities.providers.replies.reply import fit_to_history
+from perdure.activities.run.definition import must_be_unchanged, read_definition
+from perdure.activities.security import Secrets, redact_model
+from perdure.activities.storage.store import Store
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.telemetry.metrics import record_facts
+from perdure.activities.telemetry.trace import ignore_disk_errors, report_event, write_trace
+from perdure.activities.temporal import own_run_id, own_workflow_id
+from perdure.activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator, check_in_loop
+from perdure.contracts.agent import Definition
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import Stop
+from perdure.contracts.run.state import Snapshot
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.contracts.run.turn import TURN_MARGIN, ContextFull, ModelTurn, TurnRequest
+from perdure.decisions.ids import conversation_workflow_id, digest, run_id_of_workflow
+from perdure.decisions.policy.facts import RequestedCalls
+from perdure.decisions.run.compaction import complete_usage, estimate_content, estimate_request, is_over_threshold
+from perdure.decisions.run.journal import parse_framing
+from perdure.decisions.run.recovery import parse_window
+from perdure.decisions.run.transcript import (
     THINKING_TYPES,
+    add_message,
     cited_urls,
+    is_thought,
     join_text_blocks,
     join_thinking,
+    note_part,
     reply_part,
     server_calls,
 )
-from decisions.text.formatting import call_line, truncate
+from perdure.decisions.text.formatting import call_line, truncate
+from perdure.decisions.tools import FINISH, unwrap_use
 
-PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each retry: rate limits and overload pass within minutes
-MODEL_TRIES = 1 + len(PAUSES)
+MAX_CONTINUATIONS = 3  # of one reply
+SHOWN_END = 80  # characters of the piece's end that the note quotes
+_STORED = TypeAdapter(ModelReply)
+
+Json = dict[str, Any]
+
+
+def can_continue(reply: ModelReply, tokens_left: int | None, usd_left: float | None) -> bool:
+    """Return whether to ask for the rest: the reply was cut off in a text or in its only call, and budgets allow it.
+
+    A reply with a whole call is not continued: the call needs its result first. Nor is one that is all thinking.
+    """
+    calls = {block["id"] for block in reply.content if block["type"] == "tool_use"}
+    return (
+        reply.stop_reason == "max_tokens"
+        and not reply.is_too_large
+        and reply.pieces <= MAX_CONTINUATIONS
+        and calls <= {*reply.broken}
+        and bool(calls or join_text_blocks(reply.content))
+        and (tokens_left is None or reply.usage.total < tokens_left)
+        and (usd_left is None or (reply.cost_usd or 0.0) < usd_left)
+    )
+
+
+def continuation_call(call: ModelCall, reply: ModelReply) -> ModelCall:
+    """Return the call for the rest of the reply."""
+    text = "".join(block["text"] for block in _whole_blocks(reply) if block["type"] == "text")
+    messages = continuation_messages(call.messages, reply)
+    return replace(call, messages=messages, on_text=lambda more: call.on_text(text + more))
+
+
+def continuation_messages(messages: Sequence[Json], reply: ModelReply) -> list[Json]:
+    """Return the messages that ask for the rest of the reply to `messages`."""
+    kept = _whole_blocks(reply)
+    longer = [*messages[:-1], {**messages[-1], "content": list(messages[-1]["content"])}]
+    if kept:
+        add_message(longer, Part(kind=PartKind.reply, content=kept))
+    add_message(longer, note_part(_continuation_note(reply, kept)))
+    return longer
+
+
+def _whole_blocks(reply: ModelReply) -> list[Json]:
+    """Return the content without calls that were cut off, and without what cannot end a reply."""
+    kept = [block for block in reply.content if block["type"] != "tool_use"]
+    while kept and (is_thought(kept[-1]) or kept[-1]["type"] == "server_tool_use"):
+        kept.pop()
+    return kept
+
+
+def _continuation_note(reply: ModelReply, kept: Sequence[Json]) -> str:
+    call = next((block["name"] for block in reply.content if block["type"] == "tool_use"), None)
+    if call is not None:
+        return (
+            f"Your reply was cut off by the length limit in the arguments of `{call}`, so that call was not made. Make "
+            "it again, with shorter arguments: divide what is long into several calls. Repeat no text."
+        )
+    return (
+        f"Your reply was cut off by the length limit, after {join_text_blocks(kept)[-SHOWN_END:]!r}. Continue exactly "
+        "there, even within a word. Repeat nothing and do not mention the limit: what you write is appended as it is."
+    )
+
+
+def join_replies(first: ModelReply, rest: ModelReply) -> ModelReply:
+    """Return both as one reply. The thoughts of the rest are left out, so that its text continues the first text."""
+    content = _whole_blocks(first)
+    more = [block for block in rest.content if not content or not is_thought(block)]
+    if content and more and content[-1]["type"] == more[0]["type"] == "text":
+        content[-1] = _join_texts(content[-1], more.pop(0))
+    costs = (first.cost_usd, rest.cost_usd)
+    joined = replace(
+        rest,
+        content=[*content, *more],
+        model=first.model,
+        asked=first.asked,
+        usage=first.usage + rest.usage,
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        waited=first.waited + rest.waited,
+        passed_over=first.passed_over,
+        pieces=first.pieces + 1,
+    )
+    return fit_to_history(joined)
+
+
+def _join_texts(first: Json, rest: Json) -> Json:
+    citations = [*first.get("citations", ()), *rest.get("citations", ())]
+    return {**first, "text": first["text"] + rest["text"], **({"citations": citations} if citations else {})}
+
+
+def save_pieces(store: Store, request: TurnRequest, reply: ModelReply, secrets: Secrets) -> None:
+    """Store the pieces so far. Raises OSError."""
+    clean = replace(reply, content=secrets.redact_value(reply.content))
+    store.write(_file_name(request), _STORED.dump_json(clean))
+
+
+def read_pieces(store: Store, request: TurnRequest) -> ModelReply | None:
+    """Return the pieces that an earlier attempt of the same request stored, if any."""
+    with suppress(OSError, ValidationError):
+        return _STORED.validate_json(store.read(_file_name(request)))
+    return None
+
+
+def _file_name(request: TurnRequest) -> str:
+    same = (request.turn, request.length, request.head, request.definition, request.force, request.is_closing)
+    return f"pieces-{digest(repr(same).encode(), 12)}.json"
+
+
+PAUSES = Backoff(1.0, 60.0, factor=3.0, retries=5)  # rate limits and overload pass within minutes
 SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
 
 
@@ -87,7 +197,7 @@ class Turns:
         self._model = model
         self._transcripts = transcripts
         self._project = project
-        self._policies = policies
+        self.policies = policies
         self._definitions: dict[str, tuple[Definition, int]] = {}  # with its tokens
 
     @activity.defn
@@ -97,13 +207,13 @@ class Turns:
         Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` if an interrupted run's agent has
         another definition than at the run's start.
         """
-        async with counting_attempts(self._client, MODEL_TRIES) as attempt:
+        async with counting_attempts(self._client, 1 + PAUSES.retries) as attempt:
             return await self.run_turn(request, "plan", attempt)
 
     @activity.defn
     async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
         """Run a later turn: judge the results, adjust the plan, next actions or done. Returns and raises as `plan`."""
-        async with counting_attempts(self._client, MODEL_TRIES) as attempt:
+        async with counting_attempts(self._client, 1 + PAUSES.retries) as attempt:
             return await self.run_turn(request, "reflect", attempt)
 
     async def run_turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
@@ -113,7 +223,7 @@ class Turns:
             prepared = await self.prepare_turn(request)
             if isinstance(prepared, ContextFull):
                 return prepared
-            policies = await self._policies.load(request.policy, prepared.call.definition.agent)
+            policies = await self.policies.load(request.policy, prepared.call.definition.agent)
             call = replace(
                 prepared.call,
                 on_text=lambda text: coming.update(text=text),
@@ -131,9 +241,14 @@ class Turns:
             turn = await self.finish_turn(origin, reply, perf_counter() - started)
             if policies is None or request.is_closing:
                 return turn
-            uses = tool_uses_of(turn.content)
-            judged = await self._policies.judge_calls(policies, uses, prepared.parts, call.definition)
-        return turn.model_copy(update={"verdicts": judged.verdicts, "reviews": judged.reviews})
+            asked = RequestedCalls(turn.content, {*turn.broken, *turn.repeated, *turn.invalid_results})
+            try:
+                judged = await self.policies.judge_calls(policies, asked, prepared.parts, call.definition)
+            except SharedCallsUnavailableError:
+                if policies.context is None or not policies.context.policy:
+                    raise
+                return turn  # the run asks for the verdicts again, and the model is not paid twice
+        return turn.evolve(verdicts=judged.verdicts, reviews=judged.reviews)
 
     async def prepare_turn(self, request: TurnRequest) -> PreparedTurn | ContextFull:
         """Read the conversation and build the call, if the context has room. Raises as `plan`."""
@@ -166,9 +281,11 @@ class Turns:
     async def finish_turn(self, origin: TurnOrigin, reply: ModelReply, seconds: float = 0.0) -> ModelTurn:
         """Return the reply as history keeps it, and write the plan and the trace."""
         workspace = self._project.workspace(run_id_of_workflow(origin.workflow_id))
-        reply = read_written_arguments(rename_used_ids(reply, origin.used, origin.number), origin.definition)
+        reply = rename_used_ids(reply, origin.used, origin.number)
+        reply = await check_in_loop(partial(read_written_arguments, reply, origin.definition), reply.content)
         turn = redact_turn(_to_turn(reply, seconds), self._project.secrets)
-        turn = turn.model_copy(update={"invalid_results": find_invalid_results(turn, origin.definition)})
+        invalid = await check_in_loop(partial(find_invalid_results, turn, origin.definition), turn.content)
+        turn = turn.evolve(invalid_results=invalid)
         self._transcripts.feed_reply(origin.workflow_id, reply_part(turn))
         line = _trace_line(origin.number, origin.phase, turn)
         if self._project.record_thinking and (text := join_thinking(turn.content)):
@@ -194,7 +311,7 @@ class Turns:
             with ignore_disk_errors("the pieces of a reply"):
                 await asyncio.to_thread(save_pieces, store, request, reply, self._project.secrets)
             limit = None if call.limit is None else max(call.limit - (monotonic() - began), 1.0)
-            longer = full.model_copy(update={"tokens": full.tokens + estimate_content(reply.content)})
+            longer = full.evolve(tokens=full.tokens + estimate_content(reply.content))
             try:
                 rest = await self._ask_model(replace(continuation_call(call, reply), limit=limit), longer, attempt)
             except ApplicationError as failure:
@@ -207,13 +324,14 @@ class Turns:
             reply = join_replies(reply, rest)
         return reply
 
-    def with_cost(
-        self, reply: ModelReply, definition: Definition, tokens: int, *, is_batched: bool = False
-    ) -> ModelReply:
-        """Return the reply with its whole usage and cost. `tokens` is the estimate of its request."""
+    def with_cost(self, reply: ModelReply, definition: Definition, tokens: int, share: float = 1.0) -> ModelReply:
+        """Return the reply with its whole usage and cost. `tokens` is the estimate of its request.
+
+        `share` is as in `call_cost`.
+        """
         usage = complete_usage(reply.usage, tokens, reply.content)
         price = self._project.price_of(reply.asked or definition.model)
-        return replace(reply, usage=usage, cost_usd=call_cost(usage, price, is_batched=is_batched))
+        return replace(reply, usage=usage, cost_usd=call_cost(usage, price, share))
 
     async def _ask_model(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
         try:
@@ -225,7 +343,7 @@ class Turns:
                 return refuse_context(full, failure)
             if failure.non_retryable or failure.next_retry_delay is not None:
                 raise
-            pause = timedelta(seconds=PAUSES[min(attempt.number, len(PAUSES)) - 1])
+            pause = PAUSES.pause(attempt.number)
             raise ApplicationError(failure.message, type=failure.type, next_retry_delay=pause) from None
 
     def _heartbeat_details(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
@@ -275,7 +393,7 @@ def _time_left(attempt: Attempt) -> float | None:
 def refuse_context(full: ContextFull, failure: ApplicationError) -> ContextFull:
     """Return the context as refused. If the provider does not name its window, the next guess shrinks."""
     window = parse_window(failure.message) or min(full.window, full.tokens)
-    return full.model_copy(update={"window": window, "was_refused": True})
+    return full.evolve(window=window, was_refused=True)
 
 
 def rename_used_ids(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
@@ -295,48 +413,63 @@ def rename_used_ids(reply: ModelReply, used: Collection[str], turn: int) -> Mode
     return replace(reply, content=content, broken=broken, repeated=repeated)
 
 
-def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelReply:
+def read_written_arguments(reply: ModelReply, definition: Definition, seconds: float | None = None) -> ModelReply:
     """Return the reply with objects and lists that came as JSON text parsed, if the tool's schema expects them.
 
-    Approvers, the record and the tool then see the same arguments.
+    Approvers, the record and the tool then see the same arguments. `seconds` are as in `SchemaValidator`.
     """
     schemas = {tool.name: tool.input_schema for tool in (*definition.tools, *definition.searched)}
     content = [
-        _read_written_use(block, schemas) if block.get("type") == "tool_use" else block for block in reply.content
+        _read_written_use(block, schemas, seconds) if block.get("type") == "tool_use" else block
+        for block in reply.content
     ]
     return replace(reply, content=content)
 
 
-def _read_written_use(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _read_written_use(
+    block: dict[str, Any], schemas: Mapping[str, dict[str, Any]], seconds: float | None
+) -> dict[str, Any]:
     """Read the arguments of a tool use; those of `call_tool` hold the arguments of another tool."""
     if block["name"] not in schemas:
         return block
-    block = {**block, "input": SchemaValidator(schemas[block["name"]]).read_written_values(block["input"])}
+    block = {**block, "input": _read_written_values(block["input"], schemas[block["name"]], seconds)}
     inner = unwrap_use(block)
     if inner is block or inner["name"] not in schemas:
         return block
-    arguments = SchemaValidator(schemas[inner["name"]]).read_written_values(inner["input"])
+    arguments = _read_written_values(inner["input"], schemas[inner["name"]], seconds)
     return {**block, "input": {**block["input"], "arguments": arguments}}
 
 
-def find_invalid_results(turn: ModelTurn, definition: Definition) -> dict[str, str]:
-    """Return the errors of each `finish` whose result does not match the output schema, by the id of its tool use."""
+def _read_written_values(arguments: dict[str, Any], schema: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
+    try:
+        return SchemaValidator(schema).read_written_values(arguments, seconds)
+    except SchemaNotApplicableError:
+        return arguments  # which the check before the call reports
+
+
+def find_invalid_results(turn: ModelTurn, definition: Definition, seconds: float | None = None) -> dict[str, str]:
+    """Return the errors of each `finish` whose result does not match the output schema, by the id of its tool use.
+
+    `seconds` are as in `SchemaValidator`.
+    """
     if definition.output_schema is None:
         return {}
     validator = SchemaValidator(definition.output_schema)
     uses = (unwrap_use(block) for block in turn.content if block.get("type") == "tool_use")
     finishes = (use for use in uses if use["name"] == FINISH)
     errors = {
-        block["id"]: _result_errors(block["input"], validator) for block in finishes if block["id"] not in turn.broken
+        block["id"]: _result_errors(block["input"], validator, seconds)
+        for block in finishes
+        if block["id"] not in turn.broken
     }
     return {tool_use_id: text for tool_use_id, text in errors.items() if text}
 
 
-def _result_errors(arguments: Any, validator: SchemaValidator) -> str:
+def _result_errors(arguments: Any, validator: SchemaValidator, seconds: float | None) -> str:
     if not isinstance(arguments, dict) or "result" not in arguments:
         return "`result` is required"
     try:
-        return "; ".join(validator.find_errors(arguments["result"]))
+        return "; ".join(validator.find_errors(arguments["result"], seconds))
     except SchemaNotApplicableError as error:
         return f"the schema cannot be applied: {error}"
 
@@ -353,7 +486,7 @@ def redact_turn(turn: ModelTurn, secrets: Secrets) -> ModelTurn:
     clean = redact_model(turn, secrets)
     pairs = zip(turn.content, clean.content, strict=True)
     content = [new for old, new in pairs if new == old or old.get("type") not in THINKING_TYPES]
-    return clean if len(content) == len(clean.content) else clean.model_copy(update={"content": content})
+    return clean if len(content) == len(clean.content) else clean.evolve(content=content)
 
 
 def report_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:

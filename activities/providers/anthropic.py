@@ -1,7 +1,7 @@
 """The Messages API through the `anthropic` SDK: building requests, reading streamed replies."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,22 +9,63 @@ from typing import Any
 import anthropic
 import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
-from anthropic.types import RawMessageStreamEvent
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.cache_marks import drop_ttl, mark_for_cache
-from activities.providers.errors import (
+from perdure.activities.providers.errors import (
     WrongApiError,
     is_missing_credentials,
     model_unavailable_error,
     to_model_failure,
 )
-from activities.providers.media import MESSAGES_LIMITS, fill_media
-from activities.providers.options import build_options, can_force_tools, visible_blocks
-from activities.providers.plain_answer import is_document, read_body
-from activities.providers.port import ModelCall, ModelReply
-from activities.providers.reply import ReplyBuilder, call_leniently, expecting_api
-from decisions.run.transcript import is_thought
+from perdure.activities.providers.media import MESSAGES_LIMITS, fill_media
+from perdure.activities.providers.options import build_options, can_force_tools, visible_blocks
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.providers.replies.reply import (
+    MAX_REPLY_BYTES,
+    ReplyBuilder,
+    call_leniently,
+    expecting_api,
+    lower_limit,
+)
+from perdure.activities.providers.replies.stream import ModelStream, is_document, read_body
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.model_settings import CacheTime
+from perdure.decisions.run.transcript import is_thought
+
+Block = dict[str, Any]
+
+
+def mark_for_cache(system: list[Block], messages: list[Block], lifetime: CacheTime) -> dict[str, list[Block]]:
+    """Return the parts of a request with their marks: three of the four that the API allows.
+
+    The first is the end of what all runs of an agent share. The last two messages of the user are the ends of this
+    request and of the one before it: a provider looks back 20 blocks from a mark, and a turn of ten calls has more.
+    All marks have one lifetime, as the API wants longer ones first.
+    """
+    mark: Block = {"type": "ephemeral", **({"ttl": "1h"} if lifetime == "1h" else {})}
+    ends = [place for place, message in enumerate(messages) if message["role"] == "user"][-2:]
+    return {
+        "system": [system[0] | {"cache_control": mark}, *system[1:]],
+        "messages": [_mark(message, mark) if at in ends else message for at, message in enumerate(messages)],
+    }
+
+
+def _mark(message: Block, mark: Block) -> Block:
+    *earlier, last = message["content"]
+    return {**message, "content": [*earlier, {**last, "cache_control": mark}]}
+
+
+def drop_ttl(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the request with marks of the default lifetime; None if it has no other marks."""
+    if "ttl" not in request["system"][0].get("cache_control", {}):
+        return None
+    rows = [{**message, "content": [_drop(block) for block in message["content"]]} for message in request["messages"]]
+    return {**request, "system": [_drop(block) for block in request["system"]], "messages": rows}
+
+
+def _drop(block: Block) -> Block:
+    return {**block, "cache_control": {"type": "ephemeral"}} if "cache_control" in block else block
+
 
 _STREAM_ERRORS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
 
@@ -33,12 +74,13 @@ class MessagesModel:
     """A server that speaks the Messages API. The client's own retries are off."""
 
     def __init__(self, client: AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex) -> None:
-        self._client = client
+        self.client = client
 
     async def reply(self, call: ModelCall) -> ModelReply:
         """Make one streamed call. Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`.
 
-        A reply still streaming at `call.limit` is cut, and the call is not retried. If a provider rejects
+        A reply still streaming at `call.limit` is cut, and the call is not retried. If a provider rejects the length of
+        the reply, the call is repeated with as much as its message leaves; if it rejects
         `tool_choice`, the call is repeated without it, since a note already names the tool; if it rejects another
         model's signed thinking, without thinking; if it rejects a cache's lifetime, without that. Thinking of another
         API is never sent.
@@ -50,10 +92,10 @@ class MessagesModel:
         if call.patience:
             options["timeout"] = httpx2.Timeout(call.patience, connect=anthropic.DEFAULT_TIMEOUT.connect)
         try:
-            async with await self._client.messages.create(stream=True, **request, **options) as events:
+            async with await self.client.messages.create(stream=True, **request, **options) as events:
                 if is_document(events.response):
                     return await read_reply(await read_body(events.response, self._secret, "content"), call.on_text)
-                return await read_reply(events, call.on_text)
+                return await read_reply(ModelStream(events.response, events), call.on_text)
         except (*_STREAM_ERRORS, WrongApiError) as error:
             raise to_model_failure(error, self._secret) from None
         except Exception as error:
@@ -63,7 +105,7 @@ class MessagesModel:
 
     @property
     def _secret(self) -> str | None:
-        client = self._client
+        client = self.client
         return client.access_token if isinstance(client, AsyncAnthropicVertex) else client.api_key
 
 
@@ -73,22 +115,24 @@ async def prepare_request(call: ModelCall) -> dict[str, Any]:
     return build_request(replace(call, messages=_drop_blocks(call.messages, _is_unsigned)))
 
 
-async def read_reply(
-    source: AsyncIterator[RawMessageStreamEvent] | dict[str, Any], on_text: Callable[[str], object]
-) -> ModelReply:
+async def read_reply(source: ModelStream | dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
     """Read a streamed reply, or one message. Raises WrongApiError if fields are missing or have other types."""
     reply = ReplyBuilder(on_text)
     with expecting_api("the Messages API", _STREAM_ERRORS):
         if isinstance(source, dict):
             reply.add_message(source)
         else:
-            async for event in source:
-                reply.add_event(event)
+            await source.feed(reply, MAX_REPLY_BYTES)
+            reply.is_ended, reply.is_too_large = source.is_ended, source.is_too_large
         return reply.build_reply()
 
 
 def relax_request(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
-    """Return the request without the rejected part, if that part is optional."""
+    """Return the request without the rejected part, if that part is optional, or for a shorter reply."""
+    if shorter := lower_limit(request, refusal):
+        return shorter
+    if refusal.type != RunFailure.model_refused:
+        return None
     about = refusal.message.lower()
     if "ttl" in about and (milder := drop_ttl(request)):
         return milder

@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 from temporalio.exceptions import ApplicationError
 
-from activities.http.retry_after import retry_after
-from contracts.failures import RunFailure, Stop
+from perdure.activities.http import retry_after
+from perdure.contracts.failures import RunFailure, Stop
 
 RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})  # the only retryable 3xx and 4xx
 UNSUPPORTED_STATUSES = frozenset({501, 505})  # the only 5xx that are not retryable
@@ -18,6 +18,7 @@ RATE_KINDS = ("rate_limit_error", "rate_limit_exceeded", "throttlingexception")
 REQUEST_KINDS = ("invalid_request_error", "validationexception", "request_too_large")
 NO_CREDIT = "insufficient_quota"  # OpenAI's 429 that no wait mends
 CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error", NO_CREDIT)
+KIND_FIELDS = ("type", "code", "status")  # of an error in a body
 TOO_LONG_KIND = "context_length_exceeded"
 TOO_LONG_PHRASES = (
     "prompt is too long",
@@ -30,7 +31,8 @@ TOO_LONG_PHRASES = (
     "context size",
     "exceeds the maximum number of tokens",
 )
-REFUSED_PHRASES = ("image input is not supported", "failed to parse tool call arguments")  # llama.cpp's 500s
+# llama.cpp's 500s
+REFUSED_PHRASES = ("image input is not supported", "failed to parse tool call arguments", "roles must alternate")
 MAX_PROVIDER_MESSAGE = 2000  # characters of a provider's message
 
 
@@ -57,14 +59,25 @@ def to_model_failure(error: Any, secret: str | None = None) -> ApplicationError:
 
 
 def _status_of(error: Any) -> int | None:
-    """Return the status of an SDK's error, 200 for one within a stream, None if there was no answer."""
-    is_in_stream = getattr(error, "body", None) is not None
-    status: int | None = getattr(error, "status_code", 200 if is_in_stream else None)
-    return status
+    """Return the status of an SDK's error, None if there was no answer.
+
+    An error within a stream has 200, or the status that it names as its code.
+    """
+    status: int | None = getattr(error, "status_code", None)
+    codes = [_inner_error(error).get(name) for name in ("code", "status")] if status == 200 else []
+    return next((code for code in codes if isinstance(code, int) and 400 <= code < 600), status)
 
 
 def _kinds_of(error: Any) -> frozenset[str]:
-    return frozenset(str(getattr(error, name, None) or "").lower() for name in ("type", "code"))
+    names = [getattr(error, name, None) for name in ("type", "code")] + list(map(_inner_error(error).get, KIND_FIELDS))
+    return frozenset(name.lower() for name in names if isinstance(name, str))
+
+
+def _inner_error(error: Any) -> dict[str, Any]:
+    """Return the fields of an error in its body, {} if there are none."""
+    body = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    return inner if isinstance(inner, dict) else {}
 
 
 def _place_of(error: Any) -> str:
@@ -84,7 +97,7 @@ def _to_connection_failure(error: Exception, message: str) -> ApplicationError:
         return model_refused_error("a key, or another header of the request, is none that HTTP takes")
     if isinstance(error, WrongApiError):
         return model_unavailable_error(f"what the model's server sends is not {message}")
-    if isinstance(cause, httpx2.ReadTimeout):
+    if isinstance(error, httpx2.ReadTimeout) or isinstance(cause, httpx2.ReadTimeout):
         return model_unavailable_error("the model's server sent nothing for longer than `turn_timeout` allows")
     if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout):
         return model_unavailable_error(f"no connection to the model: {message}")
@@ -112,9 +125,9 @@ def model_unavailable_error(message: str) -> ApplicationError:
 
 def _error_message(error: Exception) -> str:
     body = getattr(error, "body", None)
-    inner = body.get("error", body) if isinstance(body, dict) else body
-    message = inner.get("message") if isinstance(inner, dict) else inner
-    return str(message) if message and isinstance(message, str) else str(error.__cause__ or error)
+    text = body.get("error") if isinstance(body, dict) else body
+    message = _inner_error(error).get("message") or text
+    return message if message and isinstance(message, str) else str(error.__cause__ or error)
 
 
 def model_refused_error(message: str) -> ApplicationError:

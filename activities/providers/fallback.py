@@ -7,23 +7,25 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.port import BatchApi, Model, ModelCall, ModelReply
-from activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
-from contracts.failures import RunFailure
-from contracts.run.turn import SkippedModel
-from decisions.model_names import DEFAULT, provider_of
+from perdure.activities.providers.port import Model, ModelCall, ModelReply
+from perdure.activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
+from perdure.activities.telemetry.metrics import record_facts
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.run.turn import SkippedModel
+from perdure.decisions.model_names import DEFAULT, provider_of
 
-REST_SECONDS = (30.0, 300.0)  # seconds that a model rests after a failure: first and maximum
+RESTS = Backoff(30.0, 300.0)  # of a model, after a failure
 MAX_FAILURE_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
 class Provider:
-    """An endpoint of models, its rate limiter, and its batches, if it has some."""
+    """An endpoint of models, and its rate limiter. `system` is its name in spans."""
 
     endpoint: Model
     pace: RateLimiter
-    batches: BatchApi | None = None
+    system: str = ""
 
 
 @dataclass
@@ -42,13 +44,13 @@ class CircuitBreaker:
 
     def record_try(self, name: str) -> None:
         if rest := self._failed.get(name):
-            rest.until = monotonic() + rest.seconds
+            rest.until = monotonic() + RESTS.seconds(rest.failures)
 
     def record_failure(self, name: str, began: float, reason: str) -> None:
         rest, now = self._failed.get(name), monotonic()
         if rest is None or began >= rest.failed_at:  # else the call was under way when another one failed
-            seconds = min(rest.seconds * 2, REST_SECONDS[1]) if rest else REST_SECONDS[0]
-            self._failed[name] = _Rest(seconds, now + seconds, reason, now)
+            failures = rest.failures + 1 if rest else 1
+            self._failed[name] = _Rest(failures, now + RESTS.seconds(failures), reason, now)
 
     def record_success(self, name: str) -> None:
         self._failed.pop(name, None)
@@ -56,7 +58,7 @@ class CircuitBreaker:
 
 @dataclass
 class _Rest:
-    seconds: float
+    failures: int
     until: float
     reason: str
     failed_at: float
@@ -99,23 +101,25 @@ class FallbackModel:
         """Return the provider of a model of the project, and the model's name there."""
         return provider_of(model, self._providers)
 
-    def batches_of(self, provider: str) -> BatchApi:
-        """Return the batches of a provider. Raises ApplicationError `ModelRefused` if it has none."""
+    def system_of(self, provider: str) -> str:
+        """Return the name of a provider in spans."""
+        return self._providers[provider].system or provider
+
+    def endpoint_of(self, provider: str) -> Model | None:
+        """Return the endpoint of a provider, if the worker has one of this name."""
         known = self._providers.get(provider)
-        if known is None or known.batches is None:
-            message = f"the provider {provider} has no batches: start the run at pace live"
-            raise ApplicationError(message, type=RunFailure.model_refused, non_retryable=True)
-        return known.batches
+        return known.endpoint if known else None
 
     async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
         provider_name, model = self.provider_of(name)
         provider = self._providers[provider_name]
+        record_facts(provider=self.system_of(provider_name))
         asked_at = monotonic()
         began = await provider.pace.await_slot(call.caller, call.on_held)
         waited = monotonic() - asked_at
         limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the rate limit do not count
         self._rests.record_try(name)
-        definition = call.definition.model_copy(update={"model": model, "fallbacks": ()})
+        definition = call.definition.evolve(model=model, fallbacks=())
         try:
             reply = await provider.endpoint.reply(replace(call, definition=definition, limit=limit))
         except ApplicationError as failure:

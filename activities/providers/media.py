@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from activities.media.check import MediaError
-from activities.media.store import MediaReader
-from activities.providers.port import ModelCall
-from contracts.media import PDF, StoredMedia
-from decisions.text.media import list_media, media_block, media_of, media_stub
+from perdure.activities.media.check import MediaError
+from perdure.activities.media.store import MediaReader
+from perdure.activities.providers.port import ModelCall
+from perdure.contracts.media import PDF, StoredMedia
+from perdure.decisions.text.media import list_media, media_block, media_of, media_stub
 
 Block = dict[str, Any]
 

@@ -1,35 +1,44 @@
 """The Chat Completions API through the `openai` SDK: of OpenAI, Azure, Gemini and most local servers."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import anthropic
 import httpx2
 import openai
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionChunk
 from pydantic_core import to_json
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.errors import WrongApiError, model_refused_error, to_model_failure
-from activities.providers.media import CHAT_LIMITS, fill_media
-from activities.providers.options import visible_blocks
-from activities.providers.plain_answer import is_document, read_body
-from activities.providers.port import ModelCall, ModelReply
-from activities.providers.reply import Json, ReplyBuilder, call_leniently, expecting_api
-from contracts.models import replace_surrogates
+from perdure.activities.providers.chat_schema import to_chat_schema
+from perdure.activities.providers.errors import WrongApiError, model_refused_error, to_model_failure
+from perdure.activities.providers.media import CHAT_LIMITS, fill_media
+from perdure.activities.providers.options import visible_blocks
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.providers.replies.reply import (
+    MAX_REPLY_BYTES,
+    CallPieces,
+    GrowingText,
+    Json,
+    ReplyBuilder,
+    call_leniently,
+    expecting_api,
+    lower_limit,
+)
+from perdure.activities.providers.replies.stream import ModelStream, is_document, read_body
+from perdure.contracts.failures import RunFailure
+from perdure.decisions.text.formatting import truncate
+from perdure.decisions.tools import FINISH
 
 ERROR_PREFIX = "Error: "  # of a result that is one: the wire has no mark for it
-STOP_REASONS = {  # in the Messages API's words
-    "stop": "end_turn",
-    "tool_calls": "tool_use",
-    "function_call": "tool_use",
-    "length": "max_tokens",
-    "content_filter": "refusal",
-}
+BETWEEN = "Understood."
+MAX_DESCRIPTION = 1024  # characters of a tool's, where a server has a limit
 OPTIONAL_FIELDS = ("tool_choice", "stream_options")  # a server that rejects one gets the request without it
-_STREAM_ERRORS = (openai.OpenAIError, httpx2.HTTPError, json.JSONDecodeError)
+_STREAM_ERRORS = (openai.OpenAIError, anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
 
 
 class ChatModel:
@@ -37,18 +46,19 @@ class ChatModel:
 
     def __init__(self, client: AsyncOpenAI) -> None:
         self._client = client
-        self._renamed: set[str] = set()  # models that take `max_completion_tokens` only
+        self._forms: dict[str, set[str]] = {}  # names in FORMS, by model
 
     async def reply(self, call: ModelCall) -> ModelReply:
         """Make one streamed call. Raises as `MessagesModel.reply` does.
 
-        If a server rejects an optional field or the name of the token limit, the call is repeated without the field,
-        or with the other name.
+        If a server rejects an optional field, the call is repeated without it; if it rejects the length of the reply,
+        with as much as its message leaves; if it wants another form of requests, in that, as are later calls of the
+        model.
         """
         seen = visible_blocks(call.definition.model, call.definition.options, is_chat=True)
         request = build_chat_request(await fill_media(call, CHAT_LIMITS, seen))
-        if call.definition.model in self._renamed:
-            request = _rename_limit(request)
+        for name in sorted(self._forms.get(call.definition.model, ())):
+            request = FORMS[name].change(request)
         return await call_leniently(call, request, partial(self._stream_reply, call), self._relax_request)
 
     async def _stream_reply(self, call: ModelCall, request: Json) -> ModelReply:
@@ -60,21 +70,68 @@ class ChatModel:
             async with await self._client.chat.completions.create(stream=True, **request, **options) as chunks:
                 if is_document(chunks.response):
                     return await _read_reply(await read_body(chunks.response, secret, "choices"), call.on_text)
-                return await _read_reply(chunks, call.on_text)
+                return await _read_reply(ModelStream(chunks.response, chunks), call.on_text)
         except (*_STREAM_ERRORS, WrongApiError) as error:
             raise to_model_failure(error, secret) from None
 
     def _relax_request(self, request: Json, refusal: ApplicationError) -> Json | None:
+        if shorter := lower_limit(request, refusal):
+            return shorter
+        if refusal.type != RunFailure.model_refused:
+            return None
         about = refusal.message.lower()
-        if "max_tokens" in request and "max_completion_tokens" in about:  # OpenAI's reasoning models
-            self._renamed.add(request["model"])
-            return _rename_limit(request)
+        for name, form in FORMS.items():
+            if form.pattern.search(about) and (changed := form.change(request)) != request:
+                self._forms.setdefault(request["model"], set()).add(name)
+                return changed
         rejected = next((name for name in OPTIONAL_FIELDS if name in request and name in about), None)
         return {name: value for name, value in request.items() if name != rejected} if rejected else None
 
 
 def _rename_limit(request: Json) -> Json:
     return {("max_completion_tokens" if name == "max_tokens" else name): value for name, value in request.items()}
+
+
+def _separate_inputs(request: Json) -> Json:
+    """Return the request with an assistant's message between one of a tool and one of the user."""
+    messages: list[Json] = []
+    for message in request["messages"]:
+        if message["role"] == "user" and messages and messages[-1]["role"] == "tool":
+            messages.append({"role": "assistant", "content": _words_between(messages)})
+        messages.append(message)
+    return {**request, "messages": messages}
+
+
+def _words_between(messages: Sequence[Json]) -> str:
+    """Return what the last calls say to the user, else words that say nothing."""
+    calls = next(message["tool_calls"] for message in reversed(messages) if message.get("tool_calls"))
+    ends = [json.loads(call["function"]["arguments"]) for call in calls if call["function"]["name"] == FINISH]
+    outcomes = [end["outcome"] for end in ends if isinstance(end.get("outcome"), str) and end["outcome"].strip()]
+    return outcomes[0] if outcomes else BETWEEN
+
+
+def _shorten_descriptions(request: Json) -> Json:
+    tools = [
+        {**tool, "function": {**function, "description": truncate(function["description"], MAX_DESCRIPTION)}}
+        for tool in request.get("tools", ())
+        for function in [tool["function"]]
+    ]
+    return {**request, "tools": tools} if tools else request
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of requests that some models want, recognized by their refusal of another."""
+
+    pattern: re.Pattern[str]
+    change: Callable[[Json], Json]
+
+
+FORMS = {
+    "limit": Form(re.compile("max_completion_tokens"), _rename_limit),  # OpenAI's reasoning models
+    "order": Form(re.compile(r"\brole|order\b|alternat"), _separate_inputs),  # Mistral's API and templates
+    "descriptions": Form(re.compile(rf"description.*\b{MAX_DESCRIPTION}\b"), _shorten_descriptions),  # OpenAI's
+}
 
 
 def build_chat_request(call: ModelCall) -> Json:
@@ -96,7 +153,11 @@ def build_chat_request(call: ModelCall) -> Json:
         request["tools"] = [
             {
                 "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": to_chat_schema(tool.input_schema),
+                },
             }
             for tool in definition.tools
         ]
@@ -200,83 +261,95 @@ def _to_content(parts: list[Json]) -> str | list[Json]:
     return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-async def _read_reply(
-    source: AsyncIterator[ChatCompletionChunk] | Json, on_text: Callable[[str], object]
-) -> ModelReply:
+async def _read_reply(source: ModelStream | Json, on_text: Callable[[str], object]) -> ModelReply:
     """Read a streamed reply, or one completion. Raises WrongApiError if fields have other types."""
-    completion, reply = _Completion(on_text), ReplyBuilder(lambda _: None)
+    completion, reply = _Completion(GrowingText(on_text)), ReplyBuilder(lambda _: None)
     with expecting_api("the Chat Completions API", _STREAM_ERRORS):
         if isinstance(source, dict):
-            completion.add_chunk(source)
+            completion.add_event(source)
         else:
-            async for chunk in source:
-                completion.add_chunk(chunk.model_dump(warnings=False))
+            await source.feed(completion, MAX_REPLY_BYTES)
         reply.add_message(completion.to_message())
+        if not isinstance(source, dict):
+            reply.is_ended, reply.is_too_large = source.is_ended, source.is_too_large
         return reply.build_reply()
 
 
 @dataclass
 class _Completion:
-    """A completion under construction, from chunks or as a whole."""
+    """A completion under construction, from chunks or as a whole. `size` is the number of its characters."""
 
-    on_text: Callable[[str], object]
+    text: GrowingText
     model: str = ""
-    thinking: str = ""
-    text: str = ""
-    refusal: str = ""
-    calls: list[Json] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    refusal: list[str] = field(default_factory=list)
+    calls: CallPieces = field(default_factory=CallPieces)
     finish_reason: str | None = None
     usage: Json = field(default_factory=dict)
+    _others: int = 0  # characters of thinking and refusal
 
-    def add_chunk(self, chunk: Json) -> None:
+    @property
+    def size(self) -> int:
+        return self.text.size + self.calls.size + self._others
+
+    def add_event(self, chunk: Json) -> None:
         self.model = chunk.get("model") or self.model
         self.usage = chunk.get("usage") or self.usage  # totals, which some servers repeat
         for choice in chunk.get("choices") or ():
-            self._add_delta(choice.get("delta") or choice.get("message") or {})
+            delta = choice.get("delta")
+            self._add_delta(delta or choice.get("message") or {}, is_whole=not delta)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
-    def _add_delta(self, delta: Json) -> None:
-        self.thinking += delta.get("reasoning_content") or delta.get("reasoning") or ""
-        self.refusal += delta.get("refusal") or ""
-        for place, piece in enumerate(delta.get("tool_calls") or ()):
-            self._add_piece(place, piece)
-        if text := delta.get("content"):
-            self.text += text
-            self.on_text(replace_surrogates(self.text))
+    def _add_delta(self, delta: Json, *, is_whole: bool = False) -> None:
+        self._add_other(self.thinking, delta.get("reasoning_content") or delta.get("reasoning"))
+        self._add_other(self.refusal, delta.get("refusal"))
+        for part in _content_parts(delta.get("content")):
+            match part:
+                case {"type": "text", "text": str(text)}:
+                    self.text.add(text)
+                case {"type": "thinking" | "reasoning" as kind}:
+                    self._add_other(self.thinking, part.get(kind) or part.get("text"))
+                case {"type": "refusal"}:
+                    self._add_other(self.refusal, part.get("refusal"))
+                case _:
+                    pass  # such as references
+        only = delta.get("function_call")  # of servers that know the API's first form
+        pieces = delta.get("tool_calls") or ([{"function": only}] if only else [])
+        if pieces:
+            self.calls.add_pieces(pieces, are_whole=is_whole)
 
-    def _add_piece(self, place: int, piece: Json) -> None:
-        """Add a piece of a call. Pieces of several calls may alternate."""
-        function = piece.get("function") or {}
-        call = self._find_call(place if piece.get("index") is None else piece["index"], piece.get("id"))
-        call["name"] = call["name"] or function.get("name")
-        call["extra"] = call["extra"] or piece.get("extra_content")
-        arguments = function.get("arguments") or ""
-        call["input"] += arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-    def _find_call(self, index: int, name: str | None) -> Json:
-        """Return the call that goes on. Some servers number all calls 0; another id is then another call."""
-        call = next((call for call in reversed(self.calls) if call["index"] == index), None)
-        if call is None or (name and call["id"] and name != call["id"]):
-            call = {"index": index, "id": None, "name": None, "input": "", "extra": None}
-            self.calls.append(call)
-        call["id"] = call["id"] or name
-        return call
+    def _add_other(self, texts: list[str], content: Any) -> None:
+        for part in _content_parts(content):
+            if part.get("type") == "text":
+                texts.append(part["text"])
+                self._others += len(part["text"])
 
     def to_message(self) -> Json:
         """Return the message in the Messages API's form."""
-        texts = {"thinking": self.thinking, "text": self.text or self.refusal}
+        refusal = "".join(self.refusal)
+        texts = {"thinking": "".join(self.thinking), "text": self.text.join() or refusal}
         content: list[Json] = [{"type": kind, kind: text} for kind, text in texts.items() if text]
-        for call in sorted(self.calls, key=lambda call: call["index"]):
-            if call["extra"]:  # as thinking without a signature, which is not sent to the Messages API
-                content.append({"type": "thinking", "thinking": "", "extra_content": call["extra"]})
-            use = {"id": call["id"], "name": call["name"], "input": call["input"] or {}}
-            content.append({"type": "tool_use", **use})
-        reason = STOP_REASONS.get(self.finish_reason or "", self.finish_reason)
-        if self.refusal:
-            reason = "refusal"
-        elif self.calls and reason == "end_turn":  # OpenAI's word if the call was forced
-            reason = "tool_use"
+        for call in self.calls.in_order():
+            if extra := call.pop("extra"):  # as thinking without a signature, which is not sent to the Messages API
+                content.append({"type": "thinking", "thinking": "", "extra_content": extra})
+            content.append({"type": "tool_use", **call})
+        reason = "refusal" if refusal else self.finish_reason
         return {"model": self.model, "content": content, "stop_reason": reason, "usage": _to_usage(self.usage)}
+
+
+def _content_parts(content: Any) -> list[Json]:
+    """Return content as parts: it is a text, or a list of texts and parts. Raises TypeError."""
+    match content:
+        case None:
+            return []
+        case str(text):
+            return [{"type": "text", "text": text}] if text else []
+        case list(parts):
+            return [inner for part in parts for inner in _content_parts(part)]
+        case {"type": str()}:
+            return [content]
+        case _:
+            raise TypeError(f"content is of type {type(content).__name__}")
 
 
 def _to_usage(figures: Json) -> Json:

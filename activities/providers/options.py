@@ -8,9 +8,9 @@ from typing import Any
 
 from temporalio.exceptions import ApplicationError
 
-from contracts.agent import Definition
-from contracts.failures import RunFailure
-from contracts.model_settings import ModelOptions
+from perdure.contracts.agent import Definition
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.model_settings import ModelOptions
 
 _THREE = ("low", "medium", "high")
 _FOUR = (*_THREE, "max")
@@ -111,9 +111,13 @@ def find_unusable(model: str, options: ModelOptions) -> dict[str, str]:
 
 
 def find_unusable_in_chat(options: ModelOptions) -> dict[str, str]:
-    """Return the settings that have no form in the Chat Completions API. It caches prompts whatever `cache` says."""
-    reasons = {"thinking": "has no thinking setting: set effort", "betas": "has no betas: leave them out"}
-    return {name: f"the Chat Completions API {reason}" for name, reason in reasons.items() if getattr(options, name)}
+    """Return the settings that have no form in the Chat Completions API."""
+    reasons = {
+        "thinking": "has no thinking setting: set effort" if options.thinking else "",
+        "betas": "has no betas: leave them out" if options.betas else "",
+        "cache": "caches prompts for as long as it likes: set auto" if options.cache not in (None, "auto") else "",
+    }
+    return {name: f"the Chat Completions API {reason}" for name, reason in reasons.items() if reason}
 
 
 def _reject_thinking(options: ModelOptions, abilities: ModelAbilities) -> str:
@@ -160,7 +164,8 @@ def _is_below(options: ModelOptions) -> bool:
 
 def usable_options(model: str, options: ModelOptions) -> ModelOptions:
     """Return the options without those that the model does not take: a fallback may take fewer than the first model."""
-    return options.model_copy(update=dict.fromkeys(find_unusable(model, options)))
+    unusable: dict[str, Any] = dict.fromkeys(find_unusable(model, options))
+    return options.evolve(**unusable)
 
 
 def short_options(definition: Definition, model: str) -> ModelOptions:

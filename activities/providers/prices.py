@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from contracts.run.turn import Usage
+from perdure.contracts.run.turn import Usage
 
 HOUR_RATIO = 2 / 1.25  # of a cache write for an hour to one for 5 minutes
 
@@ -71,15 +71,17 @@ CLAUDE_PRICES: Mapping[str, Price] = MappingProxyType(
 )
 FREE = Price(input=0, output=0, cache_read=0, cache_write=0)
 CHEAP_MODEL = "claude-haiku-5-5"
-BATCH_SHARE = 0.5  # of every price, in a batch: "Pricing" and "Batch processing" of the docs
 DEFAULT_WINDOW = 200_000  # every Claude model has at least this; `[model] window` sets it for other models
 
 
 SEARCH_PRICE = 10 / 1000  # USD for a web search of the provider; "Pricing" in the Claude Platform Docs, November 2026
 
 
-def call_cost(usage: Usage, price: Price | None, *, is_batched: bool = False) -> float | None:
-    """Return the USD of one call with its web searches, if the price is known."""
+def call_cost(usage: Usage, price: Price | None, share: float = 1.0) -> float | None:
+    """Return the USD of one call with its web searches, if the price is known.
+
+    `share` is the part of the price of tokens that is charged.
+    """
     if price is None:
         return None
     prompt = usage.input + usage.cache_read + usage.cache_write
@@ -92,7 +94,7 @@ def call_cost(usage: Usage, price: Price | None, *, is_batched: bool = False) ->
         + (usage.cache_write - usage.cache_write_1h) * price.cache_write
         + usage.cache_write_1h * price.hour_write
     ) / 1e6
-    return usd * (BATCH_SHARE if is_batched else 1) + usage.searches * SEARCH_PRICE
+    return usd * share + usage.searches * SEARCH_PRICE
 
 
 def claude_window(model: str) -> int:

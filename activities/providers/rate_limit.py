@@ -4,17 +4,19 @@ The rate adapts as in TCP: it grows with each success, and each 429 halves it. A
 activity slot and is retried.
 """
 
-import asyncio
 import random
+from asyncio import sleep
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.http.retry_after import MAX_RETRY_AFTER
-from contracts.failures import RunFailure
+from perdure.activities.http import MAX_RETRY_AFTER
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import RunFailure
 
+REFUSAL_PAUSES = Backoff(1.0, MAX_RETRY_AFTER)  # if a 429 asks for none
 MAX_SLOT_WAIT = 5.0  # seconds that a call waits in its activity slot
 MAX_RETURN_SPREAD = 15.0  # seconds over which calls that left their slot return
 MAX_SHUT_TIME = 600.0  # seconds; calls fail for good if the provider accepts none for so long
@@ -72,7 +74,7 @@ class RateLimiter:
                 report(f"held back by the rate limit of {self._provider}, {at - now:.1f} s")
                 self._waiting += 1
                 try:
-                    await asyncio.sleep(at - now)
+                    await sleep(at - now)
                 finally:
                     self._waiting -= 1
             if self._closed_at == closed_at and self._closed_until <= self._clock():
@@ -88,7 +90,7 @@ class RateLimiter:
         self._rate = min(self._rate + (SLOW_GAIN if self._was_refused else FAST_GAIN), self._limit)
 
     def record_refusal(self, began: float, caller: str, asked: timedelta | None) -> timedelta:
-        """Record a 429. Return the caller's delay: by default 1 s, doubled with each further 429."""
+        """Record a 429. Return the caller's delay."""
         now = self._clock()
         if began >= self._closed_at:  # else the call was under way when another one got a 429
             self._was_refused = True
@@ -97,7 +99,7 @@ class RateLimiter:
             self._refusals += 1
         if self._shut_since is None or now - self._closed_until > MAX_RETRY_AFTER:  # no call for a while
             self._shut_since = now
-        wait = asked.total_seconds() if asked else min(2.0 ** max(self._refusals - 1, 0), MAX_RETRY_AFTER)
+        wait = asked.total_seconds() if asked else REFUSAL_PAUSES.seconds(max(self._refusals, 1))
         self._closed_until = max(self._closed_until, now + wait)
         self._next = self._closed_until
         return self._spread_delay(caller, self._closed_until - now)

@@ -9,14 +9,14 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
 from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
-from activities.temporal import IgnoreMissing
-from contracts.conversation import Ended, TurnEnd
-from contracts.delegation import SubtaskStatus
-from contracts.failures import RunFailure
-from contracts.models import NO_RESULT
-from contracts.run.state import RunStatus
-from decisions.run.outcome import event_text
+from perdure.activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
+from perdure.activities.temporal import IgnoreMissing
+from perdure.contracts.conversation import Ended, TurnEnd
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.models import NO_RESULT
+from perdure.contracts.run.limits import SubtaskStatus
+from perdure.contracts.run.state import RunStatus
+from perdure.decisions.run.outcome import event_text
 
 MAX_HANDED_FILES, MAX_HANDED_FILE_BYTES = 100, 64 * 1024 * 1024  # files that are copied; bytes of one
 TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of failure that are Temporal's, not the run's
@@ -43,6 +43,11 @@ class RunEnd:
     def result(self) -> Any:
         """The result by the output schema; `NO_RESULT` if the run has none, or did not complete."""
         return self.event["payload"].get("result", NO_RESULT) if self.event else NO_RESULT
+
+    @property
+    def is_dry_run(self) -> bool:
+        """True for a dry run that came to an outcome or escalated."""
+        return bool(self.event and self.event["payload"].get("dry_run"))
 
     @property
     def turn_end(self) -> Ended:

@@ -12,13 +12,12 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverse
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.run.outcome import read_run_end
-from activities.temporal import IgnoreMissing, own_workflow_id
-from contracts.conversation import Ended
-from contracts.reconcile import WorkflowStatus
-from contracts.run.signals import EndWatcher
-from contracts.run.state import Closed, CloseRequest, Snapshot, SnapshotQuery
-from decisions import ids
+from perdure.activities.run.outcome import read_run_end
+from perdure.activities.temporal import IgnoreMissing, own_workflow_id
+from perdure.contracts.conversation import Ended
+from perdure.contracts.run.signals import EndWatcher
+from perdure.contracts.run.state import Closed, CloseRequest, Snapshot, SnapshotQuery, WorkflowStatus
+from perdure.decisions import ids
 
 HISTORY_PAGE = 20  # events of one answer; a turn's last activity is among its last ten, unless signals came in
 FIRST_LOOK, LONGEST_LOOK = timedelta(seconds=0.25), timedelta(seconds=5)  # between looks no slot is used
@@ -52,7 +51,7 @@ async def read_snapshot(run: WorkflowHandle[Any, Any], within: timedelta | None 
             page = await _read_page(run, len(calls), within)
             calls += page.state.calls
         if page.state.updated_at == first.state.updated_at:  # else the run changed between two pages
-            return first.model_copy(update={"state": first.state.model_copy(update={"calls": calls})})
+            return first.evolve(state=first.state.evolve(calls=calls))
 
 
 async def _read_page(run: WorkflowHandle[Any, Any], start: int, within: timedelta | None) -> Snapshot:

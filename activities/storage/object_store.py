@@ -23,7 +23,7 @@ from temporalio.converter import (
     StorageDriverStoreContext,
 )
 
-from activities.storage.workspace import folder_name
+from perdure.activities.storage.workspace import folder_name
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from activities.storage.workspace import Workspace, folder_name
-from decisions.ids import digest, key_id
+from perdure.activities.storage.workspace import Workspace, folder_name
+from perdure.decisions.ids import digest, key_id
 
 STORE_FOLDER = ".store"  # of a run's workspace
 FIRST_RUN_FILE = "first-run"  # in a store: the `execution` of the first run of the id; empty if unknown
@@ -62,7 +62,9 @@ class Stores(Protocol):
     def of(self, run_id: str) -> Store: ...
 
     def list_folders(self) -> Iterator[str]:
-        """Yield the folder of each run that has a store: `activities.storage.workspace.folder_name` of its id."""
+        """Yield the folder of each run that has a store: `perdure.activities.storage.workspace.folder_name` of its
+        id.
+        """
 
 
 def read_model(store: Store, name: str, model: type[M]) -> M | None:

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
-from activities.security.private import create_private, make_private
-from activities.storage.workspace import folder_name
+from perdure.activities.security import create_private, make_private
+from perdure.activities.storage.workspace import folder_name
 
 WATCHED_FOLDER = ".watched"  # below the workspaces; no run's folder begins with a dot
 TOUCH_EVERY = 2.0  # seconds

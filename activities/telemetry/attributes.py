@@ -4,9 +4,9 @@ from typing import Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
-from contracts.agent import DEFAULT_AGENT
-from contracts.run.events import StartPayload
-from contracts.run.state import RunStatus
+from perdure.contracts.agent import DEFAULT_AGENT
+from perdure.contracts.run.events import StartPayload
+from perdure.contracts.run.state import RunStatus
 
 AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")
 AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")  # a `RunStatus`, also of follow-ups
@@ -26,6 +26,8 @@ KEYS: tuple[SearchAttributeKey[Any], ...] = (
     COST_USD,
 )
 
+DRY_RUN = "DryRun"  # a memo of dry runs, not an attribute: no list is filtered by it
+FAILED_SUBTASKS = "FailedSubtasks"  # a memo of runs whose subtasks failed
 MAX_CHARACTERS = 200  # characters of a value: the server ends a run that sets one over 2 KiB
 
 REPORTED_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own

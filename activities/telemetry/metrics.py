@@ -11,11 +11,10 @@ from temporalio import activity
 from temporalio.common import MetricHistogramTimedelta, MetricMeter
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from contracts.run.compaction import Summary
-from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, TurnRequest, Usage
-from contracts.tool import ToolCall, ToolOutcome
-from decisions import telemetry
-from decisions.telemetry import HELP, Count
+from perdure.contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Summary, TurnRequest, Usage
+from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.decisions import telemetry
+from perdure.decisions.telemetry import HELP, Count
 
 R = TypeVar("R")
 
@@ -42,7 +41,8 @@ def add_counts(meter: MetricMeter, counts: Iterable[Count]) -> None:
 class AttemptObserver(Protocol):
     """An interceptor that observes attempts, also those that share an activity."""
 
-    def observe(self, activity_type: str, request: Any, work: Awaitable[R]) -> Awaitable[R]: ...
+    def observe(self, activity_type: str, request: Any, work: Awaitable[R], run: str = "") -> Awaitable[R]:
+        """Await the attempt. `run` is the workflow id of the run that it is for, if that is not the activity's own."""
 
 
 _observers: ContextVar[tuple[AttemptObserver, ...]] = ContextVar("observers", default=())
@@ -53,11 +53,14 @@ def add_observer(observer: AttemptObserver) -> None:
     _observers.set((*_observers.get(), observer))
 
 
-async def observed(activity_type: str, request: Any, work: Coroutine[Any, Any, R]) -> R:
-    """Await what would be an attempt of an activity of its own, with facts, metrics and a span of its own."""
+async def observed(activity_type: str, request: Any, work: Coroutine[Any, Any, R], run: str = "") -> R:
+    """Await what would be an attempt of an activity of its own, with facts, metrics and a span of its own.
+
+    `run` is as in `AttemptObserver.observe`.
+    """
     observing: Awaitable[R] = work
     for observer in reversed(_observers.get()):
-        observing = observer.observe(activity_type, request, observing)
+        observing = observer.observe(activity_type, request, observing, run)
 
     async def wait() -> R:
         _facts.set(_first_facts(request))
@@ -78,7 +81,7 @@ class MetricsInterceptor(Interceptor):
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
         return _Inbound(next, self)
 
-    async def observe(self, activity_type: str, request: Any, work: Awaitable[R]) -> R:  # noqa: ARG002 - of the protocol
+    async def observe(self, activity_type: str, request: Any, work: Awaitable[R], run: str = "") -> R:  # noqa: ARG002 - of the protocol
         started, result = perf_counter(), None
         try:
             result = await work

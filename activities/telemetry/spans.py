@@ -1,12 +1,12 @@
 """OpenTelemetry spans of activity attempts, events and, at its end, the whole run.
 
 Nothing is passed from workflow to activity: the ids of a run's trace and root span derive from the run's id. Spans hold
-figures and names, and no text of the conversation. Needs the extra `telemetry`.
+figures and names, and text of the conversation only if a variable asks for it. Needs the extra `telemetry`.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -28,19 +28,20 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
+from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHistoryEventFilterType
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from activities.security.secrets import Secrets
-from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
-from activities.telemetry.metrics import add_observer, attempt_facts
-from contracts.run.batch import BatchEntry
-from contracts.run.state import CloseRequest, RunStatus
-from decisions import telemetry
-from decisions.ids import root_span_id, trace_id
+from perdure.activities.security import Secrets
+from perdure.activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
+from perdure.activities.telemetry.metrics import add_observer, attempt_facts
+from perdure.contracts.run.state import CloseRequest, RunStatus
+from perdure.decisions import telemetry
+from perdure.decisions.ids import root_span_id, trace_id
+from perdure.decisions.text.formatting import truncate
 
 TIMEOUT_STATUSES = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # the client's timeout passed
 RUN_WORKFLOW = "AgentRun"  # the workflow type whose trace has a root span
@@ -53,6 +54,9 @@ _log = logging.getLogger(__name__)
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"  # of OpenTelemetry's conventions
+CAPTURES = ("true", "1", "span_only", "span_and_event")
+MAX_CONTENT = 32_000  # characters of an attribute
 EXPORT_PROTOCOL = "http/protobuf"
 
 
@@ -74,8 +78,9 @@ class _Ids(RandomIdGenerator):
 class SpanInterceptor(Interceptor):
     """The worker's interceptor for spans, outside the redaction: failures are already redacted."""
 
-    def __init__(self, exporter: SpanExporter, client: Client, secrets: Secrets) -> None:
+    def __init__(self, exporter: SpanExporter, client: Client, secrets: Secrets, *, has_content: bool = False) -> None:
         self._client = client
+        self._has_content = has_content
         self._secrets = secrets
         self._ids = _Ids()
         self._provider = TracerProvider(resource=_build_resource(), id_generator=self._ids, shutdown_on_exit=False)
@@ -92,17 +97,17 @@ class SpanInterceptor(Interceptor):
         endpoint = next(name for name in ENDPOINT_VARIABLES if environment.get(name))
         if not environment[endpoint].startswith(("http://", "https://")):
             raise ValueError(f"{endpoint}: expected an address that begins with http:// or https://")
-        return cls(OTLPSpanExporter(), client, secrets)
+        has_content = environment.get(CONTENT_VARIABLE, "").strip().lower() in CAPTURES
+        return cls(OTLPSpanExporter(), client, secrets, has_content=has_content)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
         return _Inbound(next, self)
 
     @contextmanager
-    def attempt_span(self, activity_type: str, request: Any) -> Iterator[Span]:
+    def attempt_span(self, activity_type: str, request: Any, run: str) -> Iterator[Span]:
         info = activity.info()
-        is_batched = isinstance(request, BatchEntry)  # a turn of a run, delivered by an activity of the pool
-        workflow_id = request.workflow_id if is_batched else info.workflow_id or ""
-        in_run = is_batched or info.workflow_type == RUN_WORKFLOW
+        workflow_id = run or info.workflow_id or ""
+        in_run = bool(run) or info.workflow_type == RUN_WORKFLOW
         with self._with_ids(info.namespace, workflow_id):
             span = self._tracer.start_span(
                 telemetry.span_name(activity_type, request),
@@ -117,7 +122,8 @@ class SpanInterceptor(Interceptor):
                         "temporalRunID": info.workflow_run_id or "",
                         "temporalActivityID": info.activity_id,
                     }
-                ),
+                )
+                | self._format_content(telemetry.request_content, request),
             )
         try:
             yield span
@@ -130,9 +136,9 @@ class SpanInterceptor(Interceptor):
             span.set_attributes(self._redact_attributes(telemetry.fact_attributes(attempt_facts())))
             span.end()
 
-    async def observe(self, activity_type: str, request: Any, work: Awaitable[R]) -> R:
+    async def observe(self, activity_type: str, request: Any, work: Awaitable[R], run: str = "") -> R:
         """Await an attempt in a span of its own."""
-        with self.attempt_span(activity_type, request) as span:
+        with self.attempt_span(activity_type, request, run) as span:
             result = await work
             self.record_result(span, result)
         return result
@@ -140,6 +146,7 @@ class SpanInterceptor(Interceptor):
     def record_result(self, span: Span, result: Any) -> None:
         attributes = telemetry.result_attributes(result)
         span.set_attributes(self._redact_attributes(attributes))
+        span.set_attributes(self._format_content(telemetry.result_content, result))
         if "error.type" in attributes:
             span.set_status(StatusCode.ERROR)
 
@@ -252,6 +259,12 @@ class SpanInterceptor(Interceptor):
             yield
         finally:
             self._ids.begins.reset(token)
+
+    def _format_content(self, read: Callable[[Any], dict[str, Any]], value: Any) -> dict[str, str]:
+        """Return attributes with text of the conversation, as JSON without secrets, if they are wanted."""
+        content = read(value) if self._has_content else {}
+        clean = {name: to_json(self._secrets.redact_value(part)).decode() for name, part in content.items()}
+        return {name: truncate(text, MAX_CONTENT) for name, text in clean.items()}
 
     def _redact_attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
         clean: dict[str, Any] = self._secrets.redact_value(attributes)

@@ -11,9 +11,9 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.storage.workspace import Workspace
-from activities.telemetry.metrics import add_counts
-from decisions import telemetry
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.telemetry.metrics import add_counts
+from perdure.decisions import telemetry
 
 TRACE_FILE = "trace.jsonl"
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -14,22 +15,36 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.effects.attempts import heartbeating, was_lost
-from activities.effects.ledger import InDoubt, LedgerEntry, LedgerUnavailableError
-from activities.effects.once import Effects, run_to_completion, with_timeout
-from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
-from activities.project import Project
-from activities.run.tool_search import SearchTools
-from activities.security.redaction import redact_model
-from activities.storage.store import Store, StoredFileChangedError
-from activities.storage.workspace import Workspace
-from activities.telemetry.trace import report_event, write_trace
-from activities.tools.interface import CallContext, PreflightTool, Tool, TransientToolError
-from activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
-from activities.tools.outcome import bound_result, cut_error, drop_cut_end, fit_result, is_large, reject_unreadable
-from activities.tools.result_budget import ResultBudget, is_small, take_share
-from contracts.failures import Stop, ToolFault
-from contracts.tool import (
+from perdure.activities.effects.attempts import heartbeating, was_lost
+from perdure.activities.effects.ledger import (
+    Effects,
+    InDoubt,
+    LedgerEntry,
+    LedgerUnavailableError,
+    run_to_completion,
+    with_timeout,
+)
+from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
+from perdure.activities.project import Project
+from perdure.activities.run.definition import SearchTools
+from perdure.activities.security import redact_model
+from perdure.activities.storage.store import Store, StoredFileChangedError
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.telemetry.trace import report_event, write_trace
+from perdure.activities.tools.interface import CallContext, PreflightTool, Tool, TransientToolError
+from perdure.activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator, check_in_loop
+from perdure.activities.tools.outcome import (
+    ResultBudget,
+    bound_result,
+    cut_error,
+    drop_cut_end,
+    fit_result,
+    is_large,
+    is_small,
+    take_share,
+)
+from perdure.contracts.failures import Stop, ToolFault
+from perdure.contracts.tool import (
     CALL_MARGIN,
     RETRIES_USED_UP,
     RETRY_DELAYS,
@@ -41,10 +56,11 @@ from contracts.tool import (
     ToolOutcome,
     error_outcome,
 )
-from decisions.builtin_tools import SEARCH_TOOLS, unwrap_use
-from decisions.ids import call_digest, request_key, result_key, run_id_of_workflow
-from decisions.run.transcript import change_note, result_part
-from decisions.text.formatting import call_line, call_trace
+from perdure.decisions.ids import call_digest, request_key, result_key, run_id_of_workflow
+from perdure.decisions.run.transcript import result_part
+from perdure.decisions.text.formatting import call_line, call_trace
+from perdure.decisions.tool_results import reject_unreadable
+from perdure.decisions.tools import SEARCH_TOOLS, unwrap_use
 
 IN_LOOP_BYTES = 10 * 1024  # of a result that needs no thread; its escaped JSON is below INLINE_BYTES in any case
 MAX_SHARE_WAIT = 3.0  # seconds that a finished result waits for a share; less than `CALL_MARGIN`
@@ -67,8 +83,8 @@ class ToolCalls:
         """Run one tool call.
 
         Transient failures are raised, so that Temporal retries them if the tool's effect allows it; all others are
-        outcomes that the model sees. Raises ApplicationError with a type of `contracts.failures.Stop` if the effect
-        may have happened before, or must not happen now.
+        outcomes that the model sees. Raises ApplicationError with a type of `perdure.contracts.failures.Stop` if the
+        effect may have happened before, or must not happen now.
         """
         async with heartbeating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
             attempt, was_interrupted = activity.info().attempt, await was_lost(self._client)
@@ -79,7 +95,8 @@ class ToolCalls:
         """Check a call that a person changes while approving it, as a call of the model is checked."""
         validator = self._validators.get(call.tool)
         try:
-            error = validator.find_error(call.arguments) if validator else None
+            find = partial(validator.find_error, call.arguments) if validator else None
+            error = await check_in_loop(find, call.arguments) if find else None
         except SchemaNotApplicableError as reason:
             error = f"the schema of {call.tool} cannot be applied: {reason}"
         return ChangeCheck(error=error)
@@ -95,7 +112,7 @@ class ToolCalls:
         async with self._budget.call():
             outcome = await self._run_call(call, workspace, attempt, limit)
         took = round((perf_counter() - started) * 1000)
-        outcome = self._with_time(outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted}))
+        outcome = self._with_time(outcome.evolve(duration_ms=took, interrupted=interrupted))
         if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
             self._record_outcome(call, outcome, workspace)
         return outcome
@@ -110,7 +127,7 @@ class ToolCalls:
         return outcome
 
     def _with_time(self, outcome: ToolOutcome) -> ToolOutcome:
-        return outcome if self._project.policy is None else outcome.model_copy(update={"at": datetime.now(UTC)})
+        return outcome if self._project.policy is None else outcome.evolve(at=datetime.now(UTC))
 
     async def _run_call(
         self, call: ToolCall, workspace: Workspace, attempt: int, limit: timedelta | None
@@ -135,8 +152,8 @@ class ToolCalls:
                 unmade = error_outcome(failure.kind, f"{failure.message}; the call was not made", retryable=True)
                 return await self._finish_outcome(unmade, call, workspace)
             requested = failure.retry_after
-            if attempt <= len(RETRY_DELAYS):
-                delay = RETRY_DELAYS[attempt - 1] if requested is None else requested
+            if attempt <= RETRY_DELAYS.retries:
+                delay = RETRY_DELAYS.seconds(attempt) if requested is None else requested
                 _report_retry(call, workspace, attempt + 1, failure.message, delay)
             raise ApplicationError(
                 cut_error(failure.message),
@@ -171,7 +188,7 @@ class ToolCalls:
         if tool is None:
             return error_outcome(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
         try:
-            error = self._validators[call.tool].find_error(arguments)
+            error = await check_in_loop(partial(self._validators[call.tool].find_error, arguments), arguments)
         except SchemaNotApplicableError as reason:
             return error_outcome(
                 ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {reason}"
@@ -258,8 +275,7 @@ class ToolCalls:
     def _record_outcome(self, call: ToolCall, outcome: ToolOutcome, workspace: Workspace) -> None:
         tool = self._tools.get(call.tool)
         if tool is None or tool.route.kind is not ToolKind.signal:
-            note = change_note(call.changed_by, call.arguments)
-            part = result_part(call.tool_use_id, call.tool, call.step, outcome, note)
+            part = result_part(call.tool_use_id, call.tool, call.step, outcome, call.changed_by, call.arguments)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
         own = call.key_id if call.owner is None and call.key_id else _run_id()
         key = result_key(own, call.step, call.attempt)

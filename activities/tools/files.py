@@ -5,15 +5,15 @@ from datetime import timedelta
 from io import TextIOWrapper
 from typing import Any
 
-from activities.media.check import MediaError, media_type_of, within_time
-from activities.media.store import keep_media
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
-from activities.tools.interface import CallContext, TransientToolError
-from contracts.agent import ToolSchema
-from contracts.failures import ToolFault
-from contracts.media import MAX_MEDIA_BYTES
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from decisions.text.media import describe_media
+from perdure.activities.media.check import HEAD_BYTES, PDF_HEAD, MediaError, media_type_of, within_time
+from perdure.activities.media.store import keep_media
+from perdure.activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
+from perdure.activities.tools.interface import CallContext, TransientToolError
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.media import MAX_MEDIA_BYTES
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from perdure.decisions.text.media import describe_media
 
 MAX_READ_CHARACTERS = 16_000  # of one read: even at four bytes each, below the size of an artifact
 MAX_LISTED_FILES = 1000  # in one listing
@@ -114,8 +114,11 @@ class ListFiles:
 def _read_media_file(workspace: Workspace, path: str) -> bytes | None:
     """Return an image or a PDF, None for any other file."""
     with workspace.open(path) as file:
-        head = file.read(16)
-        return head + file.read(MAX_MEDIA_BYTES) if media_type_of(head) else None
+        head = file.read(HEAD_BYTES)
+        if not media_type_of(head) and PDF_HEAD not in head:
+            return None
+        data = head + file.read(MAX_MEDIA_BYTES)
+        return data if media_type_of(data) else None
 
 
 def _read_text(workspace: Workspace, path: str, offset: int, limit: int) -> ToolOutcome:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from activities.storage.store import Store
-from activities.storage.workspace import Workspace
-from contracts.agent import ToolSchema
-from contracts.tool import Effect, ToolOutcome, ToolRoute
+from perdure.activities.storage.store import Store
+from perdure.activities.storage.workspace import Workspace
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.tool import Effect, ToolOutcome, ToolRoute
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class CallContext:
 
     `idempotency_key` is the same on every attempt of the call, also after a crash. `store` is the run's, for images and
     PDF that the model sees; without it the model sees none. `accepts`, `nonce` and `definition`
-    are as in `contracts.tool.ToolCall`.
+    are as in `perdure.contracts.tool.ToolCall`.
     """
 
     run_id: str
@@ -63,7 +63,7 @@ class PreflightTool(ABC):
     async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         """Return an error outcome if the call must not be made now.
 
-        `effect` is the tool's effect when the run began; `accepts` is as in `contracts.tool.ToolCall`.
+        `effect` is the tool's effect when the run began; `accepts` is as in `perdure.contracts.tool.ToolCall`.
 
         Raises TransientToolError if the check fails, or does not end within `timeout`.
         """

@@ -1,31 +1,57 @@
 """Parsing of a call's arguments as a model wrote them, and validation against the tool's schema in bounded time.
 
-Schema and arguments are untrusted: a pattern can take years on a crafted text, and so can definitions that refer to
-each other twice, while the event loop is blocked. So patterns are matched by `regex`, which has a timeout, and each
-step into a schema checks the clock.
+Schema and arguments are untrusted. Nothing outside of a schema is read, whatever it refers to. A pattern can take years
+on a crafted text, and so can definitions that refer to each other twice: patterns are matched by `regex`, which has a
+timeout, and each step into a schema checks the clock. In the event loop a check has a moment, then goes on in a thread.
 """
 
+import asyncio
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property, lru_cache
 from itertools import islice
+from math import prod
 from time import thread_time
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import regex
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
-from pydantic_core import from_json
+from pydantic_core import SchemaValidator as CoreValidator
+from pydantic_core import ValidationError as CoreError
+from pydantic_core import core_schema, from_json
+from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from contracts.models import MAX_NESTING, NESTING_MARGIN, nesting_depth, replace_lone_escapes, replace_surrogates
-from contracts.strict_input import parse_strict_json
+from perdure.activities.tools.outcome import is_small
+from perdure.contracts.models import (
+    MAX_NESTING,
+    NESTING_MARGIN,
+    nesting_depth,
+    replace_lone_escapes,
+    replace_surrogates,
+)
+from perdure.contracts.strict_input import parse_strict_json
+from perdure.decisions.tools import describe_foreign_reference, find_foreign_reference
 
+T = TypeVar("T")
 _TYPE_KEYWORDS = ("type", "anyOf", "oneOf")  # the keywords that restrict the type of a value
 MAX_LISTED_ERRORS = 10
+IN_LOOP_BYTES = 64 * 1024  # of a value that is checked in the event loop
+IN_LOOP_SECONDS = 0.02  # of CPU time in the event loop; a check that needs more begins again in a thread
 MAX_CPU_SECONDS = 1.0  # seconds of CPU time for the arguments of a call; `regex` counts the time of the whole process
+MAX_SCHEMA_SECONDS = 5.0  # seconds of CPU time for a schema; 64 KiB of small subschemas take them
+MAX_PATTERN_SIZE = 10_000  # elements of a compiled pattern, of up to 3 KB: `regex` holds `(a{9}){9}` as 81
+MAX_KEPT_PATTERNS = 64
+
+_COUNT = regex.compile(r"\{\s*0*(\d*)")
+_EMAIL = regex.compile(r"[^\s@\"(),:;<>\[\\\]]{1,64}@(?:[\w-]{1,63}\.)+[\w-]{2,63}")
+
+_NO_DOCUMENTS: Registry[Any] = Registry()  # retrieves nothing; the library's default opens URLs and files
+_TOO_DEEP = "it is nested too deeply, or a reference has no end"
 
 _until: ContextVar[float] = ContextVar("_until")
 
@@ -34,13 +60,40 @@ class SchemaNotApplicableError(Exception):
     """The schema itself cannot be applied. The message is one line."""
 
 
+class NeedsThreadError(Exception):
+    """The check needs more CPU time than the event loop can wait for."""
+
+
+async def check_in_loop(check: Callable[[float | None], T], *values: Any) -> T:
+    """Return the result of a check, which takes its maximum of CPU time in seconds. Raises what it raises.
+
+    The event loop waits for it for a moment only: a check that needs more begins again in a thread, with its own
+    maximum (None). If the `values` are large, it begins there.
+    """
+    if all(is_small(value, IN_LOOP_BYTES) for value in values):
+        try:
+            return check(IN_LOOP_SECONDS)
+        except NeedsThreadError:
+            pass
+    return await asyncio.to_thread(check, None)
+
+
 def find_schema_error(schema: dict[str, Any]) -> str | None:
-    """Return the reason why a schema is not a valid JSON Schema, if it is not."""
+    """Return the reason, in one line, why a schema is not a valid JSON Schema, or leads out of itself, if it does.
+
+    This may take seconds: call it in a thread.
+    """
     try:
-        Draft202012Validator.check_schema(schema)
-    except (SchemaError, RecursionError) as error:
-        return error.message[:200] if isinstance(error, SchemaError) else "it is nested too deeply"
-    return None
+        with _bounded_check(None, MAX_SCHEMA_SECONDS):
+            error = next(_META_VALIDATOR.iter_errors(schema), None)
+        foreign = None if error else find_foreign_reference(schema)
+    except RecursionError:
+        return f"not a JSON Schema: {_TOO_DEEP}"
+    except SchemaNotApplicableError as reason:
+        return f"not a JSON Schema: {reason}"
+    if error is not None:
+        return f"not a JSON Schema: {error.message[:200]}"
+    return describe_foreign_reference(foreign) if foreign else None
 
 
 def read_arguments(written: str) -> dict[str, Any]:
@@ -48,52 +101,65 @@ def read_arguments(written: str) -> dict[str, Any]:
 
     NaN and very deep nesting, which some parsers accept, would fail on the way to the run; a repeated name is
     ambiguous. A lone surrogate becomes U+FFFD. An object inside a JSON string is accepted: some models write that.
+    Null and blanks are no arguments.
     """
     value = _read_bounded(written)
     if isinstance(value, str):
         value = _read_bounded(value)
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers handle all of these alike
     return value
 
 
 def _read_bounded(written: str) -> Any:
+    if not written.strip():
+        return None
     written = replace_lone_escapes(replace_surrogates(written))
     from_json(f"{'[' * NESTING_MARGIN}{written}{']' * NESTING_MARGIN}")
     return parse_strict_json(written)
 
 
 class SchemaValidator:
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._validator = _BoundedValidator(schema)
+    """A schema to check values against.
 
-    def find_error(self, arguments: dict[str, Any]) -> str | None:
+    `seconds` of CPU time bound a check, which raises NeedsThreadError if it needs more; without them, its maximum does.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+
+    @cached_property
+    def _validator(self) -> Any:
+        """The validator, which arguments without written values do not need."""
+        return _BoundedValidator(self._schema, registry=_NO_DOCUMENTS)
+
+    def find_error(self, arguments: dict[str, Any], seconds: float | None = None) -> str | None:
         """Return the worst error, if any, as one line: `path: message`. Raises SchemaNotApplicableError."""
-        with _bounded_check():
+        with _bounded_check(seconds):
             wrong = best_match(self._validator.iter_errors(arguments))
         return None if wrong is None else _format_error(wrong, "arguments")
 
-    def find_errors(self, value: Any, limit: int = MAX_LISTED_ERRORS) -> list[str]:
+    def find_errors(self, value: Any, seconds: float | None = None, limit: int = MAX_LISTED_ERRORS) -> list[str]:
         """Return the errors as lines `path: message`, at most `limit`. Raises SchemaNotApplicableError."""
-        with _bounded_check():
+        with _bounded_check(seconds):
             return [_format_error(error, "value") for error in islice(self._validator.iter_errors(value), limit)]
 
-    def read_written_values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def read_written_values(self, arguments: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """Return the arguments with objects and lists parsed where a text holds their JSON.
 
         This applies only if the schema accepts an object or a list but no text. Unreadable text stays unchanged.
+        Raises SchemaNotApplicableError.
         """
         if not _holds_written_value(arguments):
             return arguments
-        _until.set(thread_time() + MAX_CPU_SECONDS)
         changed = copy.deepcopy(arguments)
-        try:
+        with _bounded_check(seconds):
             for wrong in self._validator.iter_errors(arguments):
                 value = self._read_expected(wrong)
                 if value is not None:
                     _set_at_path(changed, list(wrong.absolute_path), value)
-        except (RecursionError, Unresolvable, regex.error, TimeoutError):
-            return arguments  # `fault` reports it
         return changed if nesting_depth(changed) <= MAX_NESTING else arguments
 
     def _read_expected(self, wrong: ValidationError) -> dict[str, Any] | list[Any] | None:
@@ -109,14 +175,25 @@ class SchemaValidator:
 
 
 @contextmanager
-def _bounded_check() -> Iterator[None]:
-    """Bound the time of a check. Raises SchemaNotApplicableError."""
-    _until.set(thread_time() + MAX_CPU_SECONDS)
+def _bounded_check(seconds: float | None, maximum: float | None = None) -> Iterator[None]:
+    """Bound the CPU time of a check, to its maximum without `seconds`.
+
+    Raises SchemaNotApplicableError, and NeedsThreadError if `seconds` are not enough.
+    """
+    most = MAX_CPU_SECONDS if maximum is None else maximum
+    _until.set(thread_time() + (most if seconds is None else seconds))
     try:
         yield
-    except (RecursionError, Unresolvable, regex.error, TimeoutError) as error:
-        # A reference without end or target, an invalid pattern, or no time left.
-        raise SchemaNotApplicableError(str(error).partition("\n")[0][:200] or type(error).__name__) from None
+    except TimeoutError as slow:
+        if seconds is not None:
+            raise NeedsThreadError from None
+        raise SchemaNotApplicableError(str(slow)) from None
+    except RecursionError:
+        raise SchemaNotApplicableError(_TOO_DEEP) from None
+    except Unresolvable as error:  # its message would quote the schema
+        raise SchemaNotApplicableError(f"its reference {error.ref[:200]!a} leads to nothing in it") from None
+    except regex.error as error:
+        raise SchemaNotApplicableError(str(error).partition("\n")[0][:200]) from None
 
 
 def _format_error(error: ValidationError, whole: str) -> str:
@@ -148,16 +225,85 @@ def _check_clock() -> None:
 
 def _matches_pattern(pattern: str, text: str) -> bool:
     """Return True if the pattern matches in the text. Raises regex.error and TimeoutError."""
+    compiled = _compile_pattern(pattern)
     remaining = max(_until.get() - thread_time(), 0.001)
     try:
-        return regex.search(pattern, text, timeout=remaining, concurrent=True) is not None
+        return compiled.search(text, timeout=remaining, concurrent=True) is not None
     except TimeoutError:
         raise TimeoutError(f"the pattern {pattern[:80]!r} takes too long on what was given") from None
+
+
+@lru_cache(maxsize=MAX_KEPT_PATTERNS)
+def _compile_pattern(pattern: str) -> "regex.Pattern[str]":
+    """Compile a pattern of bounded size. Raises regex.error, whose message names the pattern."""
+    if len(pattern) > MAX_PATTERN_SIZE or _estimate_size(pattern) > MAX_PATTERN_SIZE:
+        raise regex.error(f"the pattern {pattern[:80]!r} is too large, or its counts multiply to too much")
+    try:
+        return regex.compile(pattern, cache_pattern=False)
+    except regex.error as error:
+        raise regex.error(f"the pattern {pattern[:80]!r} cannot be compiled: {str(error)[:200]}") from None
+
+
+def _estimate_size(pattern: str) -> int:
+    """Return an upper bound for the elements that `regex` compiles a pattern to.
+
+    It writes out the minimum of each count. Those after a group may multiply each other: here, all of them do, wherever
+    they stand. A space before a count may follow a group, if the pattern is a verbose one.
+    """
+    counts = [(found[1], pattern[found.start() - 1 : found.start()]) for found in _COUNT.finditer(pattern)]
+    groups, single = [1], [len(pattern)]
+    for digits, before in counts:
+        (groups if before == ")" or before.isspace() else single).append(int(digits[:7] or "1"))
+    return sum(single) * prod(groups)
 
 
 def _check_pattern(validator: Any, pattern: str, given: Any, _: Any) -> Iterator[ValidationError]:
     if validator.is_type(given, "string") and not _matches_pattern(pattern, given):
         yield ValidationError(f"{given[:200]!r} does not match {pattern!r}")
+
+
+def _check_format(validator: Any, name: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+    """Check the formats that pydantic writes for its types, as pydantic reads them. Others are remarks."""
+    if not validator.is_type(given, "string"):
+        return
+    if name == "regex":
+        try:
+            _compile_pattern(given)
+        except regex.error as error:
+            yield ValidationError(str(error))
+    elif isinstance(name, str) and name in _FORMATS and not _FORMATS[name](given):
+        yield ValidationError(f"{given[:200]!r} is not a {name!r}")
+
+
+def _can_read(schema: core_schema.CoreSchema) -> Callable[[str], bool]:
+    validator = CoreValidator(schema)
+
+    def can_read(text: Any) -> bool:
+        try:
+            validator.validate_strings(text, strict=True)
+        except CoreError:
+            return False
+        return True
+
+    return can_read
+
+
+def _can_read_date_time(text: str) -> bool:
+    return text[4:5] == "-" and _DATE_TIME(text)  # pydantic reads a number, too
+
+
+_DATE_TIME = _can_read(core_schema.datetime_schema())
+_UUID_VERSIONS: tuple[Literal[1, 3, 4, 5, 6, 7, 8], ...] = (1, 3, 4, 5, 6, 7, 8)
+_FORMATS: dict[str, Callable[[str], bool]] = {
+    "date": _can_read(core_schema.date_schema()),
+    "date-time": _can_read_date_time,
+    "time": _can_read(core_schema.time_schema()),
+    "duration": _can_read(core_schema.timedelta_schema()),
+    "uuid": _can_read(core_schema.uuid_schema()),
+    **{f"uuid{version}": _can_read(core_schema.uuid_schema(version=version)) for version in _UUID_VERSIONS},
+    "uri": _can_read(core_schema.url_schema()),
+    "email": lambda text: _EMAIL.fullmatch(text) is not None,
+}
 
 
 def _check_pattern_properties(
@@ -268,6 +414,7 @@ def _matching_subschemas(validator: Any, given: Any) -> Iterator[Any]:
 _BoundedValidator: Any = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
+        "format": _check_format,
         "pattern": _check_pattern,
         "patternProperties": _check_pattern_properties,
         "additionalProperties": _check_additional_properties,
@@ -295,3 +442,5 @@ def _with_clock(errors_of: Callable[[Any, Any], Iterator[ValidationError]]) -> C
 
 
 _BoundedValidator.evolve, _BoundedValidator.iter_errors = _evolve_bounded, _with_clock(_BoundedValidator.iter_errors)
+
+_META_VALIDATOR = _BoundedValidator(Draft202012Validator.META_SCHEMA, registry=_NO_DOCUMENTS)

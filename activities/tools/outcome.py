@@ -1,30 +1,19 @@
 """An outcome as it is recorded: within its bounds, readable, and with a large result as an artifact."""
 
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
-from activities.storage.workspace import OutsideWorkspaceError, Workspace
-from contracts.failures import ToolFault
-from contracts.models import NESTING_MARGIN
-from contracts.strict_input import find_flaw
-from contracts.tool import MAX_ERROR, MAX_RESULT_BYTES, LargeResult, ToolCall, ToolOutcome, error_outcome
+from perdure.activities.storage.workspace import OutsideWorkspaceError, Workspace
+from perdure.contracts.tool import MAX_ERROR, MAX_RESULT_BYTES, LargeResult, ToolCall, ToolOutcome
+from perdure.decisions.tool_results import INLINE_BYTES
 
-INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
 EXCERPT_BYTES = 4 * 1024
 CUT_MARGIN = 64 * 1024  # characters
-
-
-def reject_unreadable(outcome: ToolOutcome) -> ToolOutcome:
-    """Return the outcome, or an error if the run could not read it back (lone surrogates, very deep nesting)."""
-    try:
-        from_json(b"%b%b%b" % (b"[" * NESTING_MARGIN, to_json(outcome), b"]" * NESTING_MARGIN))
-    except ValueError as error:
-        reason = find_flaw({"result": outcome.result}) or str(error)
-        return error_outcome(
-            ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}"
-        )
-    return outcome
 
 
 def bound_result(outcome: ToolOutcome) -> ToolOutcome:
@@ -36,12 +25,12 @@ def bound_result(outcome: ToolOutcome) -> ToolOutcome:
         return outcome
     if len(data) <= MAX_RESULT_BYTES:
         return outcome
-    return outcome.model_copy(update={"result": data[:MAX_RESULT_BYTES].decode(errors="ignore")})
+    return outcome.evolve(result=data[:MAX_RESULT_BYTES].decode(errors="ignore"))
 
 
 def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
     """Remove the last characters, which may contain half of a secret after the cut."""
-    return outcome.model_copy(update={"result": outcome.result[:-CUT_MARGIN]})
+    return outcome.evolve(result=outcome.result[:-CUT_MARGIN])
 
 
 def cut_error(text: str) -> str:
@@ -66,8 +55,8 @@ def fit_result(
     If the artifact cannot be written, the outcome still has the excerpt, since the call has been made.
     """
     if outcome.error is not None:
-        error = outcome.error.model_copy(update={"message": cut_error(outcome.error.message)})
-        return outcome.model_copy(update={"error": error, "result": None})
+        error = outcome.error.evolve(message=cut_error(outcome.error.message))
+        return outcome.evolve(error=error, result=None)
     is_text = isinstance(outcome.result, str)
     data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)
     content_type = "text/plain" if is_text else "application/json"
@@ -83,4 +72,66 @@ def fit_result(
         result["artifact_path"] = workspace.write_artifact(f"{call.tool}-{call.step:02}", content_type, data)
     except (OSError, OutsideWorkspaceError) as error:
         result["lost"] = f"only the excerpt is left, the disk refused the rest: {error}"
-    return outcome.model_copy(update={"result": result})
+    return outcome.evolve(result=result)
+
+
+MAX_SHARES = 8  # 64 MiB of large results in one worker
+SMALL_BYTES = 256 * 1024
+
+
+class _Share:
+    def __init__(self, shares: asyncio.Semaphore) -> None:
+        self._shares = shares
+        self._is_taken = False
+
+    async def take(self) -> None:
+        if not self._is_taken:
+            await self._shares.acquire()
+            self._is_taken = True
+
+    def release(self) -> None:
+        if self._is_taken:
+            self._is_taken = False
+            self._shares.release()
+
+
+_share: ContextVar[_Share | None] = ContextVar("result_share", default=None)
+
+
+class ResultBudget:
+    def __init__(self, shares: int = MAX_SHARES) -> None:
+        self._shares = asyncio.Semaphore(shares)
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Scope of one tool call: the share it takes with `take_share` is released when the block ends."""
+        share = _Share(self._shares)
+        token = _share.set(share)
+        try:
+            yield
+        finally:
+            _share.reset(token)
+            share.release()
+
+
+async def take_share() -> None:
+    """Wait until the current call may hold a large result. Outside of a call there is no limit."""
+    if (share := _share.get()) is not None:
+        await share.take()
+
+
+def is_small(value: Any, limit: int = SMALL_BYTES) -> bool:
+    """Return True if a result is clearly small. Counting stops at `limit`, so it is cheap for any result."""
+    stack, size = [value], 0
+    while stack and size <= limit:
+        item = stack.pop()
+        match item:
+            case str() | bytes():
+                size += len(item)
+            case Mapping() | list() | tuple():
+                size += 8 * (1 + len(item))
+                if size <= limit:
+                    stack += [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
+            case _:
+                size += 8
+    return size <= limit

@@ -16,16 +16,16 @@ import httpx
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
-from activities.media.check import media_type_of
-from activities.media.result import ResultFiles
-from activities.tools.interface import CallContext, TransientToolError
-from activities.tools.printing import in_tool
-from contracts.agent import ToolSchema
-from contracts.failures import ToolFault
-from contracts.models import replace_surrogates
-from contracts.strict_input import find_flaw
-from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outcome
-from decisions.errors import format_validation_error
+from perdure.activities.media.check import media_type_of
+from perdure.activities.media.store import ResultFiles
+from perdure.activities.tools.interface import CallContext, TransientToolError
+from perdure.activities.tools.printing import in_tool
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.models import replace_surrogates
+from perdure.contracts.strict_input import find_flaw
+from perdure.contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, error_outcome
+from perdure.decisions.errors import describe_exception, format_validation_error
 
 TRANSIENT_ERRORS = (ConnectionError, TimeoutError, httpx.TransportError)
 UNSENT_ERRORS = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # a retry would fail in the same way
@@ -68,7 +68,7 @@ class PythonTool:
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         try:
-            checked = self._arguments.model_validate(arguments)
+            checked = self._arguments.model_validate_json(to_json(arguments))  # a strict type reads more from JSON
         except ValidationError as error:
             return error_outcome(ToolFault.invalid_arguments, format_validation_error(error, "arguments"))
         values = {name: getattr(checked, name) for name in type(checked).model_fields}
@@ -119,7 +119,7 @@ def _to_outcome(result: Any, kept: ResultFiles) -> ToolOutcome:
     if any(files):
         shown = [kept.add_file(*file) if file else item for item, file in zip(items, files, strict=True)]
         outcome = _to_json_outcome(shown if items is result else shown[0])
-        return outcome.model_copy(update={"media": tuple(kept.media), "artifacts": tuple(kept.paths)})
+        return outcome.evolve(media=tuple(kept.media), artifacts=tuple(kept.paths))
     return _to_json_outcome(result)
 
 
@@ -159,7 +159,7 @@ def _call_safely(call: Callable[[], Any]) -> Any:
 
 def _to_failure(error: BaseException) -> ToolOutcome:
     """Return the error for the model. Raises TransientToolError if it is transient."""
-    message = f"{type(error).__name__}: {error}"
+    message = describe_exception(error)
     if _is_transient(error):
         raise TransientToolError(ToolFault.unreachable, message) from error
     return error_outcome(ToolFault.tool_error, message)
@@ -198,7 +198,7 @@ def load_target(target: str) -> Any:
         with in_tool():
             return getattr(importlib.import_module(module_name), name)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        raise BadTargetError(f"{target}: {type(error).__name__}: {error}") from error
+        raise BadTargetError(f"{target}: {describe_exception(error)}") from error
 
 
 def _read_parameters(function: Callable[..., Any], target: str) -> Mapping[str, inspect.Parameter]:

@@ -31,7 +31,7 @@ def main() -> int:
             "TEMPORAL_CONFIG_FILE": str(home / "no-profile.toml"),
         }
         goal = f"fetch web {address} and produce a 2 para critique"
-        command = [sys.executable, str(ROOT / "cli.py"), "run", "--id", run_id, goal]
+        command = [sys.executable, "-Pm", "perdure.cli", "run", "--id", run_id, goal]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     for path in sorted((home / "runs" / run_id / "artifacts").glob("*.md")):
         print(f"\n{path.read_text(encoding='utf-8').strip()}\n")

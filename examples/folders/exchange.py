@@ -37,7 +37,7 @@ def main(place: Path) -> int:
         **{name: value for name, value in os.environ.items() if not name.startswith(ELSEWHERE)},
         "TEMPORAL_CONFIG_FILE": str(place / "no-profile.toml"),
     }
-    perdure = [sys.executable, str(ROOT / "cli.py"), "mail"]
+    perdure = [sys.executable, "-Pm", "perdure.cli", "mail"]
     with ExitStack() as running:
         for command in (
             [*perdure, "editor", "--agent", "editor"],

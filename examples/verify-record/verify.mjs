@@ -3,9 +3,8 @@
 import { createHash, createPublicKey, verify } from "node:crypto";
 import { readFileSync } from "node:fs";
 
-const NO_HASH = "0".repeat(64);
+const NO_HASH = "0".repeat(64), FORMAT = "perdure.record.1";
 const NOT_CANONICAL = "not a JSON object in its canonical form";
-const FORMAT = "perdure.record.1";
 
 // RFC 8785: names in the order of their UTF-16 units, numbers and texts as JSON.stringify writes them.
 const canonical = (value) =>
@@ -18,7 +17,6 @@ const hasNames = (value, required, optional = []) =>
   required.every((name) => name in value) && Object.keys(value).every((name) => [...required, ...optional].includes(name));
 const isNumber = (value) => Number.isSafeInteger(value) && value >= 1;
 const isHash = (value) => typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
-
 const isEvent = (line) =>
   hasNames(line, ["seq", "prev", "event", "hash"], ["texts"]) && isNumber(line.seq) && isHash(line.prev) &&
   isHash(line.hash) && isObject(line.event) && isObject(line.texts ?? {}) &&
@@ -37,11 +35,14 @@ function parse(bytes) {
   } catch { return NOT_CANONICAL; }
   return ("format" in line ? isSignature : isEvent)(line) ? line : "not an event, and not a signature of this format";
 }
-
+// The y of the points of small order, without the sign of x: anyone can invent signatures of these keys.
+const PRIME = 2n ** 255n - 19n, ORDER_8 = 0x7a03ac9277fdc74ec6cc392cfa53202a0f67100d760b3cba4fd83d3d706a17c7n;
+const SMALL_ORDER = [0n, 1n, PRIME - 1n, ORDER_8, PRIME - ORDER_8];
+const yOf = (key) => BigInt.asUintN(255, BigInt(`0x0${Buffer.from(key).reverse().toString("hex")}`)) % PRIME;
 function isSigned({ sig, timestamp, ...head }) { // the time stamp is not checked here: openssl ts -verify does it
   try {
     const x = Buffer.from(head.key, "base64"), signature = Buffer.from(sig, "base64");
-    if (x.toString("base64") !== head.key || signature.toString("base64") !== sig) return false;
+    if (x.toString("base64") !== head.key || signature.toString("base64") !== sig || SMALL_ORDER.includes(yOf(x))) return false;
     const key = createPublicKey({ key: { kty: "OKP", crv: "Ed25519", x: x.toString("base64url") }, format: "jwk" });
     return verify(null, Buffer.from(canonical(head)), key, signature);
   } catch { return false; }
@@ -51,6 +52,7 @@ function check(data, expectedKey) {
   const findings = [], order = [], events = new Map([[0, { hash: NO_HASH }]]);
   const lines = data.toString("latin1").split("\n").map((line) => Buffer.from(line, "latin1"));
   if (lines.at(-1).length === 0) lines.pop();
+  else findings.push(`line ${lines.length} does not end with a line feed`);
   let head, erased = 0, before = 0;
   for (const [index, bytes] of lines.entries()) {
     const line = parse(bytes);
@@ -67,8 +69,7 @@ function check(data, expectedKey) {
         erased += Object.keys(sealed).filter((name) => !Object.hasOwn(texts, name)).length;
       }
       if (events.has(seq)) findings.push(`event ${seq} stands twice`);
-      order.push(seq);
-      events.set(seq, line);
+      order.push(seq), events.set(seq, line);
     }
   }
   const sorted = [...order].sort((one, other) => one - other);
@@ -87,7 +88,6 @@ function check(data, expectedKey) {
   }
   return { findings, count: order.length, erased };
 }
-
 const [option, keyFile, ...rest] = process.argv.slice(2);
 const files = option === "--key" ? rest : process.argv.slice(2);
 const jwk = option === "--key" && createPublicKey(readFileSync(keyFile)).export({ format: "jwk" });

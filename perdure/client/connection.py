@@ -10,23 +10,23 @@ from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter, DefaultPayloadConverter, StorageDriver, WithSerializationContext
+from temporalio.converter import DataConverter, StorageDriver, WithSerializationContext
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.telemetry import attributes
-from contracts.models import is_utf8
-from decisions.text.formatting import truncate
+from perdure.activities.telemetry import attributes
 from perdure.client.errors import TemporalUnavailableError
+from perdure.client.guard import guard_of, with_guard
 from perdure.codec import AesGcmCodec
-from perdure.converter import TolerantPayloadConverter, converter_for
-from settings.access import is_loopback
-from settings.problems import ProjectError
+from perdure.contracts.models import is_utf8
+from perdure.converter import converter_for, extend_payload_converter
+from perdure.decisions.text.formatting import truncate
+from perdure.settings.environment import MAX_PORT, is_loopback
+from perdure.settings.problems import ProjectError
 
 KEY_INTERVAL = timedelta(minutes=1)  # between reads of the configuration file, for a new API key
+TLS_VALUES = ("", "true", "1", "false", "0")
 NOT_LISTED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND)
 
 _log = logging.getLogger(__name__)
@@ -43,10 +43,36 @@ def configured_namespace() -> str | None:
 
 
 def _read_config() -> ClientConnectConfig:
+    tls = os.environ.get("TEMPORAL_TLS", "")
+    if tls.lower() not in TLS_VALUES:
+        raise TemporalUnavailableError(f"TEMPORAL_TLS={truncate(tls, 100)}: expected true or false")
     try:
-        return _load_config()
+        config = _load_config()
     except (RuntimeError, OSError, ValueError) as error:
-        raise TemporalUnavailableError(f"Temporal's configuration does not load: {truncate(str(error), 300)}") from None
+        raise TemporalUnavailableError(f"Temporal's configuration does not load: {truncate(str(error))}") from None
+    if (target := config.get("target_host")) is not None:
+        place = "TEMPORAL_ADDRESS" if os.environ.get("TEMPORAL_ADDRESS") else "the address in Temporal's configuration"
+        _check_target(target, place)
+    return config
+
+
+def _check_target(target: str, place: str) -> None:
+    """Raise TemporalUnavailableError if this is not host:port."""
+    host, _, port = target.rpartition(":")
+    if "://" in target:
+        reason = f"leave out {target.partition('://')[0]}://"
+    elif not target.isprintable() or " " in target:
+        reason = "it contains a blank or a control character"
+    elif not host:
+        reason = "it has no host" if ":" in target else "it has no port"
+    elif ":" in host and not host.startswith("["):
+        reason = "an IPv6 address is written in brackets"
+    elif not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= MAX_PORT):
+        reason = "its port is not a number from 1 to 65535"
+    else:
+        return
+    shown = truncate(target, 200)
+    raise TemporalUnavailableError(f"{place}={shown!a}: expected host:port such as 127.0.0.1:7233; {reason}")
 
 
 async def connect(
@@ -60,6 +86,8 @@ async def connect(
     `codec` encrypts payloads, and `payloads` stores large ones. Raises TemporalUnavailableError.
     """
     configured = _read_config()
+    if address:
+        _check_target(address, "address")
     config: ClientConnectConfig = {**(options or {}), "target_host": address} if address else configured
     target = config.setdefault("target_host", "localhost:7233")
     if not is_loopback(target.rsplit(":", 1)[0].strip("[]")) and not config.get("tls") and not config.get("api_key"):
@@ -67,20 +95,28 @@ async def connect(
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY to connect to it"
         )
     try:
-        return await Client.connect(**config, data_converter=converter_for(codec, payloads))
+        client = await Client.connect(**config, data_converter=converter_for(codec, payloads))
     except (RuntimeError, OSError, ValueError, RPCError) as error:
-        reason = "connection refused" if "ConnectionRefused" in str(error) else truncate(str(error), 200)
+        reason = "connection refused" if "ConnectionRefused" in str(error) else truncate(str(error))
         raise TemporalUnavailableError(f"no Temporal server answers at {target}: {reason}") from None
+    client = Client(**with_guard(client.config()))
+    if guard := guard_of(client):
+        await guard.check()
+    return client
 
 
 def adopt_converter(
     existing: DataConverter, codec: AesGcmCodec | None, payloads: StorageDriver | None
 ) -> DataConverter:
-    """Return Perdure's converter, with the own codec and storage of another one if it has them. Raises ProjectError."""
-    ours = converter_for(codec, payloads)
+    """Return Perdure's converter over another one, with its codec and storage if it has them. Raises ProjectError."""
     kind, other, storage = existing.payload_converter_class, existing.payload_codec, existing.external_storage
-    if kind not in (DefaultPayloadConverter, PydanticPayloadConverter, TolerantPayloadConverter):
-        raise ProjectError(f"this client's payload converter is {kind.__name__}, and Perdure needs its own")
+    extended = extend_payload_converter(kind)
+    if extended is None:
+        raise ProjectError(
+            f"this client's payload converter is {kind.__name__}, which does not derive from "
+            "temporalio.contrib.pydantic's PydanticPayloadConverter: derive it, or give Perdure a client of its own"
+        )
+    ours = replace(converter_for(codec, payloads), payload_converter_class=extended)
     if isinstance(other, WithSerializationContext):
         raise ProjectError("this client's codec depends on the context of a payload, which Perdure does not keep")
     if other and ours.payload_codec not in (None, other):
@@ -122,7 +158,7 @@ async def _refresh_api_key(client: Client, environment: Mapping[str, str], inter
         try:
             key = (await asyncio.to_thread(_load_config, environment)).get("api_key")
         except (RuntimeError, OSError, ValueError) as error:
-            _log.warning("the API key cannot be read again: %s", truncate(str(error), 300))
+            _log.warning("the API key cannot be read again: %s", truncate(str(error)))
             continue
         if key and key != client.api_key:
             client.api_key = key
@@ -184,13 +220,3 @@ def _missing_error(client: Client, reason: str) -> TemporalUnavailableError:
 
 def _format_types() -> str:
     return ", ".join(f"{key.name} ({key.indexed_value_type.name})" for key in attributes.KEYS)
-
-
-async def has_worker_commands(client: Client) -> bool:
-    """Return whether the server sends a worker the cancels of its activities, which otherwise answer heartbeats."""
-    try:
-        request = DescribeNamespaceRequest(namespace=client.namespace)
-        namespace = await client.workflow_service.describe_namespace(request, retry=True)
-    except (RPCError, RuntimeError):  # not permitted, or a lazy client that cannot connect
-        return False
-    return namespace.namespace_info.capabilities.worker_commands

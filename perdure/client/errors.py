@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pydantic import ValidationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from decisions.errors import ReportedError
-from decisions.text.formatting import truncate
+from perdure.decisions.errors import ReportedError, format_validation_error
+from perdure.decisions.text.formatting import truncate
 
 _TRANSIENT_CODES = (
     RPCStatusCode.UNAVAILABLE,
@@ -15,6 +16,9 @@ _TRANSIENT_CODES = (
     RPCStatusCode.RESOURCE_EXHAUSTED,
     RPCStatusCode.ABORTED,
 )
+
+# What a value of another shape than expected raises: of another version, or of another program's workflow.
+UNEXPECTED_SHAPE = (ValidationError, LookupError, TypeError, AttributeError, ValueError)
 
 
 class TemporalUnavailableError(ReportedError):
@@ -29,8 +33,20 @@ class RunNotFoundError(ReportedError):
     """No run has this id."""
 
 
+class UnreadableRunError(ReportedError):
+    """The history or the record of a run has another shape than this version expects."""
+
+
 class RejectedError(ReportedError):
     """The run or the server rejected the request."""
+
+
+class BadStartError(RejectedError):
+    """The start names or holds what cannot work, in this `field` of its body."""
+
+    def __init__(self, reason: str, field: str) -> None:
+        super().__init__(reason)
+        self.field = field
 
 
 class StartTooLargeError(RejectedError):
@@ -82,6 +98,17 @@ class RunCancelledError(RunNotCompletedError):
 
 
 @contextmanager
+def convert_unreadable(run_id: str) -> Iterator[None]:
+    """Convert the errors of a block that reads one run to one line that names it."""
+    try:
+        yield
+    except UNEXPECTED_SHAPE as error:
+        text = f"{type(error).__name__}: {error}"
+        reason = format_validation_error(error) if isinstance(error, ValidationError) else text
+        raise UnreadableRunError(f"run {run_id} cannot be read by this version: {truncate(reason)}") from error
+
+
+@contextmanager
 def convert_rpc_errors(subject: str) -> Iterator[None]:
     """Convert the block's errors of Temporal's client, about a subject such as "run x"."""
     try:
@@ -94,7 +121,7 @@ def convert_rpc_error(error: RPCError, subject: str) -> Exception:
     if error.status is RPCStatusCode.NOT_FOUND:
         closed = "already completed" in error.message
         return RejectedError(f"{subject} has ended") if closed else RunNotFoundError(f"there is no {subject}")
-    return to_unavailable_error(error) or RejectedError(truncate(error.message, 300))
+    return to_unavailable_error(error) or RejectedError(truncate(error.message))
 
 
 def to_unavailable_error(error: RPCError) -> TemporalUnavailableError | None:
@@ -102,4 +129,4 @@ def to_unavailable_error(error: RPCError) -> TemporalUnavailableError | None:
     is_too_large = "larger than max" in error.message  # gRPC has no other status for it
     if error.status not in _TRANSIENT_CODES or is_too_large:
         return None
-    return TemporalUnavailableError(f"Temporal does not answer: {truncate(error.message, 200)}")
+    return TemporalUnavailableError(f"Temporal does not answer: {truncate(error.message)}")

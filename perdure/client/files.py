@@ -10,14 +10,14 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import BinaryIO
 
-from activities.media.check import MediaError, media_type_of
-from activities.media.store import put_upload
-from activities.storage.store import Stores
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace, folder_name
-from contracts.media import MAX_ATTACHMENTS, MAX_MEDIA_BYTES, Attachment
-from contracts.models import FrozenModel, escape_unprintable
-from decisions.text.formatting import truncate
+from perdure.activities.media.check import MediaError, media_type_of
+from perdure.activities.media.store import put_upload
+from perdure.activities.storage.store import Stores
+from perdure.activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace, folder_name
 from perdure.client.errors import RejectedError
+from perdure.contracts.media import MAX_ATTACHMENTS, MAX_MEDIA_BYTES, Attachment
+from perdure.contracts.models import FrozenModel, escape_unprintable
+from perdure.decisions.text.formatting import truncate
 
 MAX_LISTED_ARTIFACTS = 10_000
 MAX_KNOWN_ARTIFACTS = 10_000

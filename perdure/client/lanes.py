@@ -9,23 +9,10 @@ from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateR
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities import conversation
-from activities.temporal import QueryCache
-from contracts.conversation import (
-    ForgetRequest,
-    Forgotten,
-    LaneFault,
-    LaneView,
-    SteerRequest,
-    SubmitRequest,
-    Submitted,
-    TurnEnd,
-)
-from decisions import ids
-from decisions.conversation.lane import answer_in_request
-from decisions.text.formatting import truncate
+from perdure.activities import conversation
+from perdure.activities.temporal import QueryCache
 from perdure.answer_keys import NO_KEYS, AnswerKeys
-from perdure.client.door import stamp_sender
+from perdure.client.door import stamp_sender, stamp_work
 from perdure.client.errors import (
     RejectedError,
     RunNotFoundError,
@@ -36,10 +23,24 @@ from perdure.client.errors import (
 )
 from perdure.client.run_list import find_run
 from perdure.client.runs import query_view, sign_answer
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.conversation import (
+    ForgetRequest,
+    Forgotten,
+    LaneFault,
+    LaneView,
+    SteerRequest,
+    SubmitRequest,
+    Submitted,
+    TurnEnd,
+)
+from perdure.decisions import ids
+from perdure.decisions.lane import answer_in_request
+from perdure.decisions.text.formatting import truncate
 
 SUBMIT_TIMEOUT = 30.0  # seconds of retries for one submit
 TURN_POLL_INTERVAL = 0.2  # seconds between polls for the fate of a request
-RETRY_PAUSE, MAX_SUBMIT_PAUSE = 0.25, 4.0  # seconds between retries, growing: other processes retry too
+SUBMIT_PAUSES = Backoff(0.25, 4.0)
 
 
 class RequestRejectedError(RejectedError):
@@ -60,9 +61,10 @@ async def submit_with_retry(
     Raises RequestRejectedError with the lane's reason, RejectedError by the server, TemporalUnavailableError if no
     worker took it in time.
     """
-    request = await _sign_request(client, conversation_id, stamp_sender(request), keys)
+    request = await stamp_work(client, stamp_sender(request))
+    request = await _sign_request(client, conversation_id, request, keys)
     deadline, reason = time.monotonic() + SUBMIT_TIMEOUT, "no worker took the request: is one running? (perdure worker)"
-    pause = RETRY_PAUSE
+    pauses = iter(SUBMIT_PAUSES)
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(remaining):
@@ -78,10 +80,10 @@ async def submit_with_retry(
             # The precondition fails if the lane continues as new at that moment. The request may have been taken:
             # it is sent again, and the lane recognizes its id.
             if error.status is not RPCStatusCode.FAILED_PRECONDITION and not to_unavailable_error(error):
-                raise RejectedError(f"the server rejected the request: {truncate(error.message, 300)}") from None
-            reason = truncate(error.message, 200)
-            await asyncio.sleep(min(uniform(pause / 2, pause), remaining))  # noqa: S311 - nothing secret
-            pause = min(2 * pause, MAX_SUBMIT_PAUSE)
+                raise RejectedError(f"the server rejected the request: {truncate(error.message)}") from None
+            reason = truncate(error.message)
+            pause = uniform(0.5, 1.0) * next(pauses)  # noqa: S311 - spreads processes that retry alike, guards nothing
+            await asyncio.sleep(min(pause, remaining))
     raise TemporalUnavailableError(
         f"{reason}; it may have been accepted, and can be sent again with the same request id"
     )
@@ -92,7 +94,7 @@ async def _sign_request(
 ) -> SubmitRequest:
     """Sign a request that answers a question. Raises RejectedError, TemporalUnavailableError."""
     if request.question_id is None or not keys.public:
-        return request.model_copy(update={"signature": None})
+        return request.evolve(signature=None)
     try:
         view = await query_lane(client, conversation_id)
     except RunNotFoundError:
@@ -104,7 +106,7 @@ async def _sign_request(
     if view.active is None:
         return request
     signed = await sign_answer(client, view.active.run_id, answer_in_request(request), keys)
-    return request.model_copy(update={"signature": signed.signature})
+    return request.evolve(signature=signed.signature)
 
 
 async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | None = None) -> Forgotten:

@@ -1,28 +1,25 @@
 """The open questions of all runs and follow-ups, with filters: one inbox for people."""
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from temporalio.client import Client
 
-from activities.temporal import QueryCache
-from contracts.followup import Task
-from contracts.models import FrozenModel
-from contracts.run.question import QuestionKind
-from contracts.run.state import QuestionView
-from decisions import ids
-from decisions.followup.kinds import question_of
-from decisions.followup.state import open_prompts
-from decisions.text.visible_text import render_visible
+from perdure.activities.temporal import QueryCache
 from perdure.client.errors import RunNotFoundError
 from perdure.client.run_list import RunInfo, iterate_waiting
-from perdure.client.runs import follow_up_state, query_run_state
+from perdure.client.runs import query_addressed
+from perdure.contracts.models import FrozenModel
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import QuestionView, TermsView
+from perdure.decisions.text.visible_text import render_visible
 
 MAX_SEARCHED_RUNS = 200  # runs whose questions are read for a filter
 MAX_CONCURRENT_QUERIES = 10  # each is answered by a worker
+INBOX_QUERY_TIMEOUT = timedelta(seconds=5)
 
 
 class ListedQuestion(FrozenModel):
@@ -51,8 +48,8 @@ class QuestionList(FrozenModel):
 class QuestionFilter:
     """The questions to list; None and () mean any. `group` is one of those asked; `kind` is a `QuestionKind`.
 
-    `person` has the groups `groups`: only questions that are for everyone or one of the groups, and that the person has
-    not approved yet. `older_than` is the age of the question.
+    `person` has the groups `groups`: only questions that the person may answer, and has not approved yet.
+    `older_than` is the age of the question.
     """
 
     agent: str | None = None
@@ -78,13 +75,21 @@ class QuestionFilter:
         return (
             self.tool in (None, question.tool)
             and self.kind in (None, question.kind)
-            and (self.group is None or self.group in question.approvers)
+            and (self.group is None or any(self.group in terms.approvers for terms in _unmet(question)))
             and (self.person is None or self._is_for_person(question, self.person))
         )
 
     def _is_for_person(self, question: QuestionView, person: str) -> bool:
-        is_asked = not question.approvers or not set(question.approvers).isdisjoint(self.groups)
-        return is_asked and person not in question.approved_by
+        """Return whether the person's answer counts: an approval for one of the terms that are not met."""
+        return not question.terms or any(
+            (not terms.approvers or not set(terms.approvers).isdisjoint(self.groups))
+            and person not in (*terms.approved_by, *terms.not_by)
+            for terms in _unmet(question)
+        )
+
+
+def _unmet(question: QuestionView) -> Iterator[TermsView]:
+    return (terms for terms in question.terms if not terms.is_met)
 
 
 ANY = QuestionFilter()
@@ -94,7 +99,7 @@ async def list_questions(
     client: Client,
     limit: int,
     only: QuestionFilter = ANY,
-    patience: timedelta = timedelta(seconds=5),
+    patience: timedelta = INBOX_QUERY_TIMEOUT,
     cache: QueryCache | None = None,
 ) -> QuestionList:
     """Return the open questions that the filter lets through, of the latest runs first.
@@ -126,15 +131,9 @@ class _Reader:
         views: Collection[QuestionView | None] = (None,)
         async with self._slots:
             with suppress(RunNotFoundError):
-                if run.run_id.startswith(ids.FOLLOW_UP_PREFIX):
-                    follow_up = await follow_up_state(self._client, run.run_id, self._patience, self._cache)
-                    if follow_up is not None:
-                        goal = follow_up.definition.summary
-                        views = [_question_of_task(task) for task in open_prompts(follow_up)]
-                elif (
-                    state := await query_run_state(self._client, run.run_id, self._patience, self._cache)
-                ) is not None:
-                    goal, views = state.goal, state.questions
+                view = await query_addressed(self._client, run.run_id, self._patience, self._cache)
+                if view is not None:
+                    goal, views = view.goal, view.questions
         return [
             ListedQuestion(
                 run_id=run.run_id,
@@ -142,13 +141,7 @@ class _Reader:
                 goal=render_visible(goal) if goal else goal,
                 waiting_for=run.waiting_for,
                 started_at=run.execution.start_time,
-                question=view,
+                question=question,
             )
-            for view in views
+            for question in views
         ]
-
-
-def _question_of_task(task: Task) -> QuestionView:
-    question = question_of(task)
-    text = render_visible(question.text)
-    return QuestionView(id=task.task_id, kind=QuestionKind.question, text=text, options=question.options)

@@ -1,21 +1,40 @@
-"""The events of a run, as `perdure watch` and the gateway's stream report them."""
+"""The events of a run, and reading them from its history."""
 
 import json
-from dataclasses import dataclass, fields
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from contracts.delegation import DelegationRequest, DelegationState
-from contracts.media import Attachment
-from contracts.run.compaction import ContextFull, Summary
-from contracts.run.signals import HumanInput
-from contracts.run.state import QuestionView
-from contracts.run.turn import Acceptance, ModelTurn, PolicyReview
-from contracts.tool import ToolCall, ToolOutcome
+from perdure.activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
+from perdure.client.errors import UNEXPECTED_SHAPE
+from perdure.contracts.media import Attachment, Attachments
+from perdure.contracts.run.signals import ANSWER_REPORT, HumanInput
+from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.contracts.run.turn import (
+    Acceptance,
+    ContextFull,
+    FailedTurn,
+    FusedTurn,
+    ModelTurn,
+    PolicyReview,
+    PolicyVerdicts,
+    Summary,
+)
+from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.decisions.run.question import answer_digest
+from perdure.decisions.text.formatting import call_line
+from perdure.decisions.tool_requests import REQUEST_TYPE_PREFIX
+from perdure.decisions.tools import unwrap_use
+from perdure.registry import child_readers, feature_tools, load, paces
 
 # The trace holds more notices; people see the others as a call, a summary, a question or the end.
-PUBLIC_NOTICES = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
+PLANNED = "agent.call.planned"
+PUBLIC_NOTICES = (PLANNED, "agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
 
 
 @dataclass(frozen=True)
@@ -23,6 +42,7 @@ class RunStarted:
     type: ClassVar = "run_started"
     goal: str
     attachments: tuple[Attachment, ...] = ()
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +58,8 @@ class ModelReplied:
     phase: str
     turn: int
     reply: ModelTurn
+    calls: tuple[str, ...] = ()
+    """The reply's calls of features' tools that have no events of their own, each as a line."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +116,25 @@ class ToolCallFinished:
 
 
 @dataclass(frozen=True)
-class DelegationStarted:
-    """Subtasks were handed to peers; each becomes a run of its own."""
+class FeatureEvent(ABC):
+    """An event of a feature, whose reader is in the feature's row. It says itself how it is shown."""
 
-    type: ClassVar = "delegation_started"
-    request: DelegationRequest
+    type: ClassVar[str]
+    activity: ClassVar[str]  # what it is about, by the name that an `ActivityFailed` has
 
+    @property
+    def step(self) -> int:
+        """The step of the run that it belongs to; 0: none."""
+        return 0
 
-@dataclass(frozen=True)
-class DelegationFinished:
-    type: ClassVar = "delegation_finished"
-    state: DelegationState
+    @property
+    def doing(self) -> str:
+        """The work of the run from now on; empty: none."""
+        return ""
+
+    @abstractmethod
+    def lines(self, width: int | None) -> Iterator[Any]:
+        """Yield the lines for a person, as `perdure.terminal.event_lines` does."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +169,20 @@ class SignalReceived:
 
 @dataclass(frozen=True)
 class AnswerReceived:
-    """A person replied to the open question; a reply by signal may not have answered it."""
+    """The run took an answer to an open question. `before` has the arguments of the call, if it changed them."""
 
     type: ClassVar = "answer_received"
     answer: HumanInput
+    before: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class AnswerRejected:
+    """The run did not take an answer that had reached it, for this reason."""
+
+    type: ClassVar = "answer_rejected"
+    answer: HumanInput
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -183,6 +223,15 @@ class ActivityRetrying:
 
 
 @dataclass(frozen=True)
+class UnreadableEvent:
+    """An event of the history that this version cannot read: its type in Temporal, and its number."""
+
+    type: ClassVar = "unreadable_event"
+    event_type: str
+    event_id: int
+
+
+@dataclass(frozen=True)
 class RunEnded:
     """The run has ended; `runs.wait_for_run_end` returns how."""
 
@@ -192,10 +241,10 @@ class RunEnded:
 ModelEvent = (
     ModelCallStarted | ModelReplied | ContextFilled | ContextCompacted | OutcomeChecked | CallsReviewed | NoticeAdded
 )
-CallEvent = ToolCallStarted | ToolCallFinished | DelegationStarted | DelegationFinished | ActivityFailed
-PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived
+CallEvent = ToolCallStarted | ToolCallFinished | FeatureEvent | ActivityFailed
+PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived | AnswerRejected
 LiveEvent = PartialText | RateLimitWait | BatchWait | ActivityRetrying  # not in history
-RunEvent = RunStarted | ModelEvent | CallEvent | PersonEvent | ContinuedAsNew | LiveEvent | RunEnded
+RunEvent = RunStarted | ModelEvent | CallEvent | PersonEvent | ContinuedAsNew | UnreadableEvent | LiveEvent | RunEnded
 
 
 def event_to_json(event: RunEvent) -> str:
@@ -208,3 +257,255 @@ def event_to_json(event: RunEvent) -> str:
 
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return json.dumps({"type": event.type, **values}, default=to_plain)
+
+
+Event = Mapping[str, Any]
+FUSED_TURN = "read_and_reflect"
+MODEL_TURNS = ("plan", "reflect")  # activity types, live and in batches
+QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
+TIMED_OUT = "no end in time, or its worker died"
+_ATTACHMENTS: TypeAdapter[Attachments] = TypeAdapter(Attachments)
+_TURN_RESULT: TypeAdapter[ModelTurn | ContextFull | FailedTurn] = TypeAdapter(ModelTurn | ContextFull | FailedTurn)
+
+
+@dataclass
+class OpenActivity:
+    """An activity that is open at this point of the history. `calls` are the tool calls that it makes.
+
+    `request` is the model call's, if there is one, and `queue` its task queue.
+    """
+
+    kind: str
+    at: datetime
+    request: Mapping[str, Any]
+    calls: tuple[ToolCall, ...] = ()
+    queue: str = ""
+    attempts: int = 0
+    worker: str = ""
+
+
+@dataclass
+class EventReader:
+    """Reads the executions of one run. `activities` are those open after the last event, by their event ids."""
+
+    activities: dict[int, OpenActivity] = field(default_factory=dict)
+    _waiting: bool = False
+    _updates: dict[int, HumanInput] = field(default_factory=dict)  # answers that the run still checks, by event
+    _signals: list[HumanInput] = field(default_factory=list)  # answers on which the run has not reported
+    _reports: set[str] = field(default_factory=set)  # the reports so far: an activity may bring one again
+
+    def read(self, event: Event) -> list[RunEvent]:
+        """Return the run events of the next history event. The question of a wait is not in history.
+
+        An event that cannot be read is named, so that no reader ends at it.
+        """
+        try:
+            return self._read(event)
+        except UNEXPECTED_SHAPE:
+            return [UnreadableEvent(event["type"], event["id"])]
+
+    def _read(self, event: Event) -> list[RunEvent]:
+        match event["type"]:
+            case "workflow_execution_started":
+                self.activities, self._updates = {}, {}
+                is_first = not event.get("continued_execution_run_id")
+                return [_start_event(first_value(event.get("input")))] if is_first else []
+            case "activity_task_scheduled":
+                return self._on_scheduled(event)
+            case "activity_task_started":
+                if activity := self.activities.get(event["scheduled_event_id"]):
+                    activity.attempts, activity.worker = event.get("attempt", 1), event.get("identity", "")
+                return []
+            case "activity_task_completed":
+                return self._on_completed(event)
+            case "activity_task_failed" | "activity_task_timed_out" | "activity_task_canceled":
+                return self._on_failed(event)
+            case str(kind) if "workflow_type" in event and "child_workflow" in kind:
+                return _child_events(event)
+            case "upsert_workflow_search_attributes":
+                return self._on_search_attributes(event)
+            case "workflow_execution_signaled":
+                if answer := answer_in(event):
+                    self._signals.append(answer)
+                return [SignalReceived(event["signal_name"])]
+            case "workflow_execution_update_accepted":
+                if answer := answer_in(event):
+                    self._updates[event["id"]] = answer
+                return []
+            case "workflow_execution_update_completed":
+                return self._on_updated(event)
+            case "marker_recorded":  # a local activity, whose request is not in history
+                result = first_value((event.get("details") or {}).get("result"))
+                return self._on_reports(result.get("told") or ()) if isinstance(result, Mapping) else []
+            case "workflow_execution_continued_as_new":
+                return [ContinuedAsNew()]
+            case (
+                "workflow_execution_completed"
+                | "workflow_execution_failed"
+                | "workflow_execution_canceled"
+                | "workflow_execution_terminated"
+                | "workflow_execution_timed_out"
+            ):
+                return [RunEnded()]
+            case _:
+                return []
+
+    def _on_scheduled(self, event: Event) -> list[RunEvent]:
+        value = first_value(event.get("input"))
+        request, kind = value if isinstance(value, Mapping) else {}, event["activity_type"]["name"]
+        calls: tuple[ToolCall, ...] = ()
+        if str(request.get("type", "")).startswith(REQUEST_TYPE_PREFIX):
+            kind, payload = QUEUED_CALL, request["payload"]
+            arguments = payload["tool_payload"]
+            calls = (ToolCall(step=payload["step"], tool=payload["tool"], tool_use_id="", arguments=arguments),)
+        elif kind == "call_tool":
+            calls = (ToolCall.model_validate(request),)
+        elif kind == FUSED_TURN:
+            calls, request = tuple(ToolCall.model_validate(read) for read in request["reads"]), request["turn"]
+        queue = (event.get("task_queue") or {}).get("name", "")
+        self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, calls, queue)
+        told = request.get("told", ()) if kind in (*MODEL_TURNS, FUSED_TURN) else ()
+        notices = [NoticeAdded(line) for line in told if line["event"] in PUBLIC_NOTICES]
+        reports = self._on_reports(request.get("told") or ())
+        started = [ToolCallStarted(call) for call in calls]
+        thinking = [ModelCallStarted(kind, request["turn"])] if kind in MODEL_TURNS else []
+        return [*notices, *reports, *started, *thinking]
+
+    def _on_completed(self, event: Event) -> list[RunEvent]:
+        activity, result = self.activities.pop(event["scheduled_event_id"]), first_value(event.get("result"))
+        if activity.kind == FUSED_TURN:
+            return _fused_events(activity, FusedTurn.model_validate(result))
+        if activity.calls:
+            is_raw = activity.kind == QUEUED_CALL
+            outcome = ToolOutcome(result=result) if is_raw else ToolOutcome.model_validate(result)
+            return [ToolCallFinished(activity.calls[0], outcome)]
+        if activity.kind == "summarize":
+            return [ContextCompacted(Summary.model_validate(result))]
+        if activity.kind == "accept_outcome":
+            return [OutcomeChecked(Acceptance.model_validate(result))]
+        if activity.kind == "check_policy":
+            return _review_events(PolicyVerdicts.model_validate(result).reviews)
+        if activity.kind not in MODEL_TURNS:
+            return []
+        return _reply_events(activity.kind, activity.request["turn"], _TURN_RESULT.validate_python(result))
+
+    def _on_failed(self, event: Event) -> list[RunEvent]:
+        activity = self.activities.pop(event["scheduled_event_id"], None)
+        if activity is None:
+            return []
+        if event["type"] == "activity_task_canceled":
+            left = [pace.left for pace in paces().values() if activity.queue.endswith(pace.queue_suffix)]
+            return [ActivityFailed(activity.kind, line) for line in left if activity.kind in MODEL_TURNS]
+        is_late = event["type"] == "activity_task_timed_out"
+        error = TIMED_OUT if is_late else failure_message(event.get("failure") or {})
+        names = [f"{call.tool} · step {call.step}" for call in activity.calls] or [activity.kind]
+        return [ActivityFailed(name, error) for name in names]
+
+    def _on_search_attributes(self, event: Event) -> list[RunEvent]:
+        fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
+        status = fields.get(AGENT_STATUS.name)
+        if status is None:  # another of several questions is answered
+            waiting_for = fields.get(WAITING_FOR.name) if self._waiting else None
+            return [WaitStarted(RunStatus.waiting_on_human, str(waiting_for))] if waiting_for else []
+        was_waiting, self._waiting = self._waiting, status in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool)
+        if self._waiting:
+            return [WaitStarted(status, str(fields.get(WAITING_FOR.name) or "a result from outside"))]
+        return [WaitEnded()] if was_waiting else []
+
+    def _on_updated(self, event: Event) -> list[RunEvent]:
+        """Return whether the run took an answer by update, whose changed arguments it may have checked first."""
+        answer = self._updates.pop(event.get("accepted_event_id", 0), None)
+        outcome = event.get("outcome") or {}
+        if answer is None:
+            return []
+        if failure := outcome.get("failure"):
+            return [AnswerRejected(answer, failure_message(failure))]
+        return [AnswerReceived(answer, (first_value(outcome.get("success")) or {}).get("before"))]
+
+    def _on_reports(self, told: Iterable[Mapping[str, Any]]) -> list[RunEvent]:
+        """Return what the run reports on answers by signal, which have no outcome in history."""
+        events: list[RunEvent] = []
+        for line in told:
+            if line["event"] != ANSWER_REPORT or line["key"] in self._reports:
+                continue
+            self._reports.add(line["key"])
+            fits = (at for at, sent in enumerate(self._signals) if answer_digest(sent) == line["answer"])
+            if (at := next(fits, None)) is not None:
+                answer, reason = self._signals.pop(at), line.get("reason")
+                taken = AnswerReceived(answer, line.get("before"))
+                events.append(taken if reason is None else AnswerRejected(answer, reason))
+        return events
+
+
+def answer_in(event: Event) -> HumanInput | None:
+    """Return the answer that a signal or an accepted update brings to a run, if it is one."""
+    name, body = event.get("signal_name"), first_value(event.get("input"))
+    if event["type"] == "workflow_execution_update_accepted":
+        update = (event.get("accepted_request") or {}).get("input") or {}
+        name, body = update.get("name"), first_value(update.get("args"))
+    with suppress(ValidationError):
+        return HumanInput.model_validate(body) if name in ("human_input", "answer") else None
+    return None
+
+
+def _child_events(event: Event) -> list[RunEvent]:
+    """Return the run events of a child workflow. One that no feature reads, such as a notice, has none."""
+    reader = child_readers().get(event["workflow_type"]["name"])
+    events: list[RunEvent] = load(reader)(event) if reader else []
+    return events
+
+
+def _reply_events(phase: str, turn: int, reply: ModelTurn | ContextFull | FailedTurn) -> list[RunEvent]:
+    if isinstance(reply, FailedTurn):
+        return [ActivityFailed(phase, reply.message)]
+    if isinstance(reply, ContextFull):
+        return [ContextFilled(reply)]
+    return [ModelReplied(phase, turn, reply, _feature_calls(reply)), *_review_events(reply.reviews)]
+
+
+def _feature_calls(reply: ModelTurn) -> tuple[str, ...]:
+    uses = [use for use in map(unwrap_use, reply.content) if use["type"] == "tool_use"]
+    tools = feature_tools()
+    shown = (use for use in uses if use["name"] in tools and not tools[use["name"]].has_events)
+    return tuple(call_line(use["name"], use["input"]) for use in shown)
+
+
+def _review_events(reviews: tuple[PolicyReview, ...]) -> list[RunEvent]:
+    return [CallsReviewed(reviews)] if reviews else []
+
+
+def _fused_events(activity: OpenActivity, done: FusedTurn) -> list[RunEvent]:
+    """Return the ends of the reads, then the model call. One that failed is made again in an activity of its own."""
+    ended = zip(activity.calls, done.outcomes, strict=True)
+    events: list[RunEvent] = [ToolCallFinished(call, end) for call, end in ended if end is not None]
+    turn = activity.request["turn"]
+    if done.reply is not None:
+        return [*events, ModelCallStarted("reflect", turn), *_reply_events("reflect", turn, done.reply)]
+    return [*events, ActivityRetrying("reflect", 2, done.reason)] if done.head else events
+
+
+def first_value(values: Any) -> Any:
+    return values[0] if isinstance(values, list) and values else None
+
+
+def failure_message(failure: Mapping[str, Any]) -> str:
+    """Return a failure's message, decrypted if the run is encrypted."""
+    return str((failure.get("encoded_attributes") or {}).get("message") or failure.get("message") or "")
+
+
+def _start_event(start: Any) -> RunStarted:
+    """Read a run's input, which may be invalid."""
+    payload = start.get("payload") if isinstance(start, dict) else None
+    if not isinstance(payload, dict):
+        return RunStarted("")
+    if start.get("type") == "agentic.resume":
+        return RunStarted(_describe_origin(payload))
+    attachments: Attachments = ()
+    with suppress(ValidationError):
+        attachments = _ATTACHMENTS.validate_python(payload.get("attachments", ()))
+    return RunStarted(str(payload.get("goal", "")), attachments, bool(payload.get("dry_run")))
+
+
+def _describe_origin(payload: Mapping[str, Any]) -> str:
+    after = f", after step {payload['step']}" if payload.get("step") is not None else ""
+    return f"go on from run {payload.get('run_id')}{after}{': ' + str(payload['say']) if payload.get('say') else ''}"

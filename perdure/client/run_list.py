@@ -10,13 +10,7 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverse
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.telemetry import attributes
-from contracts.run.state import RunStatus
-from contracts.sender import SentBy
-from decisions import ids
-from decisions.ids import query_differs, query_equals
-from decisions.people.sender import sent_by
-from decisions.text.formatting import truncate
+from perdure.activities.telemetry import attributes
 from perdure.client.errors import (
     NotSearchableError,
     RejectedError,
@@ -24,6 +18,12 @@ from perdure.client.errors import (
     convert_rpc_error,
     convert_rpc_errors,
 )
+from perdure.contracts.people import SentBy
+from perdure.contracts.run.state import RunStatus
+from perdure.decisions import ids
+from perdure.decisions.ids import query_differs, query_equals
+from perdure.decisions.people.terms import sent_by
+from perdure.decisions.text.formatting import truncate
 
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
 LENGTH_OF_START = 2  # events: the start, and the workflow task that no worker has taken
@@ -70,6 +70,10 @@ class RunInfo:
         return first or self.execution.run_id
 
     @property
+    def is_dry_run(self) -> bool:
+        return attributes.DRY_RUN in self.execution.raw_info.memo.fields
+
+    @property
     def parent(self) -> str | None:
         """The run that delegated it, or the placeholder of a long id (`ids.placeholder_id`)."""
         return ids.delegating_run_id(self.execution.parent_id or "")
@@ -96,6 +100,14 @@ class RunInfo:
     @property
     def agent(self) -> str:
         return self.execution.typed_search_attributes.get(attributes.AGENT_NAME) or ""
+
+    def is_of(self, agent: str | None) -> bool:
+        """Return whether it is a run of this agent, or of any: a query cannot hold a quote, so it may list others."""
+        return agent is None or self.agent == attributes.format_keyword(agent)
+
+    @property
+    def has_failed_subtasks(self) -> bool:
+        return attributes.FAILED_SUBTASKS in self.execution.raw_info.memo.fields
 
     @property
     def is_wedged(self) -> bool:
@@ -231,13 +243,15 @@ async def list_past_runs(client: Client, runs: RunFilter) -> AsyncIterator[RunIn
             run = RunInfo(ids.run_id_of_workflow(execution.id), execution)
             if not _is_listed(execution) or run.run_id in seen or runs.status not in (None, run.status):
                 continue
+            if not run.is_of(runs.agent):
+                continue
             seen.add(run.run_id)
             yield run
             if len(seen) == runs.limit:
                 return
     except RPCError as error:
         if runs.query and error.status is RPCStatusCode.INVALID_ARGUMENT:
-            raise RejectedError(f"the query is not valid: {truncate(error.message, 300)}") from None
+            raise RejectedError(f"the query is not valid: {truncate(error.message)}") from None
         raise convert_rpc_error(error, "the list of runs") from None
 
 
@@ -266,8 +280,9 @@ async def iterate_waiting(
     query += f" AND StartTime < '{before.isoformat()}'" if before is not None else ""
     count = 0
     async for run in _iterate_query(client, query):
-        yield run
-        count += 1
+        if run.is_of(agent):
+            yield run
+            count += 1
         if count == limit:
             return
 
@@ -317,4 +332,4 @@ def _convert_list_error(client: Client, error: RPCError) -> TemporalUnavailableE
             f"namespace {client.namespace} has no search attribute {name}: open runs count as queued, and those that "
             "wait for a person cannot be listed"
         )
-    return TemporalUnavailableError(f"the list cannot be read: {truncate(error.message, 200)}")
+    return TemporalUnavailableError(f"the list cannot be read: {truncate(error.message)}")

@@ -1,14 +1,16 @@
-"""Operations on a run: start, resume, fork, query, answer, cancel, deliver a result or an event, wait for its end.
+"""Operations on a run: start, resume, fork, query, answer, cancel, deliver a result, wait for its end.
 
 Errors of Temporal's client become those of `errors`.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from temporalio.client import (
     Client,
     WorkflowHandle,
@@ -20,35 +22,34 @@ from temporalio.common import TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.followup import topic
-from activities.run.outcome import RunEnd, read_run_end
-from activities.telemetry.attributes import of_start
-from activities.temporal import QueryCache, await_update
-from contracts.followup import FollowUpState
-from contracts.models import escape_unprintable
-from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
-from contracts.run.signals import CancelRequest, HumanInput
-from contracts.run.state import RunStatus, RunView
-from contracts.topic import Event
-from decisions import ids
-from decisions.followup.state import open_prompts
-from decisions.run.resume import resume_rejection
-from decisions.run.tool_results import ResultVerdict
-from decisions.run.transcript import goal_part, start_rejection
-from decisions.text.formatting import escape_markdown, truncate
+from perdure.activities.run.definition import look_up_plan
+from perdure.activities.run.outcome import RunEnd, read_run_end
+from perdure.activities.telemetry.attributes import of_start
+from perdure.activities.temporal import QueryCache, await_update
 from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
-from perdure.client.door import stamp_sender
+from perdure.client.door import check_start, stamp_sender, stamp_work
 from perdure.client.errors import (
     AnswerRejectedError,
+    BadStartError,
     RejectedError,
     ResultRejectedError,
-    StartTooLargeError,
     TemporalUnavailableError,
     convert_rpc_error,
     convert_rpc_errors,
     to_unavailable_error,
 )
 from perdure.client.run_list import RunInfo, find_run, find_workflow, read_start
+from perdure.contracts.models import escape_unprintable
+from perdure.contracts.run.events import Plan, ResumeEvent, ResumePayload, StartEvent, StartPayload, ToolResultEvent
+from perdure.contracts.run.signals import CancelRequest, HumanInput
+from perdure.contracts.run.state import QuestionView, RunStatus, RunView
+from perdure.decisions import ids
+from perdure.decisions.people.plan import adopt_plan
+from perdure.decisions.run.resume import resume_rejection
+from perdure.decisions.text.formatting import escape_markdown, truncate
+from perdure.decisions.tool_results import ResultVerdict
+from perdure.registry import find_addressed, load
+from perdure.settings import Settings
 
 V = TypeVar("V")
 STATE_QUERY_TIMEOUT = timedelta(seconds=3)  # a run without a worker answers no query
@@ -69,16 +70,29 @@ def run_id_for_start(event: StartEvent) -> str:
 
 
 async def start_or_get_run(
-    client: Client, task_queue: str, event: StartEvent, run_id: str | None = None
+    client: Client, task_queue: str, event: StartEvent, run_id: str | None = None, *, project: Settings | None = None
 ) -> WorkflowHandle[Any, Any]:
     """Start a run, or return the one that this id or dedupe key started before.
 
-    Only the handle of a new run has a `first_execution_run_id`. Raises RejectedError, TemporalUnavailableError.
+    `project` is that of the queue's workers, None if it is not known. Only the handle of a new run has a
+    `first_execution_run_id`. Raises RejectedError, TemporalUnavailableError.
     """
-    check_start(event)
+    await check_start(event.payload, project)
+    if event.payload.plan is not None:
+        await _check_plan(client, event.payload.plan)
+    event = await stamp_work(client, event)
     return await _start_workflow(
         client, task_queue, event, run_id_for_start(event) if run_id is None else run_id, event.payload.goal
     )
+
+
+async def _check_plan(client: Client, plan: Plan) -> None:
+    """Raise BadStartError if the run would reject the plan as it begins."""
+    try:
+        with convert_rpc_errors(f"run {plan.run_id}"):
+            await look_up_plan(client, adopt_plan(plan, None))
+    except ApplicationError as error:
+        raise BadStartError(error.message, "payload.plan") from None
 
 
 def digest_of_start(event: StartEvent) -> str:
@@ -86,22 +100,12 @@ def digest_of_start(event: StartEvent) -> str:
     return ids.json_digest(event.payload.model_dump(mode="json", exclude_defaults=True))
 
 
-async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
+async def read_start_digest(client: Client, run_id: str) -> str | None:
     """Return the digest recorded at the run's start, if Perdure started it. Raises RunNotFoundError."""
-    with convert_rpc_errors(f"run {ids.run_id_of_workflow(handle.id)}"):
+    handle = client.get_workflow_handle(ids.run_workflow_id(run_id))
+    with convert_rpc_errors(f"run {run_id}"):
         digest = await (await handle.describe()).memo_value(START_DIGEST, None)
     return digest if isinstance(digest, str) else None
-
-
-def check_start(event: StartEvent) -> None:
-    """Raises StartTooLargeError if the server would reject the start for its size, RejectedError for a bad schema."""
-    if event.payload.output_schema is not None:
-        from activities.tools.json_schema import find_schema_error  # takes long to import
-
-        if reason := find_schema_error(event.payload.output_schema):
-            raise RejectedError(f"payload.output_schema: not a JSON Schema: {reason}")
-    if reason := start_rejection([goal_part(event.payload.goal, event.payload.context)]):
-        raise StartTooLargeError(reason)
 
 
 async def resume_run(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
@@ -135,6 +139,32 @@ async def fork_run(
     event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id, step=step, say=say))
     summary = f"fork of {origin.run_id} after step {step}{f': {say}' if say else ''}"
     return await _start_workflow(client, task_queue, event, new_run_id(), summary)
+
+
+async def plan_from_dry_run(client: Client, run_id: str, left_out: Collection[int] = ()) -> StartPayload:
+    """Return the payload of a dry run as that of a real one, whose planned calls need no approval.
+
+    The steps that are `left_out` are not part of the plan. Raises RejectedError, RunNotFoundError.
+    """
+    run = await find_run(client, run_id)
+    start, _ = await read_start(client, run)
+    if not isinstance(start, dict) or not start.get("payload", {}).get("dry_run"):
+        raise RejectedError(f"{run_id} is not a dry run; start one with: perdure run --dry-run GOAL")
+    if run.is_open:
+        raise RejectedError(f"{run_id} has not ended; to follow it: perdure watch {run_id}")
+    event = (await wait_for_run_end(client, run.run_id)).event
+    if event is None:
+        raise RejectedError(f"{run_id} has no list of calls, as it did not complete; see perdure show {run_id}")
+    calls = event["payload"].get("dry_calls", [])
+    steps = [call["step"] for call in calls]
+    if unknown := set(left_out).difference(steps):
+        has = f"it has: {', '.join(map(str, steps))}" if steps else "it has none"
+        raise RejectedError(f"without: the plan has no step {min(unknown)}; {has}")
+    planned = [
+        {name: call[name] for name in ("step", "tool", "call")} for call in calls if call["step"] not in left_out
+    ]
+    payload = {**start["payload"], "dry_run": False, "plan": {"run_id": run.run_id, "calls": planned}}
+    return StartPayload.model_validate(payload)
 
 
 async def _find_last_step(client: Client, run: RunInfo) -> int | None:
@@ -172,7 +202,7 @@ async def _start_workflow(
             raise TemporalUnavailableError(
                 f"{unreachable}; it may have started run {truncate(run_id, 200)} all the same"
             ) from None
-        raise RejectedError(f"the server rejected the start: {truncate(error.message, 300)}") from None
+        raise RejectedError(f"the server rejected the start: {truncate(error.message)}") from None
 
 
 async def start_with_attributes(
@@ -213,12 +243,31 @@ async def query_run_state(
     return await query_view(handle, "state", RunView, f"run {run_id}", patience, cache)
 
 
-async def follow_up_state(
-    client: Client, follow_up_id: str, patience: timedelta = STATE_QUERY_TIMEOUT, cache: QueryCache | None = None
-) -> FollowUpState | None:
-    """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises RunNotFoundError."""
-    handle = client.get_workflow_handle(ids.addressed_workflow_id(follow_up_id))
-    return await query_view(handle, "state", FollowUpState, f"run {follow_up_id}", patience, cache)
+@dataclass(frozen=True)
+class AddressedView:
+    """A workflow that is no run, as clients need it: its state, its goal, and its open questions, oldest first.
+
+    `execution` and `answer_keys` are for signed answers, as in `RunView`.
+    """
+
+    state: BaseModel
+    goal: str
+    questions: tuple[QuestionView, ...]
+    execution: str
+    answer_keys: Mapping[str, str]
+
+
+async def query_addressed(
+    client: Client, named: str, patience: timedelta = STATE_QUERY_TIMEOUT, cache: QueryCache | None = None
+) -> RunView | AddressedView | None:
+    """Return the view of a run, or of another workflow that a person addresses, if a worker answers.
+
+    Raises RunNotFoundError.
+    """
+    if (addressed := find_addressed(named)) is None:
+        return await query_run_state(client, named, patience, cache)
+    view: AddressedView | None = await load(addressed.query)(client, named, patience, cache)
+    return view
 
 
 async def query_view(  # noqa: PLR0913 - what to ask, and how
@@ -288,14 +337,12 @@ async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: Answe
     """
     if not keys.public and body.question_id is not None:
         return body
-    is_run = not run_id.startswith(ids.FOLLOW_UP_PREFIX)
-    view = await (query_run_state if is_run else follow_up_state)(client, run_id)
+    view = await query_addressed(client, run_id)
     if view is None and keys.public:
-        name = f"run {run_id}" if is_run else run_id
+        name = f"run {run_id}" if find_addressed(run_id) is None else run_id
         raise TemporalUnavailableError(f"no worker answers for {name} now, so it cannot be answered: perdure worker")
-    if view is None or (question := _open_question(view, body)) is None:
+    if view is None or (named := _name_question(view, body)) is None:
         return body
-    named = body.model_copy(update=question)
     try:
         signer = view.run_id if isinstance(view, RunView) else run_id
         return keys.sign_for(signer, view.execution, view.answer_keys, named) if keys.public else named
@@ -303,15 +350,17 @@ async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: Answe
         raise RejectedError(str(missing)) from None
 
 
-def _open_question(view: RunView | FollowUpState, body: HumanInput) -> dict[str, str | None] | None:
-    """Return the fields that name the open question of an answer, if it is for exactly one."""
+def _name_question(view: RunView | AddressedView, body: HumanInput) -> HumanInput | None:
+    """Return the answer with the name of its open question, if it is for exactly one."""
     if isinstance(view, RunView):
         asked = [q for q in view.questions if body.question_id in (None, q.id) and body.call in (None, q.call)]
-        return {"question_id": asked[0].id, "call": asked[0].call} if len(asked) == 1 else None
-    tasks = open_prompts(view)
-    if not tasks or (body.question_id is None and len(tasks) > 1):
-        return None  # the follow-up rejects it
-    return {"question_id": body.question_id or tasks[0].task_id}
+        if len(asked) != 1:
+            return None
+        # The person may have seen the call before it was changed, so they must name it themselves.
+        return body.evolve(question_id=asked[0].id, call=body.call if asked[0].revision else asked[0].call)
+    if not view.questions or (body.question_id is None and len(view.questions) > 1):
+        return None  # the workflow rejects it
+    return body.evolve(question_id=body.question_id or view.questions[0].id)
 
 
 async def request_cancel(client: Client, run_id: str, body: CancelRequest) -> None:
@@ -338,11 +387,6 @@ async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) ->
             return False
         raise ResultRejectedError(cause.message, is_conflict=cause.type == ResultVerdict.conflict) from None
     return True
-
-
-async def publish_external_event(client: Client, task_queue: str, event: Event) -> str:
-    """Publish an event to its topic and return the topic's workflow id. Raises NotAwaitedError, RPCError."""
-    return await topic.signal_event(client, task_queue, stamp_sender(event))
 
 
 async def wait_for_run_end(client: Client, run_id: str) -> RunEnd:

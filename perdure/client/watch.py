@@ -5,43 +5,162 @@ read from the pending activity.
 """
 
 import asyncio
+import base64
+import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic
 from typing import Any, Self
 
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client
+from temporalio.common import RawValue
 from temporalio.service import RPCError
 
-from activities.storage.watchers import keep_watched
-from contracts.run.state import RunStatus
-from decisions.ids import run_id_of_workflow
-from decisions.text.formatting import truncate
-from perdure.client.batches import format_batch_wait, is_batched, query_pool
+from perdure.activities.storage.watchers import keep_watched
 from perdure.client.errors import RunNotFoundError
-from perdure.client.event_reader import FUSED_TURN, EventReader, failure_message, first_value
-from perdure.client.history import HistoryReader
 from perdure.client.run_events import (
+    FUSED_TURN,
+    MODEL_TURNS,
     ActivityRetrying,
     BatchWait,
+    EventReader,
     ModelCallStarted,
     PartialText,
     RateLimitWait,
     RunEvent,
     WaitStarted,
+    failure_message,
+    first_value,
 )
-from perdure.client.run_list import RunInfo, find_run, is_retained
+from perdure.client.run_list import RunInfo, find_run, first_retained, is_retained
 from perdure.client.runs import query_run_state
+from perdure.contracts.models import nesting_depth
+from perdure.contracts.run.export import ExportedExecution
+from perdure.contracts.run.state import RunStatus
+from perdure.decisions.ids import run_id_of_workflow
+from perdure.decisions.text.formatting import truncate
+from perdure.registry import Pacing, load, paces
+
+POLL_ENDED = "branch tokens"  # in the server's message if it ends a long poll
+MAX_POLL_RETRIES = 5  # in a row
+MAX_PAYLOAD_NESTING = 100  # levels of a payload that is exported as JSON; a deeper one is base64
+
+
+@dataclass(frozen=True)
+class HistoryReader:
+    """Reads the history of a run, also as it grows."""
+
+    client: Client
+    retry_pause: float = 0.3  # seconds
+
+    async def read_executions(self, run: RunInfo) -> list[ExportedExecution]:
+        """Return all executions of the run that the server still has. Raises UnknownKeyError."""
+        executions: dict[str, list[dict[str, Any]]] = {}
+        async for execution, event in self.read_events(run):
+            executions.setdefault(execution, []).append(await self.event_to_json(event))
+        return [ExportedExecution(execution=execution, events=events) for execution, events in executions.items()]
+
+    async def read_events(self, run: RunInfo, *, follow: bool = False) -> AsyncGenerator[tuple[str, HistoryEvent]]:
+        """Yield each event with its execution, from the earliest that the server still has."""
+        execution: str | None = await first_retained(self.client, run)
+        while execution is not None:
+            current, execution = execution, None
+            async with aclosing(self._execution_events(run.execution.id, current, follow=follow)) as events:
+                async for event in events:
+                    yield current, event
+                    if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                        execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _execution_events(
+        self, workflow_id: str, execution: str, *, follow: bool
+    ) -> AsyncGenerator[HistoryEvent]:
+        """Yield each event once. If the run changes at a bad moment the server ends the poll; it is retried."""
+        handle = self.client.get_workflow_handle(workflow_id, run_id=execution)
+        seen, failures = 0, 0
+        while True:
+            try:
+                async for event in handle.fetch_history_events(wait_new_event=follow):
+                    if event.event_id > seen:
+                        seen, failures = event.event_id, 0
+                        yield event
+                return
+            except RPCError as error:
+                failures += 1
+                if POLL_ENDED not in error.message or failures > MAX_POLL_RETRIES:
+                    raise
+            await asyncio.sleep(self.retry_pause)
+
+    async def event_to_json(self, event: HistoryEvent) -> dict[str, Any]:
+        """Convert an event to an entry of `perdure.contracts.run.export.ExportedExecution`."""
+        kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
+        plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
+        if event.user_metadata.HasField("summary"):
+            plain["summary"] = await self._payload_to_json(event.user_metadata.summary)
+        attributes = event.WhichOneof("attributes")
+        fields: Mapping[str, Any] = await self.to_json(getattr(event, attributes)) if attributes else {}
+        return {**fields, **plain}
+
+    async def to_json(self, value: Any) -> Any:
+        """Convert a value of Temporal's API to JSON."""
+        plain: Any
+        match value:
+            case Payload():
+                plain = await self._payload_to_json(value)
+            case Payloads():
+                plain = [await self._payload_to_json(payload) for payload in value.payloads]
+            case Timestamp():
+                plain = value.ToDatetime(UTC).isoformat()
+            case Duration():
+                plain = value.ToTimedelta().total_seconds()
+            case Message():
+                plain = {field.name: await self._field_to_json(field, inner) for field, inner in value.ListFields()}
+            case bytes():
+                plain = base64.b64encode(value).decode()
+            case _:
+                plain = value
+        return plain
+
+    async def _field_to_json(self, field: Any, value: Any) -> Any:
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            return {str(key): await self.to_json(inner) for key, inner in value.items()}
+        values = value if field.is_repeated else [value]
+        if field.enum_type:
+            plain: list[Any] = [_enum_name(field.enum_type, number) for number in values]
+        else:
+            plain = [await self.to_json(element) for element in values]
+        return plain if field.is_repeated else plain[0]
+
+    async def _payload_to_json(self, payload: Payload) -> Any:
+        """Decode a payload, also from the object store. Raises UnknownKeyError, OSError."""
+        clear: Payload = (await self.client.data_converter.decode([payload], [RawValue]))[0].payload
+        try:
+            value = json.loads(clear.data) if clear.data else None
+            if nesting_depth(value) <= MAX_PAYLOAD_NESTING:
+                return value
+        except (ValueError, RecursionError):  # not JSON, or too deep to write inside other values
+            pass
+        encoding = clear.metadata.get("encoding", b"").decode(errors="replace")
+        return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}
+
+
+def _enum_name(kind: EnumDescriptor, number: int) -> str:
+    known = kind.values_by_number.get(number)
+    return known.name if known else str(number)
+
 
 PENDING_POLL_INTERVAL = 0.2  # seconds between polls of a pending model turn
 RETRY_POLL_INTERVAL = 1.0  # seconds between polls of other pending activities, which only report retries
-MODEL_TURNS = frozenset({"plan", "reflect", FUSED_TURN})  # activity types
-BATCH_POLL_INTERVALS = (5.0, 300.0)  # seconds between queries of the pool of batches, until the batch is sent and after
 MAX_READ_AHEAD = 16  # events read ahead of a slow reader
 
 
@@ -85,8 +204,7 @@ class Watch:
     _queue: asyncio.Queue[tuple[EventPosition | None, RunEvent]] = field(
         default_factory=lambda: asyncio.Queue(MAX_READ_AHEAD)
     )
-    _batch: tuple[str, ...] = ()  # the call that waits for a batch, and the batch, as last reported
-    _batch_due: float = 0.0  # when the pool is queried next
+    _waits: dict[str, Any] = field(default_factory=dict)  # what says what a call waits for, by the suffix of its queue
     _has_moved: asyncio.Event = field(default_factory=asyncio.Event)  # history has grown since the last poll
 
     async def events(self) -> AsyncIterator[RunEvent]:
@@ -152,20 +270,20 @@ class Watch:
         queue = run.execution.task_queue
         while True:
             await self._wait_to_poll(
-                [each for each in activities if not is_batched(each, queue)], is_pending=bool(activities)
+                [each for each in activities if not _pacing_of(each, queue)], is_pending=bool(activities)
             )
             self._has_moved.clear()
             try:
                 activities = (await handle.describe()).raw_description.pending_activities
                 for pending in activities:
-                    if is_batched(pending, queue):
-                        await self._report_batch(queue, pending.activity_id)
+                    if pacing := _pacing_of(pending, queue):
+                        await self._report_wait(pacing, queue, pending.activity_id)
                     key = (pending.activity_id, pending.attempt)
                     if pending.attempt > 1 and key not in reported:
                         reported.add(key)
                         message = failure_message(await history.to_json(pending.last_failure))
                         retry = ActivityRetrying(
-                            pending.activity_type.name, pending.attempt, truncate(message or "its worker died", 200)
+                            pending.activity_type.name, pending.attempt, truncate(message or "its worker died")
                         )
                         await self._queue.put((None, retry))
                     beat = first_value(await history.to_json(pending.heartbeat_details))
@@ -179,22 +297,25 @@ class Watch:
             except RPCError:
                 self._has_moved.set()
 
-    async def _report_batch(self, task_queue: str, call: str) -> None:
-        """Report the batch that the call waits for, once it waits and once it is sent."""
-        if monotonic() < self._batch_due and call in self._batch:
-            return
-        pool = await query_pool(self.client, task_queue, call)
-        self._batch_due = monotonic() + BATCH_POLL_INTERVALS[bool(pool and pool.open)]
-        if pool and (batch := (call, *(known.id for known in pool.open))) != self._batch:
-            self._batch = batch
-            await self._queue.put((None, BatchWait(format_batch_wait(pool))))
+    async def _report_wait(self, pacing: Pacing, task_queue: str, call: str) -> None:
+        if pacing.queue_suffix not in self._waits:
+            self._waits[pacing.queue_suffix] = load(pacing.watch)(self.client)
+        report: str | None = await self._waits[pacing.queue_suffix].report(task_queue, call)
+        if report is not None:
+            await self._queue.put((None, BatchWait(report)))
 
     async def _wait_to_poll(self, activities: Sequence[PendingActivityInfo], *, is_pending: bool) -> None:
         """Wait until a poll may find something new. A run without pending activities has none until history grows."""
-        if not any(pending.activity_type.name in MODEL_TURNS for pending in activities):
+        if not any(pending.activity_type.name in (*MODEL_TURNS, FUSED_TURN) for pending in activities):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if is_pending else None)
         await asyncio.sleep(PENDING_POLL_INTERVAL)
+
+
+def _pacing_of(pending: PendingActivityInfo, task_queue: str) -> Pacing | None:
+    """Return the pace of a model call that waits apart from the run's task queue."""
+    queue = pending.activity_options.task_queue.name
+    return next((pacing for pacing in paces().values() if queue == f"{task_queue}{pacing.queue_suffix}"), None)
 
 
 def _turn_in(beat: Any) -> int:

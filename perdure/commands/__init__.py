@@ -1,22 +1,13 @@
 """The commands of `perdure`.
 
-agents      `agents`
-answer      `answer`, `approve`, `deny`, `cancel`
-chat        `chat`
-completion  `completion`
-control     `worker`, `dev`, `doctor`
-event       `event`
-export      `trace --export`
-gateway     `gateway`
-mail        `mail`
-new         `new`, which copies the files in project/
-run         `run`, `watch`, `resume`, `fork`
-schedule    `schedule`
-show        `list`, `show`, `trace`, `tools`
-token       `token`
-crashtest/  `crashtest`: the case, kills, plays, verdicts
-evaluate/   `eval`: cases, runs, scores
-people/     `questions`; `list --dead`, `redeliver`
-mcp/        `mcp`, and the MCP servers of `tools`
-policy/     `policy`: check, test, explain
+answer     `answer`, `approve`, `deny`, `cancel`
+chat       `chat`
+control    `worker`, `dev`, `doctor`, `completion`
+export     `trace --export`
+gateway    `gateway`, `token`
+new        `new`, which copies the files in project/
+policy     `policy`: check, test, explain, accept
+questions  `questions`; `list --dead`, `redeliver`
+run        `run`, `watch`, `resume`, `fork`
+show       `list`, `show`, `trace`, `tools`, `agents`
 """

@@ -10,29 +10,30 @@ import click
 from pydantic import ValidationError
 from rich.markup import escape
 
-from contracts.run.question import QuestionKind
-from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.run.state import QuestionView, RunStatus
-from contracts.sender import CLI
-from decisions.run.question import TEXTUAL
-from decisions.text.visible_text import render_visible
 from perdure.client.door import name_person, set_sender
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.files import attach_files
-from perdure.client.run_list import find_run
-from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
+from perdure.contracts.people import CLI
+from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput, QuestionKind
+from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.contracts.strict_input import parse_strict_json
+from perdure.decisions.ids import FOLLOW_UP_PREFIX
+from perdure.decisions.run.question import TEXTUAL
+from perdure.decisions.text.visible_text import render_visible
+from perdure.python_client import Perdure, Run
 from perdure.session import Needs, Session, open_session
+from perdure.settings import load_settings
+from perdure.settings.problems import format_suggestion
 from perdure.terminal.command import (
     FreeTextCommand,
     async_command,
     attach_option,
     console,
     format_examples,
+    print_faults,
     run_argument,
     to_usage_error,
 )
-from settings import load_settings
-from settings.problems import format_suggestion
 
 DECISIONS = [decision.value for decision in Decision]  # for an enum, click offers the names
 
@@ -81,10 +82,10 @@ async def answer_command(
 async def _reject_decision(run_id: str, decision: str) -> None:
     """Raise click.UsageError with the decisions that the open question takes, or with all if no question is open."""
     question = None
-    async with open_session(load_settings(), Needs.answers) as session:
+    async with open_session(load_settings(strict=False), Needs.answers) as session:
         with suppress(RunNotFoundError, RejectedError):
-            run = await find_run(session.client, run_id)
-            view = await query_run_state(session.client, run.run_id) if run.is_open else None
+            run = Perdure.over(session).get_run(run_id)
+            view = await run.state() if (await run.info()).is_open else None
             question = view.question if view else None
     if question is None:
         valid, words = "the decisions are", DECISIONS
@@ -122,9 +123,9 @@ async def approve_command(
         return await _decide_all(run_id, Decision.approve, **named)
     decision = Decision.approve_tool if for_the_run else Decision.approve
     if edit or arguments is not None:
-        named = await _name_call(run_id, named)
-        shown = named.pop("shown") or "{}"
-        changed = read_object(arguments) if arguments is not None else _edit_arguments(shown)
+        named = await _name_call(run_id, named, is_edited=edit)
+        before = named.pop("before") or "{}"
+        changed = read_object(arguments) if arguments is not None else _edit_arguments(before)
         return await _send_answer(run_id, (), decision=decision, arguments=changed, **named)
     return await _send_answer(run_id, (), decision=decision, **named)
 
@@ -132,7 +133,7 @@ async def approve_command(
 def read_object(text: str) -> Any:
     """Parse the JSON of `--arguments`, or of the file after an @. Raises click.UsageError."""
     try:
-        value = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+        value = parse_strict_json(Path(text[1:]).read_text(encoding="utf-8-sig") if text.startswith("@") else text)
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--arguments: {error}") from None
     if not isinstance(value, dict):
@@ -142,14 +143,17 @@ def read_object(text: str) -> Any:
 
 def _edit_arguments(shown: str) -> Any:
     """Let the person edit the arguments. Raises click.UsageError if nothing is saved."""
-    text = click.edit(shown, extension=".json")
+    try:
+        text = click.edit(shown, extension=".json")
+    except click.ClickException as error:
+        raise RejectedError(f"the editor of $VISUAL or $EDITOR does not work: {error.message}") from None
     if text is None:
         raise click.UsageError("nothing was saved in the editor, so the call is not approved")
     return read_object(text.strip())
 
 
-async def _name_call(run_id: str, named: dict[str, str | None]) -> dict[str, str | None]:
-    """Return the fields that name the call to change, and its arguments as `shown`. Raises click.UsageError."""
+async def _name_call(run_id: str, named: dict[str, str | None], *, is_edited: bool) -> dict[str, str | None]:
+    """Return the fields that name the call to change, and its arguments as `before`. Raises click.UsageError."""
     calls = await _open_approvals(run_id)
     fits = [
         question
@@ -159,15 +163,18 @@ async def _name_call(run_id: str, named: dict[str, str | None]) -> dict[str, str
     if len(fits) != 1:
         names = ", ".join(question.id for question in calls) or "none"
         raise click.UsageError(f"name the call to change with --question; calls that wait: {names}")
-    shown = json.dumps(fits[0].arguments, indent=2, ensure_ascii=False)
-    return {**named, "question_id": fits[0].id, "call": fits[0].call, "shown": shown}
+    before = json.dumps(fits[0].arguments, indent=2, ensure_ascii=False)
+    # What an editor shows is the call as it is; without one, a call that was changed must be named by the person.
+    call = fits[0].call if is_edited or not fits[0].revision else named["call"]
+    return {**named, "question_id": fits[0].id, "call": call, "before": before}
 
 
 async def _open_approvals(run_id: str) -> list[QuestionView]:
     """Return the approvals that the run waits for. Raises RejectedError without a worker."""
-    async with open_session(load_settings(), Needs.answers) as session:
-        await find_run(session.client, run_id)
-        view = await query_run_state(session.client, run_id)
+    async with open_session(load_settings(strict=False), Needs.answers) as session:
+        run = Perdure.over(session).get_run(run_id)
+        await run.info()
+        view = await run.state()
     if view is None:
         raise RejectedError(f"no worker answers for run {run_id} now, so its calls cannot be read: perdure worker")
     return [question for question in view.questions if question.kind == QuestionKind.approval]
@@ -181,12 +188,13 @@ async def _decide_all(run_id: str, decision: Decision, *, by: str | None, text: 
     if not calls:
         raise RejectedError(f"no call of run {run_id} waits for approval")
     failed = 0
-    async with open_session(load_settings(), Needs.answers) as session:
+    async with open_session(load_settings(strict=False), Needs.answers) as session:
         _name_sender(session, by)
+        run = Perdure.over(session).get_run(run_id)
         for question in calls:
-            body = HumanInput(question_id=question.id, call=question.call, decision=decision, by=by, text=text)
+            body = HumanInput(question_id=question.id, decision=decision, by=by, text=text)
             try:
-                await submit_answer(session.client, run_id, body, session.settings.answer_keys)
+                await run.send_answer(_show_call(question, body))
                 result = "denied" if decision is Decision.deny else "approved"
             except RejectedError as error:
                 result, failed = str(error), failed + 1
@@ -214,14 +222,39 @@ async def _send_answer(run_id: str, attach: tuple[Path, ...], **fields: Any) -> 
     except ValidationError as error:
         raise to_usage_error(error) from None
 
-    settings = load_settings()
-    body = body.model_copy(update={"attachments": await attach_files(settings.stores, attach)})
+    settings = load_settings(strict=False)
+    body = body.evolve(attachments=await attach_files(settings.stores, attach))
     async with open_session(settings, Needs.answers) as session:
         _name_sender(session, body.by)
-        await submit_answer(session.client, run_id, body, settings.answer_keys)
+        run = Perdure.over(session).get_run(run_id)
+        if body.decision is not None and (question := await _find_call(run, body)):
+            body = _show_call(question, body)
+        await run.send_answer(body)
         warning = await session.missing_worker_message(run_id)
     console.print(escape(f"accepted; {warning}" if warning else "accepted"), soft_wrap=True)
     return 0
+
+
+async def _find_call(run: Run, body: HumanInput) -> QuestionView | None:
+    """Return the open question about a call that the answer is for, if it is for exactly one."""
+    view = None
+    with suppress(RunNotFoundError):
+        view = None if run.id.startswith(FOLLOW_UP_PREFIX) else await run.state()
+    questions = view.questions if view else ()
+    asked = [q for q in questions if body.question_id in (None, q.id) and body.call in (None, q.call)]
+    return asked[0] if len(asked) == 1 and asked[0].call is not None else None
+
+
+def _show_call(question: QuestionView, body: HumanInput) -> HumanInput:
+    """Print the call that is decided on, and return the answer bound to it, with what was printed.
+
+    A call that was changed is not bound here: the person may have seen it as it was before, so they must name it.
+    """
+    if question.revision and body.call is None:
+        return body
+    shown = render_visible(question.text)
+    click.echo(f"{question.id}, call {question.call}: {shown}", err=True)
+    return body.evolve(question_id=question.id, call=question.call, shown=shown)
 
 
 def _name_sender(session: Session, by: str | None) -> None:
@@ -243,11 +276,16 @@ async def cancel_command(run_id: str, reason: str | None) -> int:
         body = CancelRequest(reason=reason, by="perdure cancel")
     except ValidationError as error:
         raise to_usage_error(error) from None
-    async with open_session(load_settings(), Needs.work) as session:
-        await request_cancel(session.client, run_id, body)
+    async with open_session(load_settings(strict=False), Needs.follow) as session:
+        print_faults(session.fault)
+        run = Perdure.over(session).get_run(run_id)
+        await run.cancel(body.reason, by="perdure cancel")
+        if session.fault is not None:
+            console.print("cancel requested; the run ends when a worker runs again, after these faults are corrected")
+            return 0
         console.print("cancel requested; waiting for running calls …")
         if warning := await session.missing_worker_message():
             console.print(f"[yellow]{warning}[/]")
-        end = await wait_for_run_end(session.client, run_id)
+        end = await run.end()
     console.print(end.status)
     return 0 if end.status == RunStatus.cancelled else 1

@@ -16,38 +16,60 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from activities.temporal import QueryCache
-from contracts.conversation import MAX_ID_LENGTH, Forgotten, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
-from contracts.media import Attachment
-from contracts.run.journal import Journal
-from contracts.run.signals import CancelRequest
-from contracts.run.state import QuestionView, RunStatus
-from decisions import ids
-from decisions.conversation.lane import NO_TURN
-from decisions.errors import format_validation_error
-from decisions.run.journal import render_journal
-from decisions.text.formatting import truncate
+from perdure.activities.temporal import QueryCache
+from perdure.client.door import check_agent
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.files import attach_files
 from perdure.client.lanes import (
     TURN_POLL_INTERVAL,
-    forget_lane_turn,
     has_joined_run,
-    query_lane,
     submit_with_retry,
     wait_for_turn_start,
 )
 from perdure.client.run_events import RunEvent, WaitEnded, WaitStarted
-from perdure.client.runs import query_run_state, request_cancel, submit_answer, wait_for_run_end
-from perdure.process.shutdown import unwrap_stream
+from perdure.contracts.conversation import (
+    MAX_ID_LENGTH,
+    Forgotten,
+    LaneView,
+    SubmitRequest,
+    Submitted,
+    TurnEnd,
+    WhenBusy,
+)
+from perdure.contracts.media import Attachment
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.decisions import ids
+from perdure.decisions.errors import format_validation_error
+from perdure.decisions.lane import NO_TURN
+from perdure.decisions.run.journal import render_journal
+from perdure.decisions.text.formatting import truncate
+from perdure.process.streams import unwrap_stream
+from perdure.python_client import Perdure
 from perdure.session import Needs, Session, open_session
+from perdure.settings import load_settings
 from perdure.terminal.chat_view import ChatView
-from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error, require_utf8
+from perdure.terminal.command import (
+    as_json_option,
+    async_command,
+    console,
+    format_examples,
+    print_error,
+    print_faults,
+    require_utf8,
+)
 from perdure.terminal.completion import complete_agents
-from perdure.terminal.follow import DETACHED, exit_code_of, stop_event, watch_on_screen
+from perdure.terminal.console import BYTE_ORDER_MARK
+from perdure.terminal.follow import (
+    DETACHED,
+    changes_call,
+    exit_code_of,
+    read_question_again,
+    stop_event,
+    watch_on_screen,
+)
 from perdure.terminal.prompt import is_person, parse_answer
 from perdure.terminal.report import answer_commands
-from settings import load_settings
 
 TURN_CHANGE_SECONDS = 3.0  # seconds that a command waits for a turn to start or to end
 LANE_POLL_SECONDS = 1.0  # seconds between polls for messages of others
@@ -90,8 +112,9 @@ async def chat_command(
         raise click.UsageError("--json needs a --message")
     if not 0 < len(conversation_id) <= MAX_ID_LENGTH:
         raise click.UsageError(f"the name of a conversation must have 1 to {MAX_ID_LENGTH} characters")
-    settings = load_settings()
-    settings.check_agent(agent)
+    settings = load_settings(strict=False)
+    check_agent(agent, None, settings)
+    print_faults(*settings.roster.faults.values())
     async with open_session(settings, Needs.work) as session:
         talk = ChatSession(session, conversation_id, agent, console)
         if message is not None:
@@ -106,6 +129,8 @@ class ChatSession:
 
     def __init__(self, session: Session, conversation_id: str, agent: str | None, console: Console) -> None:
         self._session = session
+        self._perdure = Perdure.over(session)
+        self._talk = self._perdure.conversation(conversation_id)
         self._id = conversation_id
         self._agent = agent
         self._console = console
@@ -132,7 +157,7 @@ class ChatSession:
         if not await self._has_joined(run_id, own):
             run_id = own
         await self._wait_for_start(run_id)
-        end = await wait_for_run_end(self._session.client, run_id)
+        end = await self._perdure.get_run(run_id).end()
         click.echo(json.dumps({"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}))
         return exit_code_of(end)
 
@@ -176,7 +201,7 @@ class ChatSession:
         """Print the history, and show active turns."""
         self._console.print(f"[bold]conversation[/]  {escape(self._id)}   [dim]/help lists the commands[/]")
         try:
-            view = await query_lane(self._session.client, self._id)
+            view = await self._talk.state()
         except RunNotFoundError:
             view = None
         if view is not None:
@@ -196,7 +221,7 @@ class ChatSession:
 
     async def _read_lane(self) -> LaneView | None:
         """Return the lane's state, if a worker answers; it is queried only if it may have changed."""
-        return await query_lane(self._session.client, self._id, self._queries)
+        return await self._talk.state(self._queries)
 
     def _follow_new_turns(self, view: LaneView) -> None:
         ended_turns = [turn for turn in view.recent if turn.end not in NO_TURN]
@@ -239,7 +264,7 @@ class ChatSession:
                 case "/journal":
                     await self._print_journal()
                 case "/history":
-                    if view := await query_lane(self._session.client, self._id):
+                    if view := await self._talk.state():
                         self._print_history(view)
                 case _ if word.startswith("/"):
                     self._console.print(f"[red]there is no {escape(truncate(word, 40))}[/]\n{CHAT_HELP}")
@@ -262,17 +287,17 @@ class ChatSession:
                 await asyncio.wait_for(self._is_shown.wait(), TURN_CHANGE_SECONDS)
         if self._now is None:
             raise RejectedError("the turn has not started yet" if self._open else "no turn is active")
-        await request_cancel(self._session.client, self._now, CancelRequest(by="perdure chat"))
+        await self._perdure.get_run(self._now).cancel(by="perdure chat")
 
     async def _forget_turn(self, run_id: str | None) -> Forgotten:
         """Forget a turn. The reply on the screen may be that of a turn whose end the lane does not know yet."""
         deadline = asyncio.get_running_loop().time() + TURN_CHANGE_SECONDS
         while run_id is None and asyncio.get_running_loop().time() < deadline:
-            view = await query_lane(self._session.client, self._id)
+            view = await self._talk.state()
             if view is None or view.active is None:
                 break
             await asyncio.sleep(TURN_POLL_INTERVAL)
-        return await forget_lane_turn(self._session.client, self._id, run_id)
+        return await self._talk.forget(run_id)
 
     async def _handle_text(self, text: str) -> None:
         """Send text as the answer to the turn's question, or as the next request."""
@@ -283,15 +308,24 @@ class ChatSession:
                 body = parse_answer(question, text)
             except ValidationError as error:
                 raise RejectedError(format_validation_error(error)) from None
-            body = self._page.note_answer(body.model_copy(update={"attachments": self._attached}))
-            await submit_answer(self._session.client, run_id, body, self._session.settings.answer_keys)
+            body = self._page.note_answer(body.evolve(attachments=self._attached))
+            try:
+                await self._perdure.get_run(run_id).send_answer(body)
+            except RejectedError:
+                await self._look_again(run_id, question)
+                raise
             self._attached = ()
         else:
             await self._send_request(text, WhenBusy.queue)
 
+    async def _look_again(self, run_id: str, question: QuestionView) -> None:
+        """Print the question again if its call was changed meanwhile."""
+        now = await read_question_again(self._session, run_id, self._console, question)
+        self._asks = (run_id, now) if now is not None and self._asks is not None else None
+
     async def _read_question(self, run_id: str) -> QuestionView:
         """Read a question of which only the short form was shown, as no worker answered. Raises RejectedError."""
-        view = await query_run_state(self._session.client, run_id)
+        view = await self._perdure.get_run(run_id).state()
         if view is None or view.question is None:
             raise RejectedError("no worker answers for the question now" if view is None else "the question is closed")
         return view.question
@@ -319,6 +353,7 @@ class ChatSession:
             )
         except ValidationError as error:
             raise RejectedError(format_validation_error(error)) from None
+        # Not `Lane.submit`: without --agent it checks files for the default agent, not for that of the lane.
         submitted = await submit_with_retry(self._session.client, self._session.settings.task_queue, self._id, request)
         self._attached = ()
         return submitted, ids.turn_run_id(self._id, request.request_id)
@@ -347,10 +382,12 @@ class ChatSession:
             async for position, event in watch_on_screen(self._session, run_id, self._console).positioned_events():
                 self._page.show_event(event, position.time if position else None)
                 self._note_question(run_id, event)
+                if changes_call(event) and self._asks is not None and self._asks[1] is not None:
+                    await self._look_again(run_id, self._asks[1])
         finally:
             self._now = self._asks = None
             self._is_shown.clear()
-        end = await wait_for_run_end(self._session.client, run_id)
+        end = await self._perdure.get_run(run_id).end()
         self._page.show_end(end)
         return exit_code_of(end)
 
@@ -367,7 +404,7 @@ class ChatSession:
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
     async def _print_journal(self) -> None:
-        view = await query_lane(self._session.client, self._id)
+        view = await self._talk.state()
         latest = (view.active.run_id if view.active else view.recent[-1].run_id) if view and view.accepted else None
         if latest is None:
             self._console.print("[dim]no turns yet[/]")
@@ -386,7 +423,7 @@ def _read_lines() -> asyncio.Queue[str | None]:
             try:
                 for line in unwrap_stream(sys.stdin).buffer if sys.stdin else ():
                     text = line.decode(unwrap_stream(sys.stdin).encoding, errors="replace")
-                    loop.call_soon_threadsafe(lines.put_nowait, text)
+                    loop.call_soon_threadsafe(lines.put_nowait, text.removeprefix(BYTE_ORDER_MARK))
             finally:
                 loop.call_soon_threadsafe(lines.put_nowait, None)
 

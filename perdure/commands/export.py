@@ -17,16 +17,26 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-from activities.storage.safe_dir import PrivateDir
-from contracts.models import is_utf8
-from decisions.errors import ReportedError
-from decisions.people.signature import public_text
-from decisions.text.formatting import truncate
-from perdure.client.records.record import Verification, list_events, sign_events, verify_record
-from perdure.client.records.timestamp import TimestampError, check_timestamp, load_library, request_timestamp
+from perdure.activities.storage.workspace import PrivateDir
+from perdure.client.records.record import (
+    TimestampError,
+    Verification,
+    check_subject,
+    check_timestamp,
+    list_events,
+    load_library,
+    request_timestamp,
+    sign_events,
+    verify_record,
+)
+from perdure.contracts.models import is_utf8
+from perdure.decisions.errors import ReportedError
+from perdure.decisions.people.signature import public_text
+from perdure.decisions.run.transcript import without_thinking
+from perdure.decisions.text.formatting import truncate
 from perdure.session import Needs, open_session
+from perdure.settings import load_settings
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error
-from settings import load_settings
 
 STDOUT = "-"
 MAX_FINDINGS = 50  # printed
@@ -41,9 +51,8 @@ async def export_run(
 
     It is signed if there is a key, and has a time stamp if there is the URL of an authority.
     """
-    from activities.storage.store import LocalStores
+    from perdure.activities.storage.store import LocalStores
     from perdure.client.records.export import Exporter
-    from perdure.process.project import display_project
 
     settings = load_settings()
     key = _read_signing_key(key_file) if key_file else None
@@ -51,16 +60,17 @@ async def export_run(
         load_library()  # its absence is reported before a long history is read
     if target != STDOUT:
         _check_path(Path(target))
-    async with open_session(settings, Needs.answers) as session, display_project(settings) as project:
+    async with open_session(settings, Needs.answers) as session:
         asks = session.ui is not None or await session.has_worker()
-        exporter = Exporter(session.client, project.stores, LocalStores(settings.workspaces), asks)
+        exporter = Exporter(session.client, settings.stores, LocalStores(settings.workspaces), asks)
         record = await exporter.export(run_id)
         fields: dict[str, Any] = record.model_dump(mode="json")
         if with_subtasks:
             exporter.asks = record.state is not None  # do not wait again for a worker that did not answer
             for subtask in fields["subtasks"]:
                 subtask["export"] = (await exporter.export(subtask["run_id"])).model_dump(mode="json")
-    shown = settings.secrets.redact_value(fields)
+    recorded = fields if settings.file.model.record_thinking else without_thinking(fields)
+    shown = settings.secrets.redact_value(recorded)
     data = await asyncio.to_thread(_format_signed, shown, key, authority) if key else _format_json(shown)
     _write_data(target, data)
     for line in record.missing:
@@ -163,26 +173,35 @@ async def verify_command(
         raise ReportedError(f"{file}: {NOT_A_RECORD}")
     if folder is not None:
         result.findings += _compare_artifacts(result.artifacts, folder)
-    stamped_at = _check_timestamp(result, _read_file(roots_file)) if roots_file else None
+    stamped_at = _check_timestamp(result, roots_file)
     if as_json:
         fields = {"events": result.count, "erased": result.erased, "key": result.key, "findings": result.findings}
         time = stamped_at.isoformat() if stamped_at else None
-        click.echo(json.dumps({"holds": not result.findings, **fields, "stamped_at": time}))
+        stamp = None if result.timestamp is None else "checked" if roots_file else "not checked"
+        click.echo(json.dumps({"holds": not result.findings, **fields, "timestamp": stamp, "stamped_at": time}))
     else:
         _print_verification(result, stamped_at, is_key_known=key_file is not None)
     return 1 if result.findings else 0
 
 
-def _check_timestamp(result: Verification, roots: bytes) -> datetime | None:
-    """Return the time of the record's time stamp. If there is none, or it is not valid, that is a finding."""
+def _check_timestamp(result: Verification, roots: Path | None) -> datetime | None:
+    """Return the time of the record's time stamp. If there is none, or it is not valid, that is a finding.
+
+    Without roots it is not known who made it, and only one that is none, or of something else, is found.
+    """
     if result.timestamp is None:
-        result.findings.append("the time stamp is missing")
+        result.findings += ["the time stamp is missing"] if roots else []
         return None
     try:
-        return check_timestamp(result.timestamp, result.stamped, roots)
+        if roots:
+            return check_timestamp(result.timestamp, result.stamped, _read_file(roots))
+        check_subject(result.timestamp, result.stamped)
     except TimestampError as error:
         result.findings.append(f"the time stamp is not valid: {error}")
-        return None
+    except ReportedError:
+        if roots:  # else, without the optional package, it is named as not checked
+            raise
+    return None
 
 
 def _print_verification(result: Verification, stamped_at: datetime | None, *, is_key_known: bool) -> None:
@@ -197,8 +216,8 @@ def _print_verification(result: Verification, stamped_at: datetime | None, *, is
         console.print(f"signed with {result.key}, {whose}", soft_wrap=True, markup=False)
     if stamped_at is not None:
         console.print(f"signed before {stamped_at:%Y-%m-%d %H:%M:%S} UTC, by an authority of --tsa-cert")
-    elif result.timestamp is not None and not result.findings:
-        console.print("its time stamp was not checked: give --tsa-cert")
+    elif result.timestamp is not None:
+        console.print("who made its time stamp was not checked: give --tsa-cert")
     if result.erased:
         console.print(f"{result.erased:,} texts were erased; their hashes are there")
 

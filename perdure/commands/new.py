@@ -10,10 +10,10 @@ from string import Template
 import click
 from rich.markup import escape
 
-from decisions.errors import ReportedError
-from perdure.process.shutdown import exit_now
+from perdure.decisions.errors import ReportedError
+from perdure.process.streams import exit_now
+from perdure.settings.problems import resolve_path
 from perdure.terminal.command import console, format_examples, print_error
-from settings.problems import resolve_path
 
 # The target of each file of `project/`.
 PROJECT_LAYOUT = {

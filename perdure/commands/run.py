@@ -11,18 +11,21 @@ from typing import Any
 import click
 from pydantic import ValidationError
 from rich.markup import escape
-from temporalio.client import Client, WorkflowHandle
 
-from activities.storage.workspace import Workspace, folder_name
-from contracts.model_settings import Pace
-from contracts.models import NO_RESULT
-from contracts.run.events import ResumePayload, StartEvent, StartPayload
-from decisions import ids
+from perdure.activities.storage.workspace import Workspace, folder_name
+from perdure.client.door import check_start
 from perdure.client.errors import RejectedError
 from perdure.client.files import attach_files
-from perdure.client.run_list import find_run, iterate_runs, read_start
-from perdure.client.runs import fork_run, resume_run, run_id_for_start, start_or_get_run, wait_for_run_end
+from perdure.client.run_list import iterate_runs
+from perdure.client.runs import run_id_for_start
+from perdure.contracts.model_settings import Pace
+from perdure.contracts.models import NO_RESULT
+from perdure.contracts.run.events import ResumePayload, StartEvent
+from perdure.decisions import ids
+from perdure.python_client import Perdure, Run
 from perdure.session import Needs, Session, open_session
+from perdure.settings import ProjectError, load_settings
+from perdure.settings.file import read_schema_file
 from perdure.terminal.command import (
     FreeTextCommand,
     as_json_option,
@@ -31,16 +34,16 @@ from perdure.terminal.command import (
     console,
     format_examples,
     print_error,
+    print_faults,
     require_utf8,
     run_argument,
     run_async,
     to_usage_error,
 )
 from perdure.terminal.completion import complete_agents
+from perdure.terminal.console import BYTE_ORDER_MARK
 from perdure.terminal.follow import follow_json, follow_to_end
-from perdure.terminal.goal_input import start_with_file
-from settings import ProjectError, load_settings
-from settings.file import read_schema_file
+from perdure.terminal.prompt import start_with_file
 
 MAX_GOAL_LENGTH = 100_000  # characters; a longer goal is stored in a file
 pace_option = click.option(
@@ -86,7 +89,7 @@ pace_option = click.option(
     help="A file to write at the end: the result as JSON, or without an output schema the outcome as text.",
 )
 @click.option("--dry-run", is_flag=True, help="Make reads only, and list the calls that would change something.")
-@click.option("--plan", metavar="RUN", help="Make a dry run real, without GOAL: its calls need no approval, others do.")
+@click.option("--plan", metavar="RUN", help="Make a dry run real, without GOAL: you approve its calls.")
 @click.option("--without", metavar="STEPS", default="", help="Steps of --plan to ask about, such as 3,7.")
 @click.option("--detach", "-d", is_flag=True, help="Print the run's id and exit; a worker executes the run.")
 @as_json_option
@@ -120,13 +123,13 @@ def run_command(
     plain = start_event(whole[:MAX_GOAL_LENGTH], agent, context, max_steps, dedupe_key, schema, pace, dry_run=dry_run)
 
     async def main() -> int:
-        settings = load_settings()
-        settings.check_agent(agent)
-        settings.check_pace(agent, plain.payload.pace)
-        attached = {"attachments": await attach_files(settings.stores, attach)}
-        given = plain.model_copy(update={"payload": plain.payload.model_copy(update=attached)})
+        settings = load_settings(strict=False)  # what is wrong with the rest is for workers to say
+        if plan is None:
+            await check_start(plain.payload, settings)  # before a server and a worker start
+        print_faults(*settings.roster.faults.values())
+        given = plain.evolve(payload=plain.payload.evolve(attachments=await attach_files(settings.stores, attach)))
         async with open_session(settings, Needs.nothing if detach else Needs.work) as session:
-            event = await _event_of_plan(session.client, given, plan, without) if plan else given
+            event = await _event_of_plan(session, given, plan, without) if plan else given
             started = await _start_run(
                 session, event, whole, run_id, may_exist=run_id is None or dedupe_key is not None
             )
@@ -151,12 +154,12 @@ async def _print_surroundings(session: Session, run_id: str) -> None:
 async def _start_run(session: Session, event: StartEvent, goal: str, run_id: str | None, *, may_exist: bool) -> str:
     """Start the run, or find it. Return its id. Raises RejectedError."""
     if len(goal) > MAX_GOAL_LENGTH:
-        handle = await _start_with_file(session, event, goal, run_id or run_id_for_start(event))
+        run = await _start_with_file(session, event, goal, run_id or run_id_for_start(event))
     else:
-        handle = await start_or_get_run(session.client, session.settings.task_queue, event, run_id)
-    if not may_exist and handle.first_execution_run_id is None:
+        run = await Perdure.over(session).begin(event, run_id)
+    if not may_exist and not run.is_new:
         raise RejectedError(f"run {run_id} already exists; to follow it: perdure watch {run_id}")
-    return handle.id.removeprefix("run:")
+    return run.id
 
 
 def _check_output(output: Path | None, *, detach: bool) -> None:
@@ -179,29 +182,10 @@ def _check_plan_options(goal: str | None, plan: str | None, without: str, *, is_
         raise click.UsageError(f"--without takes steps such as 3,7, not {without!r}")
 
 
-async def _event_of_plan(client: Client, given: StartEvent, plan: str, without: str) -> StartEvent:
-    """Return the start of a dry run as that of a real one, whose planned calls need no approval.
-
-    Raises RejectedError, RunNotFoundError.
-    """
-    run = await find_run(client, plan)
-    start, _ = await read_start(client, run)
-    if not isinstance(start, dict) or not start.get("payload", {}).get("dry_run"):
-        raise RejectedError(f"{plan} is not a dry run; start one with: perdure run --dry-run GOAL")
-    if run.is_open:
-        raise RejectedError(f"{plan} has not ended; to follow it: perdure watch {plan}")
-    event = (await wait_for_run_end(client, run.run_id)).event
-    if event is None:
-        raise RejectedError(f"{plan} has no list of calls, as it did not complete; see perdure show {plan}")
-    calls = event["payload"].get("dry_calls", [])
-    left_out, steps = {int(step) for step in without.split(",") if step}, [call["step"] for call in calls]
-    if unknown := left_out.difference(steps):
-        raise RejectedError(f"--without: the plan has no step {min(unknown)}; it has: {', '.join(map(str, steps))}")
-    planned = [
-        {name: call[name] for name in ("step", "tool", "call")} for call in calls if call["step"] not in left_out
-    ]
-    payload = {**start["payload"], "dry_run": False, "plan": {"run_id": run.run_id, "calls": planned}}
-    return given.model_copy(update={"payload": StartPayload.model_validate(payload)})
+async def _event_of_plan(session: Session, given: StartEvent, plan: str, without: str) -> StartEvent:
+    """Return the start of a dry run as that of a real one. Raises RejectedError, RunNotFoundError."""
+    left_out = {int(step) for step in without.split(",") if step}
+    return given.evolve(payload=await Perdure.over(session).get_run(plan).planned(left_out))
 
 
 def _read_schema(path: Path) -> Any:
@@ -216,7 +200,7 @@ async def _write_output(session: Session, run_id: str, output: Path | None, code
     """Write the result of a completed run, or its outcome, to the file. Return the exit code."""
     if output is None or code:
         return code
-    end = await wait_for_run_end(session.client, run_id)
+    end = await Perdure.over(session).get_run(run_id).end()
     text = end.text if end.result is NO_RESULT else json.dumps(end.result, ensure_ascii=False, indent=2)
     try:
         await asyncio.to_thread(output.write_text, f"{text}\n", encoding="utf-8")
@@ -235,8 +219,9 @@ async def watch_command(run_id: str, thinking: bool, as_json: bool) -> int:
 
     The run's questions can be answered in place. Ctrl-C detaches; the run continues on any worker.
     """
-    async with open_session(load_settings(), Needs.work) as session:
-        await find_run(session.client, run_id)
+    async with open_session(load_settings(strict=False), Needs.follow) as session:
+        print_faults(session.fault)
+        await Perdure.over(session).get_run(run_id).info()
         if as_json:
             return await follow_json(session, run_id, every=True)
         return await follow_to_end(session, run_id, console, shows_thinking=thinking)
@@ -285,31 +270,30 @@ def _read_stdin() -> str:
     if sys.stdin is None:
         raise click.UsageError("standard input is closed")
     try:
-        return sys.stdin.buffer.read().decode(sys.stdin.encoding).replace("\r\n", "\n")
+        text = sys.stdin.buffer.read().decode(sys.stdin.encoding)
     except UnicodeDecodeError as error:
         raise click.UsageError(
             f"standard input is not {sys.stdin.encoding.upper()}, from byte {error.start:,}"
         ) from None
+    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
 
 
 async def _start_from_run(run_id: str, step: int | None, say: str | None, *, detach: bool, as_json: bool) -> int:
-    settings = load_settings()
+    settings = load_settings(strict=False)
     async with open_session(settings, Needs.nothing if detach else Needs.work) as session:
-        if step is None:
-            handle = await resume_run(session.client, settings.task_queue, run_id)
-        else:
-            handle = await fork_run(session.client, settings.task_queue, run_id, step, say)
-        return await _follow(session, handle.id.removeprefix("run:"), detach=detach, as_json=as_json)
+        run = Perdure.over(session).get_run(run_id)
+        started = await (run.resume() if step is None else run.fork(step, say))
+        return await _follow(session, started.id, detach=detach, as_json=as_json)
 
 
-async def _start_with_file(session: Session, event: StartEvent, goal: str, run_id: str) -> WorkflowHandle[Any, Any]:
+async def _start_with_file(session: Session, event: StartEvent, goal: str, run_id: str) -> Run:
     if session.ui is None:
         raise RejectedError(
             f"the goal has {len(goal):,} characters; the maximum is {MAX_GOAL_LENGTH:,}: put the rest where a tool of "
             "the agent can read it"
         )
     workspace = Workspace(session.settings.workspaces / folder_name(run_id))
-    return await start_with_file(session.client, session.settings.task_queue, workspace, event, goal, run_id)
+    return await start_with_file(Perdure.over(session), workspace, event, goal, run_id)
 
 
 async def _follow(session: Session, run_id: str, *, detach: bool, as_json: bool) -> int:

@@ -1,37 +1,34 @@
 """`perdure list`, `show`, `trace` and `tools`."""
 
-import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.markup import escape
+from rich.table import Table
 
-from activities.storage.workspace import folder_name
-from contracts.run.state import RunStatus
-from decisions import ids
-from decisions.run.outcome import parse_handoff
+from perdure.activities.project import Project
+from perdure.activities.storage.workspace import folder_name
+from perdure.client.details import RunRecord
 from perdure.client.errors import NotSearchableError
 from perdure.client.run_events import RunEnded, event_to_json
-from perdure.client.run_list import (
-    RunInfo,
-    find_run,
-    find_starter,
-    find_workflow,
-    iterate_runs,
-    last_event_time,
-    list_subtree,
-)
-from perdure.client.runs import follow_up_state, query_run_state, wait_for_run_end
+from perdure.client.run_list import RunInfo, find_workflow, iterate_runs
+from perdure.client.runs import AddressedView
 from perdure.client.watch import Watch
 from perdure.commands.export import STDOUT, export_run, file_type
-from perdure.commands.mcp.servers import print_servers, print_unseen_servers
-from perdure.commands.people.dead_letters import print_dead_letters
+from perdure.commands.questions import print_dead_letters
+from perdure.contracts.agent import Agent
+from perdure.contracts.model_settings import ModelOptions, Pace
+from perdure.contracts.run.state import RunStatus
+from perdure.python_client import Perdure
+from perdure.registry import Addressed, find_addressed, find_tool_source, load
 from perdure.session import Needs, Session, open_session
+from perdure.settings import Settings, load_settings
 from perdure.terminal import report
-from perdure.terminal.command import as_json_option, async_command, console, format_examples, run_argument
+from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error, run_argument
+from perdure.terminal.report import format_path
 from perdure.terminal.run_view import RunScreen
-from settings import Settings, load_settings
 
 
 @click.command("list", epilog=format_examples("list", "list --waiting", "list --json | jq -r .run_id"))
@@ -53,14 +50,14 @@ async def list_runs_command(waiting: bool, follow_ups: bool, dead: bool, limit: 
         return await print_dead_letters(as_json=as_json)
     limit = limit if limit or waiting else 30
     is_overview = not (waiting or follow_ups or as_json)
-    async with open_session(load_settings(), Needs.nothing) as session:
+    async with open_session(load_settings(strict=False), Needs.nothing) as session:
         runs = [run async for run in iterate_runs(session.client, waiting=waiting, follow_ups=follow_ups, limit=limit)]
         asking, gap = await _list_waiting(session, limit) if is_overview else ([], "")
         is_any_open = any(run.is_open for run in (*runs, *asking))
         warning = await session.missing_worker_message() if is_any_open and not as_json else None
     if as_json:
         for run in runs:
-            click.echo(json.dumps(report.run_row(run)))
+            click.echo(json.dumps(RunRecord.of(run).model_dump(mode="json")))
     elif not runs and not asking:
         nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
         console.print("no run waits for a person" if waiting else nothing)
@@ -93,41 +90,28 @@ async def show_command(run_id: str, as_json: bool) -> int:
 
     RUN can also be a follow-up, as wf:ID.
     """
-    settings = load_settings()
-    if run_id.startswith(ids.FOLLOW_UP_PREFIX):
-        return await _show_follow_up(settings, run_id, as_json=as_json)
+    settings = load_settings(strict=False)
+    if addressed := find_addressed(run_id):
+        return await _show_addressed(settings, run_id, addressed, as_json=as_json)
     async with open_session(settings, Needs.answers) as session:
-        run = await find_run(session.client, run_id)
-        view = await query_run_state(session.client, run_id)
-        end = None if run.is_open else await wait_for_run_end(session.client, run_id)
-        as_of = None if view else await last_event_time(session.client, run)
-        tree = await list_subtree(session.client, run)
-        starter = await find_starter(session.client, run)
+        details = await Perdure.over(session).get_run(run_id).details()
     if as_json:
-        fields = view.model_dump(mode="json") if view else report.run_row(run)
-        fields |= {"as_of": as_of.isoformat()} if as_of else {}
-        fields |= {
-            "end": dataclasses.asdict(end) if end else None,
-            "handoff": parse_handoff(end.handoff) or None if end else None,
-            "subtasks": [report.subtask_row(depth, run) for depth, run in tree],
-            "started_by": starter.model_dump(mode="json") if starter else None,
-        }
-        click.echo(json.dumps(fields))
+        click.echo(json.dumps(details.to_row()))
     else:
-        files = settings.workspaces / folder_name(run.run_id)
-        report.print_run(console, run, view, end, files, as_of=as_of, starter=starter)
-        if tree:
-            report.print_tree(console, tree)
+        report.print_run(console, details, settings.workspaces / folder_name(details.known.run_id))
+        if details.subtasks:
+            report.print_tree(console, details.subtasks)
     return 0
 
 
-async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> int:
+async def _show_addressed(settings: Settings, workflow_id: str, addressed: Addressed, *, as_json: bool) -> int:
     async with open_session(settings, Needs.answers) as session:
-        run, state = await find_workflow(session.client, run_id), await follow_up_state(session.client, run_id)
+        run = await find_workflow(session.client, workflow_id)
+        view: AddressedView | None = await load(addressed.query)(session.client, workflow_id)
     if as_json:
-        click.echo(json.dumps(state.model_dump(mode="json") if state else report.run_row(run)))
+        click.echo(json.dumps((view.state if view else RunRecord.of(run)).model_dump(mode="json")))
     else:
-        report.print_follow_up(console, run, state)
+        load(addressed.show)(console, run, view.state if view else None)
     return 0
 
 
@@ -161,14 +145,14 @@ async def trace_command(
     if target is not None:
         return await export_run(run_id, target, with_subtasks=with_subtasks, key_file=key, authority=authority)
     screen = RunScreen(console)
-    async with open_session(load_settings(), Needs.nothing) as session:
+    async with open_session(load_settings(strict=False), Needs.nothing) as session:
         async for position, event in Watch(session.client, run_id, follow=False).positioned_events():
             if as_json:
                 click.echo(event_to_json(event))
             else:
                 screen.show_event(event, position.time if position else None)
                 if isinstance(event, RunEnded):
-                    screen.show_end(await wait_for_run_end(session.client, run_id))
+                    screen.show_end(await Perdure.over(session).get_run(run_id).end())
     return 0
 
 
@@ -185,9 +169,10 @@ async def trace_command(
 @async_command()
 async def tools_command(check: bool, accept: str | None, as_json: bool) -> int:
     """List the project's tools: effects, approvals and timeouts."""
-    settings = load_settings()
-    if check or accept is not None:
-        return await print_servers(settings, accept, as_json=as_json)
+    settings, source = load_settings(strict=False), find_tool_source()
+    if source is not None and (check or accept is not None):
+        code: int = await load(source.print_servers)(settings, accept, as_json=as_json)
+        return code
 
     from perdure.process.project import display_project
 
@@ -197,5 +182,97 @@ async def tools_command(check: bool, accept: str | None, as_json: bool) -> int:
         click.echo(json.dumps(rows))
     else:
         console.print(report.build_tool_table(rows))
-        print_unseen_servers(settings)
+        if source is not None:
+            load(source.print_unseen)(settings)
     return 0
+
+
+MAX_SHOWN_TOOLS = 12  # of an agent in the table
+
+
+@click.command("agents", epilog=format_examples("agents"))
+@as_json_option
+@async_command()
+async def agents_command(as_json: bool) -> int:
+    """List the project's agents: models, settings, tools, limits.
+
+    Each tool is shown with its effect. If a file in agents/ does not load, its error is printed and the exit code is 1.
+    """
+    from perdure.process.project import display_project
+
+    settings = load_settings(strict=False)
+    async with display_project(settings) as project:
+        rows = [agent_row(agent, settings, project) for agent in project.agents.values()]
+    errors = settings.roster.faults
+    if as_json:
+        broken = [{"file": str(path), "error": str(error)} for path, error in errors.items()]
+        click.echo(json.dumps([*rows, *broken]))
+    else:
+        console.print(agent_table(rows))
+        for error in errors.values():
+            print_error(str(error))
+    return 1 if errors else 0
+
+
+def agent_row(agent: Agent, settings: Settings, project: Project) -> dict[str, Any]:
+    """Return the JSON row of an agent. `file` is None for the built-in one, `models` is empty for an external one."""
+    from perdure.activities.run.definition import estimate_tools, split_tools
+
+    searched = () if agent.mailbox else split_tools(project, agent)[1]
+    path = settings.roster.files.get(agent.name)
+    return {
+        "agent": agent.name,
+        "description": agent.description,
+        "models": [] if agent.mailbox else list(project.models_of(agent)),
+        "settings": {} if agent.mailbox else dict(project.options.override(agent.options)),
+        "tools": {} if agent.mailbox else {name: project.tools[name].route.effect for name in agent.tools},
+        "searched": {"tools": len(searched), "tokens": estimate_tools(searched) if searched else 0},
+        "pace": None if agent.mailbox else str(agent.pace or settings.file.model.pace or Pace.live),
+        "peers": list(agent.peers),
+        "follow_ups": None if agent.follow_ups is None else {"sessions": list(agent.follow_ups)},
+        "limits": agent.limits.model_dump(mode="json", exclude_none=True),
+        "mailbox": agent.mailbox,
+        "file": str(path) if path else None,
+    }
+
+
+def agent_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("agent", no_wrap=True)
+    for heading in ("model", "tools", "peers", "limits"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("file", overflow="fold")
+    for row in rows:
+        tools = _format_tools(row["tools"])
+        if row["searched"]["tools"]:
+            tools += "; {tools} of them searched ({tokens:,} tokens)".format(**row["searched"])
+        limits = ", ".join(f"{name} {_format_limit(value)}" for name, value in row["limits"].items())
+        file = format_path(Path(row["file"])) if row["file"] else "built in"
+        options = [f"{name} {_format_option(value)}" for name, value in _changed(row["settings"]).items()]
+        options += [f"pace {row['pace']}"] if row["pace"] == Pace.batch else []
+        cells = (", ".join([*row["models"], *options]), tools, ", ".join(row["peers"]), limits, file)
+        if row["mailbox"]:
+            cells = ("", "external: a mailbox", "", "", file)
+        table.add_row(escape(row["agent"]), *map(escape, cells))
+    return table
+
+
+def _format_tools(tools: dict[str, str]) -> str:
+    shown = [f"{name} ({effect})" for name, effect in list(tools.items())[:MAX_SHOWN_TOOLS]]
+    more = len(tools) - len(shown)
+    return ", ".join([*shown, f"and {more} more (perdure agents --json)"] if more else shown)
+
+
+def _changed(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of model calls that differ from the defaults."""
+    defaults = dict(ModelOptions())
+    return {name: value for name, value in options.items() if value != defaults[name]}
+
+
+def _format_option(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _format_limit(limit: Any) -> str:
+    """Format a limit as in an agent file: "5m", "0.5"."""
+    return limit.removeprefix("PT").lower() if isinstance(limit, str) and limit.startswith("PT") else f"{limit}"

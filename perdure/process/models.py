@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex, DefaultAsyncHttpxClient
 
-from activities.demo.model import RehearsalTransport
-from activities.providers.anthropic import MessagesModel
-from activities.providers.batch_api import MessageBatches
-from activities.providers.fallback import FallbackModel, Provider
-from activities.providers.plain_answer import bound_body
-from activities.providers.port import Model
-from activities.providers.rate_limit import RateLimiter
-from decisions.model_names import DEFAULT
-from settings import ProjectError, Settings
-from settings.file import ProviderSettings, provider_table
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.fallback import FallbackModel, Provider
+from perdure.activities.providers.port import Model
+from perdure.activities.providers.rate_limit import RateLimiter
+from perdure.activities.providers.replies.stream import bound_body
+from perdure.decisions.model_names import DEFAULT
+from perdure.settings import ProjectError, Settings
+from perdure.settings.file import ProviderSettings, provider_table
+from perdure.testkit.rehearsal.model import RehearsalTransport
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -28,6 +27,16 @@ REQUIRED_PACKAGES = {
     "bedrock": ("boto3", "anthropic[bedrock]"),
     "vertex": ("google.auth", "anthropic[vertex]"),
     "openai": ("openai", "openai>=3.57"),
+}
+
+# By kind and by host, as OpenTelemetry's conventions name them.
+SYSTEMS = {
+    "bedrock": "aws.bedrock",
+    "vertex": "gcp.vertex_ai",
+    "api.anthropic.com": "anthropic",
+    "api.openai.com": "openai",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "api.mistral.ai": "mistral_ai",
 }
 
 ModelClient: TypeAlias = "AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex | AsyncOpenAI"
@@ -40,16 +49,26 @@ def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
     for name, client in create_clients(settings).items():
         closing.push_async_exit(client)
         provider = described.get(name, ProviderSettings())
-        batches = MessageBatches(client) if isinstance(client, AsyncAnthropic) else None
         limiter = RateLimiter(name, provider.requests_per_minute)
-        providers[name] = Provider(_create_endpoint(client), limiter, batches)
+        system = "rehearsal" if name == DEFAULT and settings.is_rehearsal else system_of(name, provider.kind, client)
+        providers[name] = Provider(_create_endpoint(client), limiter, system)
     return FallbackModel(providers)
+
+
+def system_of(name: str, kind: str, client: ModelClient) -> str:
+    """Return the provider in the words of OpenTelemetry, else by the project's name or, without one, by its host."""
+    host = client.base_url.host
+    if host.endswith(".openai.azure.com"):
+        return "azure.ai.openai"
+    return SYSTEMS.get(kind) or SYSTEMS.get(host) or (host if name == DEFAULT else name)
 
 
 def _create_endpoint(client: ModelClient) -> Model:
     if isinstance(client, AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex):
         return MessagesModel(client)
-    from activities.providers.openai import ChatModel  # its SDK is optional, and takes a quarter of a second to load
+    from perdure.activities.providers.openai import (
+        ChatModel,  # its SDK is optional, and takes a quarter of a second to load
+    )
 
     return ChatModel(client)
 

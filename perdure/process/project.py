@@ -1,78 +1,112 @@
-"""Builds a `Project` from its settings: agents, tools, models, limits, stores and outbox."""
+"""Builds a `Project` from its settings: agents, tools, models, limits, stores, and what features add."""
 
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import PydanticUserError, TypeAdapter
 
-from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
-from activities.model.accept import load_check
-from activities.people.channels import AppriseSender, Channel, NoticeSender, SlackSender, WebhookSender
-from activities.project import Project
-from activities.providers.options import find_unusable, find_unusable_in_chat
-from activities.providers.prices import FREE, Price
-from activities.run.definition import split_tools
-from activities.run.tool_search import has_full_text_search
-from activities.tools.fetch import FetchTool
-from activities.tools.files import ListFiles, ReadFile, WriteFile
-from activities.tools.http import NO_HEADERS, HttpTool
-from activities.tools.interface import Tool
-from activities.tools.json_schema import find_schema_error
-from activities.tools.python import BadTargetError, PythonTool, load_target
-from activities.tools.queue import QueueTool
-from activities.tools.signal import SignalTool
-from contracts.agent import Agent, ToolSchema
-from contracts.model_settings import ModelOptions
-from contracts.models import check_schema_bounds
-from contracts.people.notice import NoticeRoute
-from contracts.people.rubric import Rubric
-from contracts.tool import Approval, QueueRoute
-from decisions.api_tool import api_rejection
-from decisions.builtin_tools import gated_routes
-from decisions.model_names import DEFAULT, provider_of
-from decisions.people.start_rule import StartRule, compile_start
-from decisions.policy.expression import ExpressionError
-from decisions.policy.rules import Policy, reviewing_models
-from perdure.process.mcp_tools import ToolOffer, offer_accepted_tools, tool_route
-from settings import REHEARSAL, ProjectError, Settings
-from settings.notify import NotifySettings
-from settings.policy import POLICY_FILE, read_policy
-from settings.tools import (
+from perdure.activities.model.accept import load_check
+from perdure.activities.project import Project
+from perdure.activities.providers.options import find_unusable, find_unusable_in_chat
+from perdure.activities.providers.prices import FREE, Price
+from perdure.activities.run.definition import has_full_text_search, split_tools
+from perdure.activities.tools.fetch import FetchTool
+from perdure.activities.tools.files import ListFiles, ReadFile, WriteFile
+from perdure.activities.tools.interface import Tool
+from perdure.activities.tools.json_schema import find_schema_error
+from perdure.activities.tools.outside import NO_HEADERS, HttpTool, QueueTool, SignalTool
+from perdure.activities.tools.python import BadTargetError, PythonTool, load_target
+from perdure.contracts.agent import Agent, ToolSchema
+from perdure.contracts.model_settings import ModelOptions
+from perdure.contracts.models import check_schema_bounds
+from perdure.contracts.policy import Rubric
+from perdure.contracts.tool import Approval, QueueRoute
+from perdure.decisions.model_names import DEFAULT, provider_of
+from perdure.decisions.policy.rules import Policy, reviewing_models
+from perdure.decisions.tools import api_rejection, gated_routes
+from perdure.registry import features, find_tool_source, load, load_each
+from perdure.settings import REHEARSAL, ProjectError, Settings
+from perdure.settings.policy import POLICY_FILE, read_policy
+from perdure.settings.problems import collecting, join_faults, raise_all
+from perdure.settings.tools import (
     BuiltinToolSettings,
     HttpToolSettings,
     McpToolSettings,
     PythonToolSettings,
     QueueToolSettings,
     SignalToolSettings,
+    tool_route,
 )
 
 
+@dataclass(frozen=True)
+class ToolOffer:
+    """The tools of all accepted servers, and the agents with their tools written out by name."""
+
+    tools: Mapping[str, Tool]
+    agents: Mapping[str, Agent]
+
+
+def show_offer(settings: Settings) -> ToolOffer:
+    """Return the tools for display, without starting a server. Raises ProjectError."""
+    if (source := find_tool_source()) is None:
+        return ToolOffer({}, settings.agents)
+    offer: ToolOffer = load(source.show)(settings)
+    return offer
+
+
 @asynccontextmanager
-async def display_project(settings: Settings) -> AsyncIterator[Project]:
-    """Yield the project for display, without MCP servers. Raises ProjectError."""
+async def open_offer(settings: Settings) -> AsyncIterator[ToolOffer]:
+    """Yield the tools of a worker, with those of new servers, and stop the servers at the end. Raises ProjectError."""
+    if (source := find_tool_source()) is None:
+        yield ToolOffer({}, settings.agents)
+        return
+    opened: AbstractAsyncContextManager[ToolOffer] = load(source.open)(settings)
+    async with opened as offer:
+        yield offer
+
+
+def open_known_offer(settings: Settings, closing: AsyncExitStack) -> ToolOffer:
+    """Return the tools of a worker that accepts no new server; `closing` stops the servers. Raises ProjectError."""
+    if (source := find_tool_source()) is None:
+        return ToolOffer({}, settings.agents)
+    offer: ToolOffer = load(source.open_known)(settings, closing)
+    return offer
+
+
+@asynccontextmanager
+async def display_project(settings: Settings, *, is_worker: bool = False) -> AsyncIterator[Project]:
+    """Yield the project for display, without MCP servers. Raises ProjectError; also for what an `is_worker` lacks."""
     async with httpx.AsyncClient(trust_env=False) as client:
-        yield build_project(settings, client)
+        yield build_project(settings, client, is_worker=is_worker)
 
 
-def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer | None = None) -> Project:
-    """Build the project; without `mcp` it is for display only. Raises ProjectError."""
-    mcp = mcp or offer_accepted_tools(settings)
-    tools = _native_tools(settings)
-    for name, described in settings.file.tools.items():
-        if not isinstance(described, McpToolSettings | BuiltinToolSettings):
-            tools[name] = _create_tool(name, described, settings, client)
-            _check_tool(tools[name], settings)
-    tools.update(mcp.tools)
+async def must_load(settings: Settings) -> None:
+    """Raise ProjectError with all faults of the project, if there are any in its files: before a server starts."""
+    if settings.faults:
+        async with display_project(settings, is_worker=True):
+            return
+
+
+def build_project(
+    settings: Settings, client: httpx.AsyncClient, offer: ToolOffer | None = None, *, is_worker: bool = False
+) -> Project:
+    """Build the project; without `offer` it is for display only. Raises ProjectError, with all faults of its parts.
+
+    A worker also needs the variables of headers and channels.
+    """
+    parts = _load_parts(settings, client, offer, is_worker=is_worker)
     project = Project(
-        agents=_with_schemas(mcp.agents, settings),
-        tools=tools,
+        agents=parts.agents,
+        faulty={name: str(error) for name, error in settings.roster.faulty.items()},
+        tools=parts.tools,
         model=settings.model,
         fallbacks=settings.fallbacks,
         providers=frozenset(settings.file.model.providers),
@@ -95,32 +129,77 @@ def build_project(settings: Settings, client: httpx.AsyncClient, mcp: ToolOffer 
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
-        outbox=_create_outbox(settings, client),
-        channels=tuple(_create_channel(row, settings, client) for row in settings.file.notify),
-        starts=compile_starts(settings),
+        parts=parts.of_features,
         page_url=settings.file.gateway.public_url or "",
         answer_keys=settings.answer_keys.public,
         on_delegation=_read_prompt("delegate"),
         builtins=gated_routes(_approval_timeouts(settings)),
-        policy=_load_policy(settings),
+        policy=parts.policy,
     )
     _check_options(project, settings)
     _check_search(project)
     return project
 
 
+@dataclass
+class _Parts:
+    """The parts of a project that load by themselves."""
+
+    tools: dict[str, Tool]
+    of_features: dict[str, Any] = field(default_factory=dict)
+    policy: Policy | None = None
+    agents: dict[str, Agent] = field(default_factory=dict)
+
+
+def _load_parts(settings: Settings, client: httpx.AsyncClient, offer: ToolOffer | None, *, is_worker: bool) -> _Parts:
+    """Load all parts. Raises ProjectError, with the faults of each."""
+    faults = [*settings.faults]
+    if is_worker:
+        for check in (Settings.check_headers, *load_each("check_worker")):
+            with collecting(faults):
+                check(settings)
+    parts = _build_parts(settings, client, faults)
+    if not settings.faults:  # else a tool or server that is left out would be told as missing
+        with collecting(faults):
+            offer = offer or show_offer(settings)
+    parts.agents = _with_schemas(offer.agents if offer else settings.agents, settings, faults)
+    if faults or offer is None:
+        raise join_faults(faults)
+    parts.tools |= offer.tools
+    return parts
+
+
+def _build_parts(settings: Settings, client: httpx.AsyncClient, faults: list[ProjectError]) -> _Parts:
+    """Build each part that loads; the faults of the others are added to `faults`."""
+    parts = _Parts(_native_tools(settings))
+    for name, described in settings.file.tools.items():
+        if not isinstance(described, McpToolSettings | BuiltinToolSettings):
+            with collecting(faults):
+                tool = _create_tool(name, described, settings, client)
+                _check_tool(tool, settings)
+                parts.tools[name] = tool
+    for feature, row in features().items():
+        with collecting(faults):
+            if row.project:
+                parts.of_features[feature] = load(row.project)(settings, client)
+    with collecting(faults):
+        parts.policy = _load_policy(settings)
+    return parts
+
+
 def _load_policy(settings: Settings) -> Policy | None:
     """Return the project's policy, if it has one, with functions that can be imported. Raises ProjectError."""
     if not (path := settings.folder / POLICY_FILE).is_file():
         return None
-    policy = read_policy(path)
+    policy, faults = read_policy(path), list[ProjectError]()
     for compiled in policy.rules:
         if isinstance(compiled.rule.review, str):
             _make_importable(settings)
             try:
                 load_target(compiled.rule.review)
             except BadTargetError as error:
-                raise ProjectError(f"{path}, line {compiled.line}: {error}") from None
+                faults.append(ProjectError(f"{path}, line {compiled.line}: {error}"))
+    raise_all(faults)
     return policy
 
 
@@ -151,6 +230,17 @@ def ignored_options(project: Project) -> list[str]:
     ]
 
 
+def oversized_replies(project: Project) -> list[str]:
+    """Return a warning for each agent whose replies may be as long as the window of a model, with its prompt in it."""
+    return [
+        f"agent {agent.name}: max_tokens, {limit:,}, is not below the window of {model}, {window:,} tokens: lower it"
+        for agent in project.agents.values()
+        if not agent.mailbox
+        for model in project.models_of(agent)
+        if (limit := project.options.override(agent.options).max_tokens) >= (window := project.window_of(model))
+    ]
+
+
 def _check_search(project: Project) -> None:
     """Raises ProjectError if tools are searched and this Python cannot search."""
     if has_full_text_search():
@@ -161,9 +251,13 @@ def _check_search(project: Project) -> None:
             raise ProjectError(f"agent {agent.name}: {reason}: use another Python, or set search_tools: false")
 
 
-def _with_schemas(agents: Mapping[str, Agent], settings: Settings) -> dict[str, Agent]:
-    """Return the agents with checked schemas, those of pydantic models included. Raises ProjectError."""
-    return {name: _with_agent_schemas(agent, settings) for name, agent in agents.items()}
+def _with_schemas(agents: Mapping[str, Agent], settings: Settings, faults: list[ProjectError]) -> dict[str, Agent]:
+    """Return the agents with checked schemas, those of pydantic models included."""
+    checked = dict[str, Agent]()
+    for name, agent in agents.items():
+        with collecting(faults):
+            checked[name] = _with_agent_schemas(agent, settings)
+    return checked
 
 
 def _with_agent_schemas(agent: Agent, settings: Settings) -> Agent:
@@ -174,14 +268,13 @@ def _with_agent_schemas(agent: Agent, settings: Settings) -> Agent:
             continue
         try:
             schemas[setting] = _import_schema(written, settings) if isinstance(written, str) else written
-            flaw = find_schema_error(check_schema_bounds(schemas[setting]))
-            reason = flaw and f"not a JSON Schema: {flaw}"
+            reason = find_schema_error(check_schema_bounds(schemas[setting]))
         except (BadTargetError, ValueError) as error:
             reason = str(error)
         if reason:
             raise ProjectError(f"{settings.roster.at(agent.name, setting, '')}: {reason}")
     _check_accept(agent, settings)
-    return agent.model_copy(update=schemas)
+    return agent.evolve(**schemas)
 
 
 def _check_accept(agent: Agent, settings: Settings) -> None:
@@ -200,14 +293,14 @@ def _import_schema(target: str, settings: Settings) -> dict[str, Any]:
     model = load_target(target)
     try:
         return TypeAdapter(model).json_schema()
-    except (PydanticUserError, NameError) as error:
+    except (PydanticUserError, NameError, KeyError) as error:  # KeyError: a reference of the type's own to nothing
         raise BadTargetError(f"{target} has no JSON Schema: {error}") from None
 
 
 def _make_importable(settings: Settings) -> None:
     folder = str(settings.folder)
     if folder not in sys.path:
-        sys.path.append(folder)  # last, so that a user's module never shadows one of Perdure's
+        sys.path.append(folder)  # last: a `json.py` of the project's must not be what a library imports
 
 
 def _claude_priced(settings: Settings) -> frozenset[str]:
@@ -230,7 +323,8 @@ def _check_tool(tool: Tool, settings: Settings) -> None:
     name, schema = tool.route.name, tool.schema
     error = api_rejection(name, schema.description, schema.input_schema)
     if reason := error[1] if error else find_schema_error(schema.input_schema):
-        raise ProjectError(f"{settings.at('tools', name)}: models do not accept this tool: {reason}")
+        field = "" if error else "input_schema: "
+        raise ProjectError(f"{settings.at('tools', name)}: models do not accept this tool: {field}{reason}")
 
 
 def _native_tools(settings: Settings) -> dict[str, Tool]:
@@ -240,8 +334,7 @@ def _native_tools(settings: Settings) -> dict[str, Tool]:
     tools = FetchTool(frozenset(hosts.allow_hosts), only_hosts=only), ReadFile(), WriteFile(), ListFiles()
     for tool in tools:
         if tool.route.name in gates:
-            gate = {"approval": Approval.always, "approval_timeout": gates[tool.route.name]}
-            tool.route = tool.route.model_copy(update=gate)
+            tool.route = tool.route.evolve(approval=Approval.always, approval_timeout=gates[tool.route.name])
     return {tool.route.name: tool for tool in tools}
 
 
@@ -252,7 +345,7 @@ def _approval_timeouts(settings: Settings) -> dict[str, timedelta | None]:
 
 
 def unpriced_budgets(project: Project) -> list[str]:
-    """Return a warning for each agent whose USD budget has no effect because a model's price is unknown."""
+    """Return a warning for each agent with a budget in USD and a model whose price is unknown."""
     lines = []
     for agent in project.agents.values():
         if agent.mailbox or (agent.limits.budget_usd or project.limits.budget_usd) is None:
@@ -261,54 +354,13 @@ def unpriced_budgets(project: Project) -> list[str]:
         judge += reviewing_models(project.policy, agent.name) if project.policy else []
         if unknown := [model for model in (*project.models_of(agent), *judge) if project.price_of(model) is None]:
             table = " and ".join(f'[prices."{model}"]' for model in unknown)
-            reason = f"agent {agent.name}: budget_usd has no effect, as the price of {', '.join(unknown)} is unknown"
+            reason = f"agent {agent.name}: budget_usd does not count {', '.join(unknown)}, whose price is unknown"
             lines.append(f"{reason}: set {table}, or budget_tokens")
     return lines
 
 
-def _create_outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
-    out = settings.file.outbox
-    outbox: Outbox = LogOutbox(settings.home)
-    if out.url:
-        headers = settings.headers.get("outbox", NO_HEADERS)
-        outbox = WebhookOutbox(out.url, out.effect, out.timeout, client, headers)
-    return outbox if out.channels is None else ListedOutbox(outbox, out.channels)
-
-
-def _create_channel(row: NotifySettings, settings: Settings, client: httpx.AsyncClient) -> Channel:
-    access = settings.notify[row.name]
-    sender: NoticeSender
-    match row.kind:
-        case "webhook":
-            sender = WebhookSender(access.url, access.secret, client)
-        case "slack":
-            sender = SlackSender(access.url, client)
-        case "apprise":
-            _must_have_apprise(settings.at("notify"))
-            sender = AppriseSender(access.url)
-    return Channel(NoticeRoute(channel=row.name, on=row.on, patience=row.patience), row.agents, sender)
-
-
-def compile_starts(settings: Settings) -> tuple[StartRule, ...]:
-    """Compile the events that begin work. Raises ProjectError."""
-    rules = []
-    for row in settings.file.start:
-        try:
-            rules.append(compile_start(row.model_dump()))
-        except ExpressionError as error:
-            raise ProjectError(f"{settings.at('start')}: {row.name}: {error}") from None
-        if row.agent is not None and row.agent not in settings.agents:
-            raise ProjectError(f"{settings.at('start')}: {row.name}: there is no agent {row.agent!r}")
-    return tuple(rules)
-
-
-def _must_have_apprise(place: str) -> None:
-    if find_spec("apprise") is None:
-        raise ProjectError(f'{place}: kind = "apprise" needs the package apprise: pip install "perdure[notify]"')
-
-
 def _read_prompt(name: str) -> str:
-    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
+    return files("perdure.activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
 
 
 def _create_tool(
@@ -333,9 +385,9 @@ def _create_tool(
                 reason = f"{described.task_queue!r} is the task queue of this project's own worker: use another one"
                 raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {reason}")
             queue = QueueRoute.model_validate(dict(described))
-            return QueueTool(route.model_copy(update={"queue": queue}), _tool_schema(name, described))
+            return QueueTool(route.evolve(queue=queue), _tool_schema(name, described))
         case SignalToolSettings():
-            posted = route.model_copy(update={"is_posted": described.url is not None})
+            posted = route.evolve(is_posted=described.url is not None)
             return SignalTool(posted, _tool_schema(name, described), described.url, client, headers)
 
 

@@ -1,23 +1,63 @@
-"""The standard streams belong to the command; tools and the programs they start cannot use them.
-
-`guard_streams` wraps each stream: only the main thread, outside of tools, reaches it. Once a process has a worker
-(`detach_tools`), the descriptors 0 to 2, which programs inherit, have no input, and their output becomes log lines.
-"""
+"""The standard streams, the environment and the end of a process."""
 
 import fcntl
 import logging
+import multiprocessing
 import os
+import re
 import select
+import signal
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from typing import Any, NoReturn, TextIO, cast
 
-from activities.tools.printing import is_in_tool
-from perdure.process.shutdown import exit_now, unwrap_stream
+from perdure.activities.tools.printing import is_in_tool
+
+CONCEALED_VARIABLES = re.compile(r"TEMPORAL_.*|PERDURE_(CODEC_KEYS|ANSWER_KEY|TOKENS)")
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\]")
+
+
+def normalize_environment(env: MutableMapping[str, str]) -> None:
+    """Fix what libraries misread: brackets in NO_PROXY, as in [::1], and terminal sizes that are not numbers."""
+    for name in ("NO_PROXY", "no_proxy"):
+        if name in env:
+            env[name] = _BRACKETED.sub(r"\1", env[name])
+    for name in ("COLUMNS", "LINES"):
+        if name in env and not (env[name].isascii() and env[name].isdigit()):
+            del env[name]
+
+
+@contextmanager
+def conceal_secrets(env: MutableMapping[str, str]) -> Iterator[None]:
+    """Hide Temporal's settings and the keys of answers, payloads and the gateway from tools, which run in this process.
+
+    Settings, connection and codec have been read by then. A tool that needs such a value gets it under another name.
+    """
+    hidden = {name: env.pop(name) for name in list(env) if CONCEALED_VARIABLES.fullmatch(name)}
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            env.setdefault(name, value)
+
+
+def unwrap_stream(stream: Any) -> Any:
+    """Return the stream itself, also from behind a guard (`perdure.process.streams`)."""
+    return vars(stream).get("own", stream) if hasattr(stream, "__dict__") else stream
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exit at once: the SDK's threads can crash an interpreter that shuts down (sdk-python#300)."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # full, closed or missing
+            unwrap_stream(stream).flush()
+    os._exit(code)
+
 
 MIN_OWN = 10  # the command's own descriptors begin here
 MAX_LINE = 4000  # bytes of a line that a tool prints
@@ -110,6 +150,14 @@ def detach_tools() -> None:
     threading.Thread(target=_log_lines, args=(read,), daemon=True).start()
 
 
+def restore_streams() -> None:
+    """Give the command's streams their descriptors back, for a program that takes this one's place."""
+    for number, name in enumerate(NAMES):
+        stream = getattr(sys, name)
+        if stream is not None:
+            os.dup2(unwrap_stream(stream).fileno(), number)
+
+
 def _move_stream(number: int, stream: GuardedStream | None) -> None:
     if stream is None:
         return
@@ -169,3 +217,16 @@ def _exit_when_idle() -> None:
     while any(is_busy() for is_busy in _busy_checks) and time.monotonic() < deadline:
         time.sleep(BUSY_POLL_INTERVAL)
     exit_now(0)
+
+
+def die_with_starter() -> None:
+    """Kill this process when the process that started it ends, even if that was killed."""
+    starter = multiprocessing.parent_process()
+    if starter is None:
+        raise RuntimeError("this process was not started by multiprocessing")
+
+    def wait_and_die() -> None:
+        wait([starter.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait_and_die, daemon=True).start()

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+HOME = "perdure.home"  # the key of the namespace's data under which the server names the folder of its state
 STOP_TIMEOUT = 5.0  # seconds from SIGTERM to SIGKILL; a healthy server takes about one
 CRASH_LOOP = 2.0  # seconds; a server that dies sooner has not started
 RESTARTS, PAUSE = 40, 0.5  # attempts, and seconds between them: another process may hold the port for a while
@@ -107,6 +108,7 @@ def die_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)  # the server's database, logs and addresses are for this user alone; uvloop sets none for a child
     if os.fork():  # detached: no user must reap it, and it outlives a user's process tree
         os._exit(0)
     Supervisor(**json.loads(sys.argv[1])).run()

@@ -1,6 +1,7 @@
 """The workflows of every worker, their sandbox, and a worker for queries and updates only."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from hashlib import blake2b
@@ -22,34 +23,26 @@ from temporalio.worker import (
 )
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
-from settings.file import WorkerSettings
-from workflows.agent_run.agent_run import AgentRun
-from workflows.conversation.conversation import Conversation
-from workflows.delegation import Delegation
-from workflows.followup import FollowUp
-from workflows.handlers import UnknownWorkflow
-from workflows.interceptors import HeartbeatInterceptor, confidential_interceptor, unsearchable_interceptor
-from workflows.mailbox import Mailbox
-from workflows.model_batches.pool import ModelBatches
-from workflows.people.inbound import Inbound
-from workflows.people.notify import Notify
-from workflows.reconcile import Reconcile
-from workflows.sandbox import Sandbox
-from workflows.topic import EventTopic
+from perdure.client.guard import guard_of
+from perdure.registry import feature_tools, load, load_each, paces, used, used_packages
+from perdure.settings.file import WorkerSettings
+from perdure.workflows.agent_run.agent_run import AgentRun
+from perdure.workflows.conversation import Conversation
+from perdure.workflows.handlers import UnknownWorkflow
+from perdure.workflows.interceptors import HeartbeatInterceptor, confidential_interceptor, unsearchable_interceptor
+from perdure.workflows.sandbox import Sandbox
+from perdure.workflows.shared_calls import SharedCalls
 
-WORKFLOWS: tuple[type, ...] = (
-    AgentRun,
-    Conversation,
-    Delegation,
-    FollowUp,
-    EventTopic,
-    Mailbox,
-    Inbound,
-    Notify,
-    ModelBatches,
-    Reconcile,
-    UnknownWorkflow,
-)
+CORE: tuple[type, ...] = (AgentRun, Conversation, SharedCalls, UnknownWorkflow)
+
+
+def all_workflows() -> tuple[type, ...]:
+    """Return the workflows of every worker, with all loaded that their tasks use, so that none waits for an import."""
+    for target in (*(tool.handler for tool in feature_tools().values()), *(pace.turn for pace in paces().values())):
+        load(target)
+    for row in ("on_question", "on_end"):
+        deque(load_each(row), maxlen=0)
+    return (*CORE, *load_each("workflows"))
 
 
 @asynccontextmanager
@@ -59,8 +52,8 @@ async def run_query_worker(client: Client, task_queue: str, sizes: WorkerSetting
     async with Worker(
         client,
         task_queue=task_queue,
-        workflows=WORKFLOWS,
-        workflow_runner=workflow_runner(client.data_converter),
+        workflows=all_workflows(),
+        workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         activities=[_elsewhere],
         no_remote_activities=True,
         interceptors=workflow_interceptors(client, sizes),
@@ -70,16 +63,22 @@ async def run_query_worker(client: Client, task_queue: str, sizes: WorkerSetting
         yield
 
 
-@cache
 def build_id() -> str:
-    """Return the build id: 8 hex digits, a hash of the workflow code. History holds it six times a step.
+    """Return the build id: 8 hex digits, a hash of the workflow code and the features in use.
 
-    The SDK's default of 32 digits hashes all loaded modules, which takes a third of a second.
+    History holds it six times a step. The SDK's default of 32 digits hashes all loaded modules, which takes a third of
+    a second.
     """
+    return _build_id(tuple(sorted(used().items())))
+
+
+@cache
+def _build_id(others: tuple[tuple[str, str], ...]) -> str:
     code = blake2b(digest_size=4)
-    for package in ("contracts", "decisions", "workflows"):
+    for package in ("perdure.contracts", "perdure.decisions", "perdure.workflows", "perdure.features"):
         for module in sorted(Path(str(files(package))).rglob("*.py")):
             code.update(module.read_bytes())
+    code.update(repr(others).encode())
     return code.hexdigest()
 
 
@@ -102,8 +101,19 @@ def poller_behavior(sizes: WorkerSettings) -> PollerBehavior:
 
 
 def workflow_runner(
-    converter: DataConverter, restrictions: SandboxRestrictions = SandboxRestrictions.default
+    converter: DataConverter,
+    restrictions: SandboxRestrictions = SandboxRestrictions.default,
+    confirm: Callable[[], None] | None = None,
 ) -> Sandbox:
-    """Return the sandbox. Perdure's modules pass through: they hold constants only, so runs can share them."""
-    passthrough = ("contracts", "decisions", "activities", "workflows", "perdure", "pydantic_core", "cryptography")
-    return Sandbox(restrictions.with_passthrough_modules(*passthrough), stores=converter.external_storage is not None)
+    """Return the sandbox. Perdure's modules and those of features pass: they hold constants only, so runs share them.
+
+    `confirm` fails a run's first task here if it comes from another server.
+    """
+    passed = restrictions.with_passthrough_modules("perdure", "pydantic_core", "cryptography", *used_packages())
+    return Sandbox(passed, stores=converter.external_storage is not None, confirm=confirm)
+
+
+def confirmation(client: Client) -> Callable[[], None] | None:
+    """Return what `workflow_runner` takes to accept tasks of this client's server only."""
+    guard = guard_of(client)
+    return guard.confirm if guard else None

@@ -6,10 +6,8 @@ completion   shell completion of agents and run ids
 console      the console for all output, safe against control characters
 event_lines  run events as lines
 follow       a run, shown to its end
-goal_input   goals that are too long for a conversation
-live_area    status lines at the bottom of the screen
 progress     figures and contents of the live area
 prompt       questions and typed answers
-report       lists of runs, runs, follow-ups and tools, as text and as JSON rows
+report       lists of runs, runs and tools, as text and as JSON rows
 run_view     run events and the live area on a screen
 """

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from activities.run.outcome import RunEnd
-from contracts.run.signals import HumanInput
-from decisions.run.transcript import join_text_blocks
-from decisions.text.visible_text import render_visible
+from perdure.activities.run.outcome import RunEnd
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
+from perdure.contracts.run.signals import HumanInput
+from perdure.decisions.run.transcript import join_text_blocks
+from perdure.decisions.text.visible_text import render_visible
 from perdure.terminal.event_lines import format_fallbacks, format_thinking
 from perdure.terminal.report import status_colour
 from perdure.terminal.run_view import RunScreen
@@ -72,7 +72,7 @@ class ChatView:
             if outcome != self._said:
                 self._console.print(Text(render_visible(outcome)))
             if self._screen.is_live:
-                self._console.print(f"[dim]{self._screen.progress.facts}[/]")
+                self._console.print(f"[dim]{escape(self._screen.progress.facts)}[/]")
         else:
             payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
             reason = f": {payload['reason']}: {render_visible(payload['detail'])}" if payload["detail"] else ""

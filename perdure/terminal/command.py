@@ -16,19 +16,18 @@ import click
 from pydantic import TypeAdapter, ValidationError
 from temporalio.service import RPCError
 
-from activities.security.secrets import collect_secrets
-from contracts.duration import Duration
-from contracts.models import is_utf8
-from contracts.sender import CLI
-from decisions.errors import ReportedError, format_validation_error
-from decisions.text.formatting import truncate
+from perdure.activities.security import collect_secrets
 from perdure.client.door import name_person, set_sender
-from perdure.process.shutdown import exit_now
+from perdure.contracts.models import Duration, is_utf8
+from perdure.contracts.people import CLI
+from perdure.decisions.errors import ReportedError, format_validation_error
+from perdure.decisions.text.formatting import truncate
+from perdure.process.streams import exit_now
+from perdure.settings import ProjectError, current_folder, load_settings
+from perdure.telemetry import quiet_core
 from perdure.terminal.completion import complete_runs
 from perdure.terminal.console import SafeConsole
 from perdure.terminal.follow import DETACHED
-from settings import ProjectError, current_folder, load_settings
-from telemetry import quiet_core
 
 _P = ParamSpec("_P")
 _G = TypeVar("_G", bound=str | tuple[str, ...] | None)
@@ -95,14 +94,19 @@ def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = 
     try:
         if project := _find_parent_project(current_folder()):
             print_error(f"no perdure.toml in this folder, but one in {project}: run the command there")
-        quiet_core(load_settings().metrics if stays else None)
+        quiet_core(load_settings(strict=False).metrics if stays else None)
         set_sender(name_person(_read_people(), _find_user(), CLI))
         code = asyncio.run(command())
     except ReportedError as error:
-        print_error(str(error))
+        for line in str(error).splitlines():
+            print_error(line)
         code = 1
     except RPCError as error:
-        print_error(f"Temporal rejected the request: {truncate(error.message, 300)}")
+        print_error(f"Temporal rejected the request: {truncate(error.message)}")
+        code = 1
+    except ValidationError as error:  # what was read is of another version
+        reason = truncate(format_validation_error(error), 300)
+        print_error(f"this version cannot read a {error.title} that it got: {reason}")
         code = 1
     except KeyboardInterrupt:
         code = DETACHED
@@ -137,6 +141,12 @@ def to_usage_error(error: ValidationError) -> click.UsageError:
 def print_error(line: str) -> None:
     """Print an error, with the secrets of the environment redacted: people paste errors into tickets."""
     print(collect_secrets(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
+
+
+def print_faults(*faults: ReportedError | None) -> None:
+    """Print a line for each fault beside which the command goes on."""
+    for line in dict.fromkeys(line for fault in faults if fault for line in str(fault).splitlines()):
+        print_error(line)
 
 
 class DurationType(click.ParamType[timedelta]):

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from perdure.client.run_list import RunInfo
-    from settings import Settings
+    from perdure.settings import Settings
 
 COMPLETION_SECONDS = 0.3  # seconds for the server: a person pressed a key and is waiting
 MAX_COMPLETIONS = 50
@@ -42,7 +42,7 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _load_settings() -> "Settings | None":
-    from settings import ProjectError, load_settings
+    from perdure.settings import ProjectError, load_settings
 
     try:
         return load_settings(strict=False)
@@ -52,10 +52,10 @@ def _load_settings() -> "Settings | None":
 
 async def _list_runs(settings: "Settings", runs: "list[RunInfo]", *, waiting: bool) -> None:
     """Append runs to `runs` as they arrive, so that a timeout keeps those already listed."""
-    from devserver import address_of
     from perdure.client.connection import configured_address, connect
     from perdure.client.run_list import iterate_runs
-    from telemetry import quiet_core
+    from perdure.devserver import address_of
+    from perdure.telemetry import quiet_core
 
     address = None if configured_address() else address_of(settings.home)
     if address or configured_address():

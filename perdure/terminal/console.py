@@ -8,9 +8,10 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from decisions.text.visible_text import replace_hidden
+from perdure.decisions.text.visible_text import replace_hidden
 
 REPLACEMENT = "\ufffd"
+BYTE_ORDER_MARK = "\ufeff"  # before a text, as editors of Windows write one; it is no part of it
 # Bell, backspace, tabs, line breaks and form feeds: rich drops those that are not white space.
 _DROPPED = frozenset(range(7, 14))
 _PICTURES = {code: 0x2400 + code for code in range(32) if code not in _DROPPED} | {0x7F: 0x2421}  # ESC is ␛

@@ -5,7 +5,7 @@ their line is complete.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,25 +13,24 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from activities.run.outcome import RunEnd
-from contracts.delegation import DelegationRequest, DelegationState, DelegationStatus
-from contracts.media import PDF, Attachment, StoredMedia
-from contracts.models import NO_RESULT
-from contracts.people.policy import Verdict
-from contracts.run.compaction import Summary
-from contracts.run.loop_detection import Rung
-from contracts.run.turn import ModelTurn, PolicyReview
-from contracts.sender import SentBy
-from contracts.tool import ToolOutcome
-from decisions.people.sender import format_sent_by
-from decisions.run.transcript import cited_urls, join_text_blocks, join_thinking, server_calls
-from decisions.text.formatting import call_line, truncate
-from decisions.text.visible_text import render_visible
+from perdure.activities.run.outcome import RunEnd
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
+from perdure.contracts.media import PDF, Attachment, StoredMedia
+from perdure.contracts.models import NO_RESULT
+from perdure.contracts.people import SentBy
+from perdure.contracts.policy import Verdict
+from perdure.contracts.run.loop_detection import Rung
+from perdure.contracts.run.signals import HumanInput
+from perdure.contracts.run.turn import ModelTurn, PolicyReview, Summary
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions.people.terms import format_sent_by
+from perdure.decisions.run.transcript import cited_urls, join_text_blocks, join_thinking, server_calls
+from perdure.decisions.text.formatting import call_line, format_change, truncate
+from perdure.decisions.text.visible_text import render_visible
 from perdure.terminal.console import fit_line
 from perdure.terminal.progress import format_cost, format_count, format_seconds, format_tokens, join_facts
-from perdure.terminal.report import status_colour
+from perdure.terminal.report import format_plan, status_colour
 
 RUNG_TEXTS = {
     Rung.nudge: "the model is asked to try something else",
@@ -70,17 +69,16 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
         yield from _format_delay(event)
         return
     match event:
-        case run_events.RunStarted(goal, attachments) if goal:
-            yield format_line("[bold]goal[/]  ", truncate(goal, 1000))
-            yield from _format_files(attachments)
+        case run_events.RunStarted() if event.goal:
+            yield from _format_start(event)
         case run_events.ModelReplied():
             yield from _format_reply(event, width)
-        case run_events.AnswerReceived(answer):
-            decision = f"{answer.decision}, with changed arguments" if answer.arguments is not None else answer.decision
-            text = ": ".join(filter(None, (decision, answer.text)))
-            sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
-            yield format_line(f"  [yellow]←[/] {escape(truncate(sender, 60))}  ", truncate(text, 300))
+        case run_events.AnswerReceived(answer, before):
+            yield format_line(f"  [yellow]←[/] {_format_sender(answer)}  ", _format_answer(answer, before))
             yield from _format_files(answer.attachments)
+        case run_events.AnswerRejected(answer, reason):
+            said = f"{_format_answer(answer, None)}: {truncate(reason)}"
+            yield format_line(f"  [red]✗[/] not taken from {_format_sender(answer)}  ", said)
         case run_events.CallsReviewed(reviews):
             yield from map(_format_review, reviews)
         case run_events.ContextFilled(full):
@@ -97,12 +95,12 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             yield format_line(f"  [dim]signal {escape(truncate(signal, 100))}[/]")
         case run_events.ContinuedAsNew():
             yield format_line("  [dim]the history was long: continued as new[/]")
+        case run_events.UnreadableEvent(kind, number):
+            yield format_line(f"  [yellow]![/] event {number} ({escape(kind)}) cannot be read by this version")
         case run_events.ToolCallFinished():
             yield from _format_call(event, width)
-        case run_events.DelegationStarted(request):
-            yield from _format_subtasks(request)
-        case run_events.DelegationFinished(state):
-            yield from _format_delegation(state, width)
+        case run_events.FeatureEvent():
+            yield from event.lines(width)
         case (
             run_events.RunStarted()
             | run_events.ModelCallStarted()
@@ -114,21 +112,39 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             return  # the live area shows it
 
 
+def _format_start(start: run_events.RunStarted) -> EventLines:
+    if start.dry_run:
+        yield format_line("[bold yellow]dry run[/]  calls that change something are not made")
+    yield format_line("[bold]goal[/]  ", truncate(start.goal, 1000))
+    yield from _format_files(start.attachments)
+
+
+def _format_sender(answer: HumanInput) -> str:
+    return escape(truncate(format_sent_by(SentBy(sender=answer.sender, by=answer.by)), 60))
+
+
+def _format_answer(answer: HumanInput, before: Mapping[str, Any] | None) -> str:
+    """Format as "approve, cents: 100 → 900: as agreed"."""
+    change = "" if answer.arguments is None else format_change(before or {}, answer.arguments)
+    said = ", ".join(filter(None, (answer.decision, change)))
+    return ": ".join(filter(None, (said, truncate(answer.text or "", 300))))
+
+
 def _format_delay(event: _Delay) -> EventLines:
     match event:
         case run_events.ActivityFailed(activity, reason):
-            yield format_line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason, 300))
+            yield format_line(f"  [red]✗[/] {escape(truncate(activity, 100))}  ", truncate(reason))
         case run_events.ActivityRetrying(activity, attempt, reason):
             yield format_line(
                 f"  [yellow]↻[/] {escape(RETRIED_NAMES.get(activity, activity))}, attempt {attempt}: ",
-                truncate(reason, 300),
+                truncate(reason),
             )
         case run_events.WaitStarted(waiting_for=about):
             yield format_line("  [yellow]…[/] waiting for ", truncate(about, 300))
         case run_events.BatchWait(text):
             yield format_line("  [yellow]‖[/] ", text)
         case run_events.RateLimitWait(reason):
-            yield format_line("  [yellow]‖[/] ", truncate(reason, 300))
+            yield format_line("  [yellow]‖[/] ", truncate(reason))
 
 
 def _format_review(review: PolicyReview) -> RenderableType:
@@ -161,8 +177,8 @@ def format_fallbacks(reply: ModelTurn) -> EventLines:
 
 def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventLines:
     """Yield how a run ended, with its figures. `shown` is the model's last text, which is on the screen already."""
-    colour = status_colour(end.status)
-    yield format_line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
+    colour, dry = status_colour(end.status), "dry run, " if end.is_dry_run else ""
+    yield format_line(f"[bold {colour}]■ {dry}{end.status}[/]  [dim]{escape(facts)}[/]")
     if end.event and end.event["type"] == "agent.completed":
         outcome = end.event["payload"]["outcome"]
         if outcome != shown or width is None:
@@ -176,6 +192,7 @@ def format_end(end: RunEnd, facts: str, shown: str, width: int | None) -> EventL
         yield format_line(f"  [red]{end.kind}[/]: ", end.message)
     if end.handoff:
         yield _format_block(end.handoff, width, style="dim")
+    yield from map(Text, map(render_visible, format_plan(end)))
 
 
 def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventLines:
@@ -194,6 +211,8 @@ def _format_reply(thought: run_events.ModelReplied, width: int | None) -> EventL
     yield from format_fallbacks(reply)
     for use in server_calls(reply.content):
         yield format_line("  [cyan]⌕[/] ", call_line(use["name"], use["input"]))
+    for call in thought.calls:
+        yield format_line("  [cyan]→[/] ", call)
     if text and width is not None:
         yield _format_block(text, width)
     if urls := cited_urls(reply.content):
@@ -205,7 +224,7 @@ def _format_call(called: run_events.ToolCallFinished, width: int | None) -> Even
     again = f" · attempt {call.attempt}" if call.attempt > 1 else ""
     lost = " · after its worker was lost" if outcome.interrupted else ""
     facts = f"step {call.step} · {format_seconds(outcome.duration_ms / 1000)}{again}{lost}"
-    mark, line = _result_mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
+    mark, line = result_mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
     if width is None:
         yield format_line(f"  {mark} {escape(line)}  {facts}: ", _format_outcome(outcome, PLAIN_PREVIEW_LENGTH))
         yield from _format_files(outcome.media)
@@ -233,24 +252,14 @@ def format_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def _format_subtasks(request: DelegationRequest) -> EventLines:
-    yield format_line(
-        f"  [cyan]⇉[/] delegates {format_count(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]"
-    )
-    for subtask in request.subtasks:
-        after = f", after {', '.join(subtask.depends_on)}" if subtask.depends_on else ""
-        yield format_line("    ", f"{subtask.id} · {subtask.agent}{after}", "dim")
-
-
-def _format_delegation(state: DelegationState, width: int | None) -> EventLines:
-    yield format_line(f"  {_result_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
-    room = PLAIN_PREVIEW_LENGTH if width is None else width - 5
-    for subtask in state.subtasks:
-        yield format_line("    ", fit_line(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
-
-
-def _result_mark(*, is_good: bool) -> str:
+def result_mark(*, is_good: bool) -> str:
+    """Return the markup of a tick or a cross."""
     return "[green]✓[/]" if is_good else "[red]✗[/]"
+
+
+def format_planned(notice: dict[str, Any]) -> str:
+    """Format who has approved a planned call: "ann, by the plan of dry-1"."""
+    return f"{notice['by'] or 'who started the run'}, by the plan of {notice['plan']}"
 
 
 def _format_notice(notice: dict[str, Any]) -> str:
@@ -259,6 +268,9 @@ def _format_notice(notice: dict[str, Any]) -> str:
         step = f"  [dim]step {notice['step']}[/]" if notice["step"] else ""
         error = escape(truncate(notice["error"], 300))
         return f"[red]✗[/] {escape(truncate(notice['call'], 100))}{step}  {notice['kind']}: {error}"
+    if notice["event"] == run_events.PLANNED:
+        call, plan = truncate(notice["call"], 100), truncate(format_planned(notice), 300)
+        return f"[cyan]✓[/] {escape(call)}  [dim]step {notice['step']}[/]  approved by {escape(plan)}"
     if notice.get("ladder") == "thrash":
         return f"[yellow]![/] loop detected: {RUNG_TEXTS[notice['stage']]}"
     return "" if "ladder" in notice else "[yellow]![/] the time limit is reached: one last turn"
@@ -276,7 +288,7 @@ def _format_compaction(summary: Summary) -> str:
 def _format_outcome(outcome: ToolOutcome, width: int) -> str:
     """Format a call's result as a line of `width` columns; an error may be longer."""
     if outcome.error:
-        return f"{outcome.error.kind}: {truncate(outcome.error.message, 300)}"
+        return f"{outcome.error.kind}: {truncate(outcome.error.message)}"
     if isinstance(outcome.result, dict) and "artifact_path" in outcome.result:
         return fit_line(f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}", width)
     text = outcome.result if isinstance(outcome.result, str) else json.dumps(outcome.result, ensure_ascii=False)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -13,21 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 from temporalio.service import RPCError
 
-from activities.run.outcome import NO_RUN, RunEnd
-from activities.storage.workspace import folder_name
-from contracts.failures import RunFailure
-from contracts.run.journal import Journal
-from contracts.run.state import QuestionView, RunStatus
-from decisions import ids
-from decisions.run.resume import RESUMABLE
+from perdure.activities.run.outcome import NO_RUN, RunEnd
+from perdure.activities.storage.workspace import folder_name
 from perdure.client.errors import RejectedError, RunNotFoundError
-from perdure.client.run_events import RunEnded, WaitEnded, WaitStarted, event_to_json
-from perdure.client.runs import query_run_state, submit_answer, wait_for_run_end
+from perdure.client.run_events import AnswerReceived, RunEnded, RunEvent, WaitEnded, WaitStarted, event_to_json
 from perdure.client.watch import Watch
-from perdure.process.shutdown import exit_now
-from perdure.process.streams import watch_reader
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.decisions import ids
+from perdure.decisions.run.resume import RESUMABLE
+from perdure.process.streams import exit_now, watch_reader
+from perdure.python_client import Perdure
 from perdure.session import Session
 from perdure.terminal.console import is_plain_output
+from perdure.terminal.prompt import print_question
 from perdure.terminal.report import answer_commands, format_path
 from perdure.terminal.run_view import RunScreen
 
@@ -47,32 +46,14 @@ async def follow_to_end(session: Session, run_id: str, console: Console, *, show
         console.print(f"[yellow]{lack}[/]")
     if await _run_until_left(session, _show_run(session, run_id, screen), run_id):
         return DETACHED
-    end = await wait_for_run_end(session.client, run_id)
+    end = await Perdure.over(session).get_run(run_id).end()
     screen.show_end(end)
     if end.status in RESUMABLE and end.kind not in NOT_STARTED:
         console.print(f"  to continue after the cause is fixed: perdure resume {escape(run_id)}")
-    for line in _plan_lines(end, run_id):
-        console.print(escape(line), soft_wrap=True)
     folder = session.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
         console.print(f"  → {format_path(folder / path)}", soft_wrap=True)
     return exit_code_of(end)
-
-
-def _plan_lines(end: RunEnd, run_id: str) -> Iterator[str]:
-    """Yield the calls that a dry run would have made, or how a run deviated from its plan."""
-    payload = (end.event or {}).get("payload", {})
-    if dry_calls := payload.get("dry_calls"):
-        yield "this dry run would have made:"
-        for call in dry_calls:
-            arguments = json.dumps(call["arguments"], ensure_ascii=False)
-            yield f"  {call['step']}  {call['tool']}  {call['effect']}  {arguments}"
-        yield f"to make these calls without approval: perdure run --plan {run_id}"
-    plan = payload.get("plan") or {}
-    for name, title in (("missing", "planned and not made"), ("unplanned", "not planned")):
-        if calls := plan.get(name):
-            listed = ", ".join(f"{call['tool']} (step {call['step']})" for call in calls)
-            yield f"{title}: {listed}"
 
 
 async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
@@ -86,7 +67,7 @@ async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
 
     if await _run_until_left(session, print_all(), run_id):
         return DETACHED
-    end = await wait_for_run_end(session.client, run_id)
+    end = await Perdure.over(session).get_run(run_id).end()
     print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}), flush=True)
     return exit_code_of(end)
 
@@ -120,6 +101,7 @@ async def _run_until_left(session: Session, following: Any, run_id: str) -> bool
 
 async def _show_run(session: Session, run_id: str, screen: RunScreen) -> None:
     asking: asyncio.Task[None] | None = None
+    asked: QuestionView | None = None
     learning = asyncio.create_task(_query_state(session, run_id, screen))
     try:
         async with screen.live_display():
@@ -129,7 +111,12 @@ async def _show_run(session: Session, run_id: str, screen: RunScreen) -> None:
                     asking = None
                 screen.show_event(event, position.time if position else None)
                 if isinstance(event, WaitStarted) and event.question is not None:
-                    asking = asyncio.create_task(_ask_question(session, run_id, screen, event.question))
+                    asked = event.question
+                    asking = asyncio.create_task(_ask_question(session, run_id, screen, asked))
+                elif asking is not None and asked is not None and changes_call(event):
+                    await _cancel_tasks(asking)
+                    asked = await read_question_again(session, run_id, screen.console, asked)
+                    asking = asyncio.create_task(_ask_question(session, run_id, screen, asked)) if asked else None
     finally:
         await _cancel_tasks(learning, *([asking] if asking else []))
 
@@ -144,7 +131,7 @@ async def _query_state(session: Session, run_id: str, screen: RunScreen) -> None
     """Query the run for its step limit and plan. Retries until a worker answers."""
     while screen.is_live:
         with suppress(RunNotFoundError, RPCError):
-            if view := await query_run_state(session.client, run_id):
+            if view := await Perdure.over(session).get_run(run_id).state():
                 run = session.client.get_workflow_handle(ids.run_workflow_id(run_id))
                 screen.progress.apply_state(
                     view, await run.query("journal", result_type=Journal) if view.origin else None
@@ -156,12 +143,34 @@ async def _query_state(session: Session, run_id: str, screen: RunScreen) -> None
 async def _ask_question(session: Session, run_id: str, screen: RunScreen, question: QuestionView) -> None:
     while body := await screen.ask_person(question):
         try:
-            await submit_answer(session.client, run_id, body, session.settings.answer_keys)
+            await Perdure.over(session).get_run(run_id).send_answer(body)
             return
         except (RejectedError, RunNotFoundError) as error:
             screen.console.print(f"  [red]{escape(str(error))}[/]")
+            now = await read_question_again(session, run_id, screen.console, question)
+            if now is None:
+                return
+            question = now
     ways = " or ".join(answer_commands(run_id, question))
     screen.console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
+
+
+def changes_call(event: RunEvent) -> bool:
+    """Return whether a person has changed the arguments of a call, so that its question is another one now."""
+    return isinstance(event, AnswerReceived) and event.answer.arguments is not None
+
+
+async def read_question_again(
+    session: Session, run_id: str, console: Console, question: QuestionView
+) -> QuestionView | None:
+    """Return the question as it is now, or None if it is closed. One whose call was changed is printed again."""
+    with suppress(RunNotFoundError):
+        if view := await Perdure.over(session).get_run(run_id).state():
+            now = next((asked for asked in view.questions if asked.id == question.id), None)
+            if now is not None and now.call != question.call:
+                print_question(console, now)
+            return now
+    return question  # no worker can tell
 
 
 def stop_event(*, is_read: bool = True) -> asyncio.Event:

@@ -1,23 +1,32 @@
 """The progress of a run, from its events: the figures of the last line, and the contents of the live area."""
 
+import os
 import re
+import sys
+import termios
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import ceil
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.control import Control
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
-from contracts.run.journal import Journal
-from contracts.run.state import RunView
-from contracts.run.turn import ModelTurn, Usage
-from contracts.tool import ToolCall
-from decisions.builtin_tools import APPEND_JOURNAL, UPDATE_JOURNAL, unwrap_use
-from decisions.run.journal import parse_framing, run_journal_tool
-from decisions.run.transcript import join_text_blocks
-from decisions.text.formatting import call_line
-from decisions.text.plan import plan_items, ticked_items
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.state import RunView
+from perdure.contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Summary, Usage
+from perdure.contracts.tool import ToolCall
+from perdure.decisions.run.journal import parse_framing, run_journal_tool
+from perdure.decisions.run.state import add_unpriced
+from perdure.decisions.run.transcript import join_text_blocks
+from perdure.decisions.text.formatting import call_line, format_unknown_cost, plan_items, ticked_items
+from perdure.decisions.tools import APPEND_JOURNAL, UPDATE_JOURNAL, unwrap_use
 from perdure.terminal.console import fit_line, neutralize_controls
 
 MAX_TEXT_LINES = 6  # lines of the answer in progress
@@ -33,7 +42,8 @@ Doing = tuple[str, datetime]  # a description, and the start
 @dataclass
 class Progress:
     usage: Usage = field(default_factory=Usage)
-    cost_usd: float | None = 0.0  # None once a model without a known price was used
+    cost_usd: float = 0.0  # of the models with a known price
+    unpriced: dict[str, int] = field(default_factory=dict)  # tokens of the others, by model
     turns: int = 0
     steps: int = 0
     max_steps: int | None = None
@@ -66,24 +76,20 @@ class Progress:
                 self._end_model_call(turn, reply)
             case run_events.CallsReviewed(reviews):
                 for review in reviews:
-                    self._add_usage(review.usage, review.cost_usd)
+                    self._add_usage(review)
             case run_events.ContextFilled():
                 self.doing["model"] = ("making room", at)
-            case run_events.ContextCompacted(summary):
-                self._add_usage(summary.usage, summary.cost_usd)
-                self.doing.clear()
-            case run_events.OutcomeChecked(acceptance):
-                self._add_usage(acceptance.usage, acceptance.cost_usd)
+            case run_events.ContextCompacted(used) | run_events.OutcomeChecked(used):
+                self._add_usage(used)
                 self.doing.clear()
             case run_events.ToolCallStarted(call):
                 self._start_call(call, at)
             case run_events.ToolCallFinished(call):
                 self.doing.pop(f"step {call.step}", None)
                 self.steps = max(self.steps, call.step)
-            case run_events.DelegationStarted(request):
-                self.steps = max(self.steps, request.step)
-                subtasks = format_count(len(request.subtasks), "subtask")
-                self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
+            case run_events.FeatureEvent():
+                self.steps = max(self.steps, event.step)
+                self.doing = {event.activity: (event.doing, at)} if event.doing else {}
             case run_events.ActivityFailed(activity):
                 self._end_activity(activity)
             case run_events.WaitStarted(waiting_for=about):
@@ -96,20 +102,22 @@ class Progress:
                 self._show_partial_text(text)
             case run_events.WaitEnded():
                 self.doing.pop("waiting", None)
-            case run_events.DelegationFinished() | run_events.RunStarted() | run_events.RunEnded():
+            case run_events.RunStarted() | run_events.RunEnded():
                 self.doing.clear()
             case (
                 run_events.NoticeAdded()
                 | run_events.SignalReceived()
                 | run_events.AnswerReceived()
+                | run_events.AnswerRejected()
                 | run_events.ContinuedAsNew()
                 | run_events.ActivityRetrying()
+                | run_events.UnreadableEvent()
             ):
                 pass  # it has only a permanent line
 
     def _end_model_call(self, turn: int, reply: ModelTurn) -> None:
         self.turns, self.text = turn, ""
-        self._add_usage(reply.usage, reply.cost_usd)
+        self._add_usage(reply)
         text = join_text_blocks(reply.content)
         if turn == 1 and text:
             self.plan = plan_items(parse_framing(text).plan)
@@ -127,9 +135,12 @@ class Progress:
         self.doing.pop("held", None)
         self.text = text if self.is_thinking else ""
 
-    def _add_usage(self, usage: Usage, cost_usd: float | None) -> None:
-        self.usage += usage
-        self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
+    def _add_usage(self, reply: ModelTurn | Summary | Acceptance | PolicyReview) -> None:
+        self.usage += reply.usage
+        if reply.cost_usd is None:
+            self.unpriced = add_unpriced(self.unpriced, reply)
+        else:
+            self.cost_usd += reply.cost_usd
 
     def _start_call(self, call: ToolCall, since: datetime) -> None:
         self.doing.pop("model", None)
@@ -147,10 +158,14 @@ class Progress:
         return (self.latest - self.began).total_seconds() if self.latest and self.began else 0.0
 
     @property
+    def _cost(self) -> str:
+        return format_unknown_cost(self.cost_usd, self.unpriced) if self.unpriced else format_cost(self.cost_usd)
+
+    @property
     def facts(self) -> str:
         """The figures: `2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
         counts = (format_count(self.steps, "step"), format_count(self.turns, "turn"))
-        return join_facts(*counts, format_tokens(self.usage), format_cost(self.cost_usd), format_seconds(self.seconds))
+        return join_facts(*counts, format_tokens(self.usage), self._cost, format_seconds(self.seconds))
 
     def render_lines(self, console: Console, width: int, height: int) -> list[Text]:
         """Return the lines of the live area: the answer in progress, the plan, current activities, and the figures."""
@@ -199,7 +214,10 @@ class Progress:
     def _figures_line(self, width: int) -> Text:
         """Return all figures, or the most important ones that fit."""
         step = f"step {self.steps} of {self.max_steps}" if self.max_steps else f"step {self.steps}"
-        turn, tokens, cost = f"turn {self.turns}", format_tokens(self.usage), format_cost(self.cost_usd)
+        cost = format_cost(self.cost_usd)
+        if self.unpriced:
+            cost = f"{cost} and more" if cost else "USD unknown"
+        turn, tokens = f"turn {self.turns}", format_tokens(self.usage)
         since = format_seconds((utc_now() - self.began).total_seconds()) if self.began else "0.0 s"
         choices = ((step, turn, tokens, cost, since), (step, tokens, cost, since), (step, cost, since), (step, since))
         lines = [join_facts(*facts) for facts in choices]
@@ -222,9 +240,9 @@ def format_searches(usage: Usage) -> str:
     return "" if not usage.searches else f", {usage.searches} web search{'es' if usage.searches > 1 else ''}"
 
 
-def format_cost(cost_usd: float | None) -> str:
+def format_cost(cost_usd: float) -> str:
     """Format a cost; the text is empty if it is zero."""
-    return "USD unknown" if cost_usd is None else f"USD {cost_usd:.4f}" if cost_usd else ""
+    return f"USD {cost_usd:.4f}" if cost_usd else ""
 
 
 def format_seconds(seconds: float) -> str:
@@ -244,3 +262,100 @@ def format_count(number: int, noun: str) -> str:
 
 def join_facts(*facts: str) -> str:
     return " · ".join(fact for fact in facts if fact)
+
+
+AreaContent = Callable[[int, int], list[Text]]  # returns the status lines for a maximum width and height
+HEIGHT_SHARE = 3  # the area takes at most a third of the screen's height
+_ECHO = 3  # index of the local modes in the attributes of termios
+# Synchronized output with a hidden cursor; terminals ignore codes that they do not know.
+_BEGIN, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?25h\x1b[?2026l"
+
+
+class LiveArea(RenderHook):
+    """A live area that redraws in one write, and only after a change. Keyboard echo is off, as typed text would break
+    up the lines.
+    """
+
+    def __init__(self, console: Console, lines: AreaContent) -> None:
+        self._console = console
+        self._lines = lines
+        self._drawn: list[Text] = []
+        self._width = 0  # of the screen at the last drawing
+        self._modes: list[Any] | None = None  # terminal attributes to restore
+        self._is_open = False
+
+    def open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._disable_echo()
+            self._console.push_render_hook(self)
+            self.draw()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._console.control(*self._erase_codes())
+            self._console.pop_render_hook()
+            self._drawn = []
+            self._restore_terminal()
+
+    def draw(self) -> None:
+        if self._is_open and (self._current_lines() != self._drawn or self._screen_width() != self._width):
+            with self._console:
+                self._console.print(Control())  # the render hook draws
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_control_of(_BEGIN), *self._erase_codes(), *renderables, self] if self._is_open else renderables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        self._drawn, self._width = self._current_lines(), self._screen_width()
+        for number, line in enumerate(self._drawn):
+            yield from line.render(console, end="\n" if number < len(self._drawn) - 1 else "")
+        yield _control_of(_END).segment
+
+    def _current_lines(self) -> list[Text]:
+        width, height = self._screen_width() - 1, max(self._console.height // HEIGHT_SHARE, 1)
+        lines = self._lines(width, height)[-height:]
+        for line in lines:
+            line.plain = neutralize_controls(line.plain)
+            line.truncate(width, overflow="ellipsis")
+        return lines
+
+    def _screen_width(self) -> int:
+        """Return the screen's real width: COLUMNS may exceed it, and a wrapped line cannot be erased."""
+        with suppress(OSError, ValueError):
+            return min(self._console.width, os.get_terminal_size(self._console.file.fileno()).columns or sys.maxsize)
+        return self._console.width
+
+    def _erase_codes(self) -> list[Control]:
+        rows = self._used_rows()
+        up = [Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))] * (rows - 1)
+        return [Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)), *up] if rows else []
+
+    def _used_rows(self) -> int:
+        """Return the number of rows in use: most terminals wrap existing lines when they become narrower."""
+        columns = self._screen_width()
+        if columns >= self._width or "XTERM_VERSION" in os.environ:
+            return len(self._drawn)
+        return sum(max(ceil(line.cell_len / columns), 1) for line in self._drawn)
+
+    def _disable_echo(self) -> None:
+        with suppress(OSError, ValueError, termios.error, AttributeError):
+            keyboard = sys.stdin.fileno()
+            if os.tcgetpgrp(keyboard) == os.getpgrp():  # in the background this would stop the process
+                self._modes = termios.tcgetattr(keyboard)
+                modes = termios.tcgetattr(keyboard)
+                modes[_ECHO] &= ~termios.ECHO
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, modes)
+
+    def _restore_terminal(self) -> None:
+        if self._modes is not None:
+            with suppress(OSError, ValueError, termios.error):
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._modes)
+            self._modes = None
+
+
+def _control_of(text: str) -> Control:
+    control = Control()
+    control.segment = Segment(text, None, [(ControlType.HOME,)])  # any control code: only the text is written
+    return control

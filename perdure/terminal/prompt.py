@@ -7,17 +7,24 @@ import re
 import sys
 import termios
 from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from contracts.run.question import QuestionKind
-from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import QuestionView
-from decisions.run.question import DIRECTED, TEXTUAL, TITLES
-from decisions.text.formatting import truncate
-from decisions.text.visible_text import render_visible
+from perdure.activities.storage.workspace import ARTIFACTS, Workspace
+from perdure.client.errors import RejectedError, RunNotFoundError
+from perdure.client.run_list import find_run
+from perdure.client.runs import run_id_error
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.signals import Decision, HumanInput, QuestionKind
+from perdure.contracts.run.state import QuestionView
+from perdure.decisions.run.question import DIRECTED, TEXTUAL, TITLES
+from perdure.decisions.text.formatting import truncate
+from perdure.decisions.text.visible_text import render_visible
+from perdure.python_client import Perdure, Run
 from perdure.terminal.console import is_plain_output
 
 DECISION_HELP: dict[str, str] = {
@@ -88,7 +95,8 @@ def parse_answer(question: QuestionView, line: str) -> HumanInput:
         return HumanInput(question_id=question.id, text=line.strip() if rest else word)
     with suppress(ValueError):
         decision, text = Decision(word.lower()), rest.strip() or None
-        return HumanInput(question_id=question.id, call=question.call, decision=decision, text=text)
+        shown = render_visible(question.text) if question.call else None
+        return HumanInput(question_id=question.id, call=question.call, decision=decision, text=text, shown=shown)
     return HumanInput(question_id=question.id, text=line)
 
 
@@ -125,3 +133,51 @@ async def read_line() -> str | None:
 def is_person() -> bool:
     """Return whether a person types the input."""
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+GOAL_EXCERPT_LENGTH = 2000  # characters
+
+
+async def start_with_file(perdure: Perdure, workspace: Workspace, event: StartEvent, goal: str, run_id: str) -> Run:
+    """Start a run as `Perdure.begin` does, with its goal in a file.
+
+    The file exists before the run starts. A rejected start leaves no file; an existing run of this id gets none.
+    """
+    if reason := run_id_error(run_id):
+        raise RejectedError(reason)
+    data = goal.encode(errors="replace")
+    file = f"{ARTIFACTS}/goal-{sha256(data).hexdigest()[:16]}.md"
+    excerpt = f"{goal[:GOAL_EXCERPT_LENGTH]}\n\n… The whole goal, {len(goal):,} characters, is in {file}: read it."
+    event = event.evolve(payload=event.payload.evolve(goal=excerpt))
+    if await _run_exists(perdure, run_id):
+        return await perdure.begin(event, run_id)
+    new = _missing_paths(workspace.root / file, workspace.root / ARTIFACTS, workspace.root)
+    try:
+        workspace.create()
+        if workspace.root / file in new:
+            workspace.write(file, data)
+        return await perdure.begin(event, run_id)
+    except (RejectedError, OSError):
+        if not await _run_exists(perdure, run_id):  # the file may belong to a concurrent start of this id
+            _remove_created(new)
+        raise
+
+
+def _missing_paths(*paths: Path) -> list[Path]:
+    """Return the paths that do not exist; a dangling link exists."""
+    return [path for path in paths if not os.path.lexists(path)]
+
+
+def _remove_created(new: list[Path]) -> None:
+    """Remove the created files and folders, except folders that others have used since."""
+    with suppress(OSError):
+        for path in new:
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+
+
+async def _run_exists(perdure: Perdure, run_id: str) -> bool:
+    try:
+        await find_run(perdure.session.client, run_id)
+    except RunNotFoundError:
+        return False
+    return True

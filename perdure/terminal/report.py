@@ -1,8 +1,8 @@
-"""Runs, follow-ups and tools as text for the terminal and as rows for JSON."""
+"""Runs and tools as text for the terminal and as rows for JSON."""
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import indent
@@ -14,25 +14,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from activities.run.outcome import RunEnd
-from contracts.agent import Agent
-from contracts.followup import FollowUpState
-from contracts.models import NO_RESULT
-from contracts.run.question import QuestionKind
-from contracts.run.state import QuestionView, RunStatus, RunView
-from contracts.sender import SentBy
-from decisions.followup.state import open_prompts
-from decisions.people.sender import format_sent_by
-from decisions.reconcile import MEND_ADVICE
-from decisions.run.outcome import event_text, parse_handoff
-from decisions.run.question import DIRECTED, TEXTUAL, TITLES
-from decisions.text.formatting import split_waits, truncate
-from decisions.text.visible_text import render_visible
+from perdure.activities.run.outcome import RunEnd
+from perdure.client.details import ListedSubtask, RunDetails, RunRecord
 from perdure.client.run_list import RunInfo
+from perdure.contracts.agent import Agent
+from perdure.contracts.models import NO_RESULT
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import QuestionView, RunStatus, RunView
+from perdure.decisions.people.terms import format_sent_by
+from perdure.decisions.run.outcome import event_text, parse_handoff
+from perdure.decisions.run.question import DIRECTED, TEXTUAL, TITLES
+from perdure.decisions.text.formatting import MEND_ADVICE, format_duration, format_unknown_cost, split_waits, truncate
+from perdure.decisions.text.visible_text import render_visible
 from perdure.terminal.progress import format_cost, format_count, format_searches
 
 if TYPE_CHECKING:
-    from activities.tools.interface import Tool
+    from perdure.activities.tools.interface import Tool
 
 COLUMN_GAP = 2
 MIN_LAST_COLUMN = 12  # minimum width of the last column
@@ -54,24 +51,6 @@ COLOURS = {
 
 def status_colour(status: str) -> str:
     return COLOURS.get(RunStatus(status), "white")
-
-
-def run_row(run: RunInfo) -> dict[str, Any]:
-    """Return the JSON row of a run, from the server's record."""
-    closed = run.execution.close_time
-    return {
-        "run_id": run.run_id,
-        "status": run.status,
-        "agent": run.agent,
-        "waiting_for": run.waiting_for,
-        "wedged": run.is_wedged,
-        "started_at": run.execution.start_time.isoformat(),
-        "closed_at": closed.isoformat() if closed else None,
-    }
-
-
-def subtask_row(depth: int, run: RunInfo) -> dict[str, Any]:
-    return {**run_row(run), "depth": depth, "parent": run.parent, "steps": run.steps, "cost_usd": run.cost_usd}
 
 
 def print_list(console: Console, waiting: list[RunInfo], others: list[RunInfo]) -> None:
@@ -110,7 +89,8 @@ def _format_waiting_run(run: RunInfo, width: int) -> tuple[Text, Text, Text]:
     run_id, asked = to_one_line(run.run_id), to_one_line(run.waiting_for).removeprefix(HUMAN_PREFIX)
     wedged = (" (wedged)", "red") if run.is_wedged else ""
     about = "  ".join(filter(None, (to_one_line(run.agent), format_age(run.execution.start_time))))
-    head = Text.assemble((run_id, "bold yellow"), wedged, "  ", (about, "dim"))
+    dry = ("  dry run", "yellow") if run.is_dry_run else ""
+    head = Text.assemble((run_id, "bold yellow"), dry, wedged, "  ", (about, "dim"))
     question = Text(f"  {asked}")
     question.truncate(width, overflow="ellipsis")
     # A person must see a call before they approve it: `show` prints the call, and the commands to decide.
@@ -120,7 +100,7 @@ def _format_waiting_run(run: RunInfo, width: int) -> tuple[Text, Text, Text]:
 
 
 def _format_cells(run: RunInfo) -> tuple[Text, ...]:
-    status = Text(run.status, style=status_colour(run.status))
+    status = Text(RunRecord.of(run).shown_status, style=status_colour(run.status))
     if run.is_wedged:
         status.append(" (wedged)", style="red")
     words = (run.agent, format_age(run.execution.start_time), run.waiting_for)
@@ -136,14 +116,14 @@ def _join_cells(cells: Iterable[Text], widths: list[int], width: int) -> Text:
     return line
 
 
-def print_tree(console: Console, subtree: list[tuple[int, RunInfo]]) -> None:
+def print_tree(console: Console, subtasks: Iterable[ListedSubtask]) -> None:
     """Print the subtasks of a run, with their status, steps and cost."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for _ in range(5):
         table.add_column(no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True)
-    for depth, run in subtree:
-        name = "  " * (depth - 1) + escape(run.run_id)
+    for run in subtasks:
+        name = "  " * (run.depth - 1) + escape(run.run_id)
         table.add_row(
             name,
             f"[{status_colour(run.status)}]{run.status}[/]",
@@ -156,62 +136,38 @@ def print_tree(console: Console, subtree: list[tuple[int, RunInfo]]) -> None:
     console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
 
-def print_run(
-    console: Console,
-    run: RunInfo,
-    view: RunView | None,
-    end: RunEnd | None,
-    files: Path,
-    *,
-    as_of: datetime | None = None,
-    starter: SentBy | None = None,
-) -> None:
-    colour, started = status_colour(run.status), format_age(run.execution.start_time)
-    console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.status}[/]  started {started} ago")
-    if starter is not None:
-        console.print(f"  by       {escape(truncate(format_sent_by(starter), 200))}", soft_wrap=True)
+def print_run(console: Console, details: RunDetails, files: Path) -> None:
+    run, view, end = details.known, details.state, details.end
+    colour, started = status_colour(run.status), format_age(run.started_at)
+    console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.shown_status}[/]  started {started} ago")
+    if details.started_by is not None:
+        sender = truncate(format_sent_by(details.started_by), 200)
+        console.print(f"  by       {escape(sender)}", soft_wrap=True)
     if view is None and run.is_open:
-        silent = "a wedged run does not answer" if run.is_wedged else "no worker answers now"
-        old = f", {format_age(as_of)} old" if as_of else ""
+        silent = "a wedged run does not answer" if run.wedged else "no worker answers now"
+        old = f", {format_age(details.as_of)} old" if details.as_of else ""
         console.print(f"  [yellow]{silent}; this is what the server knows{old}[/]")
         console.print(f"  agent    {escape(run.agent)}")
         if run.waiting_for:
             console.print(f"  waits    {escape(run.waiting_for)}")
-    if run.is_wedged:
+    if run.wedged:
         console.print(f"  [red]wedged[/]   {escape(run.wedged_by)}: {MEND_ADVICE}", soft_wrap=True)
     if view is not None:
         _print_view(console, view)
     if end is not None:
         _print_end(console, end, files)
+    elif view is not None and view.dry_run:
+        calls = [call.model_dump(mode="json") for call in view.dry_calls]
+        _print_lines(console, format_dry_calls(run.run_id, calls))
     if files.is_dir():
         console.print(f"  files    {format_path(files)}", soft_wrap=True)
 
 
-def print_follow_up(console: Console, run: RunInfo, state: FollowUpState | None) -> None:
-    colour, started = status_colour(run.status), format_age(run.execution.start_time)
-    about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
-    console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.status}[/]{about}  started {started} ago")
-    if state is None:
-        return
-    target = state.definition.resume_target
-    console.print(f"  summary  {escape(truncate(state.definition.summary, 500))}")
-    console.print(f"  resumes  in {escape(target.session_id)}, after {state.definition.completion} of its tasks")
-    for task in state.tasks:
-        by = f" by {escape(truncate(task.resolved_by, 80))}" if task.resolved_by else ""
-        described = escape(truncate(task.description, 200))
-        console.print(f"  task     {escape(task.task_id)} {described} ({task.kind}): {task.state}{by}", soft_wrap=True)
-    for question in open_prompts(state):
-        line = f'           perdure answer {run.run_id} --question {escape(question.task_id)} "…"'
-        console.print(line, soft_wrap=True)
-    for late in state.late[-3:]:
-        console.print(f"  late     {escape(late.event)}, for task {escape(late.task_id)}")
-    for notice in state.ignored[-3:]:
-        console.print(f"  ignored  {escape(notice)}")
-
-
 def _print_view(console: Console, view: RunView) -> None:
     usage = view.usage
-    cost = f", {amount}" if (amount := format_cost(view.cost_usd)) else ""
+    unknown = view.cost_usd is None
+    amount = format_unknown_cost(view.known_usd, view.unpriced) if unknown else format_cost(view.cost_usd or 0.0)
+    cost = f", {escape(amount)}" if amount else ""
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(truncate(view.goal, 500))}")
     if view.parent:
@@ -226,7 +182,8 @@ def _print_view(console: Console, view: RunView) -> None:
         f"{format_searches(usage)}{cost}"
     )
     if view.delegated:
-        spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
+        below = view.delegated.usd
+        spent = f", {'USD unknown' if below is None else format_cost(below)}" if below != 0 else ""
         console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")
     if view.answer_keys:
         console.print(f"  answers  must be signed with key {escape(' or '.join(view.answer_keys))}")
@@ -246,12 +203,14 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
     if question.call:
         until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
         console.print(f"           {question.id}, call {question.call}{until}")
-    if question.approvers or question.quorum > 1:
-        who = f"for {' or '.join(question.approvers) or 'everyone'}, {question.quorum} must approve"
-        console.print(f"           {escape(who)}; approved by: {escape(', '.join(question.approved_by) or 'none yet')}")
+    for terms in question.terms:
+        others = f" but {' and '.join(terms.not_by)}" if terms.not_by else ""
+        who = f"for {' or '.join(terms.approvers) or 'everyone'}{others}"
+        approved_by = ", ".join(name or "one without a name" for name in terms.approved_by) or "none yet"
+        console.print(f"           {escape(who)}, {terms.quorum} must approve; approved by: {escape(approved_by)}")
     if question.kind in TEXTUAL and question.options:
         label = "one of" if question.kind == QuestionKind.choice else "suggestions"
-        console.print(f"           {label}: {escape(', '.join(question.options))}", soft_wrap=True)
+        console.print(f"           {label}: {escape(', '.join(map(to_one_line, question.options)))}", soft_wrap=True)
     for line in answer_commands(run_id, question):
         console.print(f"           {escape(line)}", soft_wrap=True)
 
@@ -286,6 +245,36 @@ def _print_end(console: Console, end: RunEnd, files: Path) -> None:
         console.print(Padding(rows, (0, 0, 0, 4), expand=False))
     for path in payload.get("artifacts", ()):
         console.print(f"  file     {format_path(files / path)}", soft_wrap=True)
+    _print_lines(console, format_plan(end))
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(f"  {escape(render_visible(line))}", soft_wrap=True)
+
+
+def format_plan(end: RunEnd) -> Iterator[str]:
+    """Yield the calls that a dry run did not make, or how a run deviated from its plan."""
+    payload = end.event["payload"] if end.event else {}
+    if end.is_dry_run:
+        yield from format_dry_calls(payload["run_id"], payload.get("dry_calls", ()))
+    plan = payload.get("plan") or {}
+    for name, title in (("missing", "planned and not made"), ("unplanned", "not planned")):
+        if calls := plan.get(name):
+            yield f"{title}:"
+            yield from (f"  {call['step']}  {call['shown']}" for call in calls)
+
+
+def format_dry_calls(run_id: str, calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the calls that a dry run did not make, with the command that makes them."""
+    if not calls:
+        yield "this dry run would have made no other call"
+        return
+    yield "this dry run would have made:"
+    for call in calls:
+        arguments = json.dumps(call["arguments"], ensure_ascii=False)
+        yield f"  {call['step']}  {call['tool']}  {call['effect']}  {arguments}"
+    yield f"to approve and make these calls: perdure run --plan {run_id}"
 
 
 def tool_row(tool: "Tool", agents: list[Agent]) -> dict[str, Any]:
@@ -317,11 +306,7 @@ def build_tool_table(rows: list[dict[str, Any]]) -> Table:
 
 def format_age(since: datetime) -> str:
     """Format the time since `since`: "12 s", "3 min", "5 h", "2 d"."""
-    seconds = (datetime.now(UTC) - since).total_seconds()
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+    return format_duration((datetime.now(UTC) - since).total_seconds())
 
 
 def format_path(path: Path) -> str:

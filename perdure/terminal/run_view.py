@@ -10,17 +10,16 @@ from functools import partial
 
 from rich.console import Console
 
-from activities.run.outcome import RunEnd
-from contracts.run.signals import HumanInput
-from contracts.run.state import QuestionView
-from decisions.run.transcript import join_text_blocks
+from perdure.activities.run.outcome import RunEnd
 from perdure.client import run_events
 from perdure.client.run_events import RunEvent
+from perdure.contracts.run.signals import HumanInput
+from perdure.contracts.run.state import QuestionView
+from perdure.decisions.run.transcript import join_text_blocks
 from perdure.terminal import event_lines
 from perdure.terminal.console import is_plain_output
 from perdure.terminal.event_lines import EventLines
-from perdure.terminal.live_area import LiveArea
-from perdure.terminal.progress import Progress
+from perdure.terminal.progress import LiveArea, Progress
 from perdure.terminal.prompt import format_input_hint, is_person, parse_answer, print_question, read_line
 
 REDRAW_SECONDS = 0.1  # seconds between updates of the live area

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from activities.demo.sse import Json
+from perdure.testkit.rehearsal.sse import Json
+from perdure.testkit.ways import Ways
 
 ERROR_PREFIX = "Error: "  # of a tool message that reports an error
 FINISH_REASONS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "refusal": "content_filter"}
@@ -129,30 +130,43 @@ def build_completion(message: Json) -> Json:
     return {**_frame(message, "chat.completion"), "choices": [choice], "usage": _usage_of(message)}
 
 
-def encode_chunks(message: Json, piece: int = 24) -> Iterator[bytes]:
+def encode_chunks(message: Json, ways: Ways, piece: int = 24) -> Iterator[bytes]:
     """Yield the events of one complete reply, with `piece` characters in a delta. Pieces of its calls alternate."""
-    for delta in _deltas_of(message, piece):
+    for delta in _deltas_of(message, ways, piece):
         yield _encode_chunk(message, [{"index": 0, "delta": delta, "finish_reason": None}])
-    yield _encode_chunk(message, [{"index": 0, "delta": {}, "finish_reason": _finish_reason(message)}])
+    yield _encode_chunk(message, [{"index": 0, "delta": {}, "finish_reason": ways.name_end(_finish_reason(message))}])
     yield _encode_chunk(message, [], usage=_usage_of(message))
-    yield b"data: [DONE]\n\n"
+    if ways.has_last_event:
+        yield b"data: [DONE]\n\n"
 
 
-def _deltas_of(message: Json, piece: int) -> Iterator[Json]:
+def _deltas_of(message: Json, ways: Ways, piece: int) -> Iterator[Json]:
     yield {"role": "assistant", "content": None}
     thinking = "".join(block["thinking"] for block in message["content"] if block["type"] == "thinking")
-    for name, text in (("reasoning_content", thinking), ("content", _text_of(message) or "")):
-        for at in range(0, len(text), piece):
-            yield {name: text[at : at + piece]}
+    text = _text_of(message) or ""
+    if ways.thinking == "tags" and thinking:
+        thinking, text = "", f"<think>\n{thinking}\n</think>\n\n{text}"
+    for kind, whole in (("thinking", thinking), ("text", text)):
+        for at in range(0, len(whole), piece):
+            yield _text_delta(kind, whole[at : at + piece], ways)
+    yield from ({"tool_calls": [part]} for part in _pieces_of(_calls_of(message), ways, piece))
+
+
+def _text_delta(kind: str, text: str, ways: Ways) -> Json:
+    if ways.thinking == "parts":
+        inner = [{"type": "text", "text": text}]
+        return {"content": [{"type": "thinking", "thinking": inner}] if kind == "thinking" else inner}
+    return {"reasoning_content" if kind == "thinking" else "content": text}
+
+
+def _pieces_of(calls: list[tuple[Json, str]], ways: Ways, piece: int) -> Iterator[Json]:
+    """Yield the pieces of the calls, by turns if each has its own index or id."""
     streams = []
-    for index, (call, arguments) in enumerate(_calls_of(message)):
-        opening = {"index": index, "id": call["id"], "type": "function"}
-        start = {**opening, "function": {"name": call["name"], "arguments": ""}}
-        parts = (arguments[at : at + piece] for at in range(0, len(arguments), piece))
-        streams.append([start, *({"index": index, "function": {"arguments": part}} for part in parts)])
-    for round_ in zip_longest(*streams):
-        for part in filter(None, round_):
-            yield {"tool_calls": [part]}
+    for number, (call, arguments) in enumerate(calls):
+        texts = ["", *(arguments[at : at + piece] for at in range(0, len(arguments), piece))]
+        streams.append([ways.write_piece(number, call, at, text) for at, text in enumerate(texts)])
+    rounds = zip_longest(*streams) if ways.tells_calls_apart else streams
+    yield from (part for round_ in rounds for part in round_ if part)
 
 
 def _encode_chunk(message: Json, choices: list[Json], **fields: Json) -> bytes:

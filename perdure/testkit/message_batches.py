@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from activities.demo.sse import TYPE_OF_STATUS, Json, digest_of, error_body
+from perdure.testkit.rehearsal.sse import TYPE_OF_STATUS, Json, digest_of, error_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 Answer = Callable[[Json, int], Json]  # the result of a request's params, and the number of earlier ones like it
@@ -57,9 +57,11 @@ class ScriptedBatches:
 
     A batch ends `seconds` after its creation; with None, when the test calls `end_batches`. The results come in
     reversed order. The create requests numbered in `cut_creates` (from 0) are accepted, but their connection is cut
-    before the reply; those in `refused_creates` get its HTTP status. All replies come `reply_seconds` after their
-    effect, so that a test can kill the client before it reads one. With a `folder`, each batch is a file there, and
-    another process can serve it.
+    before the reply; those in `refused_creates` get its HTTP status. A new batch is not found by the first `missing`
+    requests of each endpoint (`list`, `retrieve`, `results`): the list leaves it out, the others answer 404.
+    `write_results` returns the body of the results from its lines and the number of the read of that batch, from 0.
+    All replies come `reply_seconds` after their effect, so that a test can kill the client before it reads one. With a
+    `folder`, each batch is a file there, and another process can serve it.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class ScriptedBatches:
         seconds: float | None = 0,
         cut_creates: Sequence[int] = (),
         refused_creates: Mapping[int, int] = MappingProxyType({}),
+        missing: Mapping[str, int] = MappingProxyType({}),
+        write_results: Callable[[list[str], int], str] = lambda lines, _: "".join(lines),
         reply_seconds: float = 0,
         folder: Path | None = None,
         max_requests: int = 100_000,
@@ -76,11 +80,14 @@ class ScriptedBatches:
         self._seconds = seconds
         self._cut_creates = frozenset(cut_creates)
         self._refused_creates = refused_creates
+        self._missing = missing
+        self._write_results = write_results
         self._reply_seconds = reply_seconds
         self._folder = folder
         self._max_requests, self._max_bytes = max_requests, max_bytes
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()  # requests to the endpoints: create, list, retrieve, cancel, results
+        self._seeks: Counter[tuple[str, str]] = Counter()  # requests for a batch, by endpoint and id
         self._batches: list[ScriptedBatch] = []
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +179,7 @@ class ScriptedBatches:
 
     async def _handle_list(self, request: Request) -> Response:
         self._count("list")
-        newest = self.batches[::-1]
+        newest = [batch for batch in self.batches[::-1] if self._is_found("list", batch)]
         ids = [batch.id for batch in newest]
         if (after := request.query_params.get("after_id")) in ids:
             newest = newest[ids.index(str(after)) + 1 :]
@@ -184,7 +191,8 @@ class ScriptedBatches:
     async def _handle_retrieve(self, request: Request) -> Response:
         self._count("retrieve")
         batch = self._find(request)
-        return _to_response(batch, request) if batch else _report_missing()
+        found = batch is not None and self._is_found("retrieve", batch)
+        return _to_response(batch, request) if batch and found else _report_missing()
 
     async def _handle_cancel(self, request: Request) -> Response:
         self._count("cancel")
@@ -196,10 +204,16 @@ class ScriptedBatches:
     async def _handle_results(self, request: Request) -> Response:
         self._count("results")
         batch = self._find(request)
-        if not batch or not batch.is_ended():
+        if not batch or not batch.is_ended() or not self._is_found("results", batch):
             return _report_missing()
-        lines = "".join(json.dumps(result) + "\n" for result in reversed(batch.results))
-        return Response(lines, media_type="application/x-jsonl")
+        number = self._seeks["results", batch.id] - self._missing.get("results", 0) - 1
+        lines = [json.dumps(result) + "\n" for result in reversed(batch.results)]
+        return Response(self._write_results(lines, number), media_type="application/x-jsonl")
+
+    def _is_found(self, endpoint: str, batch: ScriptedBatch) -> bool:
+        with self._lock:
+            self._seeks[endpoint, batch.id] += 1
+            return self._seeks[endpoint, batch.id] > self._missing.get(endpoint, 0)
 
     def _count(self, endpoint: str) -> int:
         with self._lock:

@@ -20,17 +20,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from activities.demo.sse import (
-    TYPE_OF_STATUS,
-    DemoReply,
-    Json,
-    build_message,
-    digest_of,
-    encode_event,
-    encode_stream,
-    error_body,
-    request_error,
-)
 from perdure.testkit.chat_completions import (
     build_completion,
     chat_error_body,
@@ -39,6 +28,18 @@ from perdure.testkit.chat_completions import (
     read_chat_request,
 )
 from perdure.testkit.message_batches import ScriptedBatches
+from perdure.testkit.rehearsal.sse import (
+    TYPE_OF_STATUS,
+    DemoReply,
+    Json,
+    build_message,
+    digest_of,
+    encode_event,
+    error_body,
+    request_error,
+)
+from perdure.testkit.rules import chat_rejection, messages_rejection
+from perdure.testkit.ways import CHAT_OVERFLOW, MESSAGES_OVERFLOW, USUAL_WAYS, Ways, encode_messages
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,25 @@ class Wire:
     """An API of the server. `read` returns a request in the Messages API's form; it raises ValueError."""
 
     read: Callable[[Json], Json]
+    reject: Callable[[Json, Ways], str | None]
     build: Callable[[Json], Json]
-    stream: Callable[[Json], Iterator[bytes]]
+    stream: Callable[[Json, Ways], Iterator[bytes]]
     error: Callable[[str, str], Json]
     encode: Callable[[Json], bytes]
 
 
-MESSAGES = Wire(lambda body: body, lambda message: message, encode_stream, error_body, encode_event)
-CHAT = Wire(read_chat_request, build_completion, encode_chunks, chat_error_body, encode_data)
+def _reject_messages(body: Json, ways: Ways) -> str | None:
+    return request_error(body) or messages_rejection(body) or ways.find_overflow(body, MESSAGES_OVERFLOW)
+
+
+def _reject_chat(body: Json, ways: Ways) -> str | None:
+    return chat_rejection(body, has_strict_order=ways.has_strict_order) or ways.find_overflow(body, CHAT_OVERFLOW)
+
+
+MESSAGES = Wire(lambda body: body, _reject_messages, lambda message: message, encode_messages, error_body, encode_event)
+CHAT = Wire(read_chat_request, _reject_chat, build_completion, encode_chunks, chat_error_body, encode_data)
+
+WRONG_FIELD = "the body lacks a field, or has one of the wrong type"
 
 ScriptedAnswer = Reply | ErrorReply
 Script = Sequence[ScriptedAnswer] | Callable[[Json], ScriptedAnswer]
@@ -139,11 +151,14 @@ class ScriptedModel:
     its end the server answers 400. A function takes the request's body instead. Conversations that the API would
     reject (a `tool_use` without its `tool_result`) are rejected. A request for `/v1/chat/completions` is answered by
     the same script, which sees it in the Messages API's form. The server stops at the end of the `with` block.
-    `batches` answers the Message Batches API from the same script.
+    `batches` answers the Message Batches API from the same script. `ways` are those of other servers of these APIs.
     """
 
-    def __init__(self, script: Script, *, port: int = 0, batches: ScriptedBatches | None = None) -> None:
+    def __init__(
+        self, script: Script, *, port: int = 0, batches: ScriptedBatches | None = None, ways: Ways = USUAL_WAYS
+    ) -> None:
         self._script = script
+        self._ways = ways
         self.batches = batches or ScriptedBatches()
         self._port = port
         self._requests: list[Json] = []
@@ -159,6 +174,8 @@ class ScriptedModel:
 
     def __enter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", self._port))
+        # asyncio sets it only for sockets that it makes; without it each reply waits 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         wires = {"/v1/messages": MESSAGES, "/v1/chat/completions": CHAT}
         routes = [Route(path, partial(self._handle, wire), methods=["POST"]) for path, wire in wires.items()]
@@ -194,11 +211,14 @@ class ScriptedModel:
 
     async def _handle(self, wire: Wire, request: Request) -> Response:
         try:
-            body = await _read_body(request, wire)
-        except ValueError as error:
-            return _error_response(wire, 400, "invalid_request_error", str(error))
+            sent = await _read_body(request)
+            reason = wire.reject(sent, self._ways) if isinstance(sent.get("messages"), list) else None
+            body = wire.read(sent)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, ValueError) else f"{WRONG_FIELD}: {error}"
+            return _error_response(wire, 400, "invalid_request_error", reason)
         earlier = self._record_request(body)
-        if reason := request_error(body):
+        if reason := reason or request_error(body):
             return _error_response(wire, 400, "invalid_request_error", reason)
         answer = self._pick_answer(body, earlier)
         if isinstance(answer, ErrorReply):
@@ -207,7 +227,7 @@ class ScriptedModel:
 
     def _build_result(self, params: Json, earlier: int) -> Json:
         """Return the result of a request in a batch. `earlier` counts the requests in batches for its conversation."""
-        reason = request_error(params)
+        reason = request_error(params) or messages_rejection(params)
         answer = fails(400, message=reason) if reason else self._pick_answer(params, earlier)
         match answer:
             case ErrorReply(type="expired" | "canceled"):
@@ -246,7 +266,7 @@ class ScriptedModel:
         message = _message(reply, body, _count_turns(body))
         if not body.get("stream"):
             return JSONResponse(wire.build(message))
-        events = list(wire.stream(message))
+        events = list(wire.stream(message, self._ways))
         if reply.is_cut:
             error = [wire.encode(wire.error(reply.error, "a fault of the script"))] if reply.error else []
             events = [events[0], *error]
@@ -275,8 +295,8 @@ def _count_turns(body: Json) -> int:
     return sum(message["role"] == "assistant" for message in body["messages"])
 
 
-async def _read_body(request: Request, wire: Wire) -> Json:
-    """Return the body in the Messages API's form. Raises ValueError."""
+async def _read_body(request: Request) -> Json:
+    """Return the body. Raises ValueError."""
     try:
         body = await request.json()
     except ValueError:
@@ -285,10 +305,7 @@ async def _read_body(request: Request, wire: Wire) -> Json:
         raise ValueError("the body is not whole") from None
     if not isinstance(body, dict):
         raise ValueError("the body is not a JSON object")  # noqa: TRY004 - as any other body that is not valid
-    try:
-        return wire.read(body)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"the body lacks a field, or has one of the wrong type: {error}") from None
+    return body
 
 
 def _error_response(

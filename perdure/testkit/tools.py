@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from activities.tools.interface import CallContext
-from contracts.agent import ToolSchema
-from contracts.tool import Approval, Effect, QueueRoute, ToolKind, ToolOutcome, ToolRoute
+from perdure.activities.tools.interface import CallContext
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.tool import Approval, Effect, QueueRoute, ToolKind, ToolOutcome, ToolRoute
 
 Behaviour = Callable[[dict[str, Any], CallContext], Any]
 

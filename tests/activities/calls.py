@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientToolError
-from contracts.tool import ToolError, ToolOutcome
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools.interface import CallContext, TransientToolError
+from perdure.contracts.tool import ToolError, ToolOutcome
 
 
 def new_context(workspace: Workspace, step: int = 1, **fields: Any) -> CallContext:

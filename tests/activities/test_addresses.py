@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.http.addresses import is_metadata, is_own, is_public, parse_literal
+from perdure.activities.http import is_metadata, is_own, is_public, parse_literal
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,28 @@ from activities.http.addresses import is_metadata, is_own, is_public, parse_lite
         "64:ff9b::10.0.0.1",
         "2002:a00:1::",
         "4000::1",
+        "5f00::1",
+        "100:0:0:1::1",
+        "2001:1::1",
+        "2001:2::1",
+        "2001:3::1",
+        "2001:4:112::1",
+        "2001:10::1",
+        "2001:20::1",
+        "2001:30::1",
+        "2620:4f:8000::1",
+        "3ffe::1",
+        "3fff::1",
+        "3fff:fff:ffff::1",
+        "3fff:1000::1",
+        "2d00::1",
+        "2fff::1",
+        "192.0.0.9",
+        "192.31.196.1",
+        "192.52.193.1",
+        "192.175.48.1",
+        "64:ff9b::c01f:c401",
+        "::ffff:192.52.193.1",
     ],
 )
 def test_addresses_of_no_public_range_are_not_public(text: str) -> None:

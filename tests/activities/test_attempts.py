@@ -8,9 +8,10 @@ import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.effects import attempts
-from activities.effects.attempts import WORKER_SHUTDOWN, counting_attempts
-from activities.providers.rate_limit import RateLimitedError
+from perdure.activities.effects import attempts
+from perdure.activities.effects.attempts import counting_attempts
+from perdure.activities.providers.rate_limit import RateLimitedError
+from perdure.contracts.failures import WORKER_SHUTDOWN
 
 MOST = 6
 HELD = RateLimitedError("held back", type="RateLimited", next_retry_delay=timedelta(seconds=9))

@@ -5,10 +5,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from activities.run.definition import build_definition
-from contracts.model_settings import CacheTime
+from perdure.activities.run.definition import build_definition
+from perdure.contracts.model_settings import CacheTime
 from perdure.process.project import build_project
-from settings import load_settings
+from perdure.settings import load_settings
 
 PROJECT = """
 [tools.asked]

@@ -11,13 +11,16 @@ import pytest
 from openai import AsyncOpenAI
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.errors import to_model_failure
-from activities.providers.openai import ChatModel
-from activities.providers.port import JOURNAL_HEADING, ModelCall, ModelReply
-from contracts.agent import Definition, ToolSchema
-from contracts.model_settings import ModelOptions
+from perdure.activities.providers.errors import to_model_failure
+from perdure.activities.providers.openai import ChatModel
+from perdure.activities.providers.port import JOURNAL_HEADING, ModelCall, ModelReply
+from perdure.activities.providers.replies.reply import MAX_RELAXED
+from perdure.contracts.agent import Definition, ToolSchema
+from perdure.contracts.model_settings import ModelOptions
 from perdure.process.models import create_http_client
-from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
+from perdure.testkit.model_server import Reply, ScriptedModel, broken_json, calls, cut, fails, says, slow
+from perdure.testkit.ways import Ways
+from tests.shared_model import SharedModel
 
 KEY = "sk-canary-51"
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -35,7 +38,7 @@ def script() -> list[Any]:
 
 @pytest.fixture
 def server(script: list[Any]) -> Iterator[ScriptedModel]:
-    with ScriptedModel(script) as model:
+    with SharedModel(script) as model:
         yield model
 
 
@@ -123,7 +126,7 @@ async def test_options_are_sent_in_the_words_of_the_api() -> None:
         max_tokens=99, temperature=0.5, top_p=0.0, effort="high", cache="1h", headers={"x-a": "b"}, extra=extra
     )
     endpoint = Endpoint(stream_of(chunk("stop", content="hi")))
-    await endpoint.ask(definition=DEFINITION.model_copy(update={"options": options}))
+    await endpoint.ask(definition=DEFINITION.evolve(options=options))
     (body,) = endpoint.requests
     sent = {name: body[name] for name in ("max_tokens", "temperature", "top_p", "reasoning_effort", "seed", "stream")}
     assert sent == {
@@ -174,6 +177,119 @@ async def test_the_limit_takes_the_name_that_the_model_asks_for_and_keeps_it() -
     assert limits == [(99, None), (None, 99), (None, 99)]
 
 
+DONE = {"type": "tool_use", "id": "f", "name": "finish", "input": {"outcome": "All done."}}
+LOOKED = {"type": "tool_use", "id": "l", "name": "look", "input": {}}
+PICTURE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+
+
+def answered(use: dict[str, Any], *content: dict[str, Any]) -> list[dict[str, Any]]:
+    """A call with its result, and what else the user's message has."""
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": [{"type": "text", "text": "ok"}, *content]}
+    asked = {"role": "user", "content": [result, *(GOAL[0]["content"] if not content else ())]}
+    return [{"role": "assistant", "content": [use]}, asked]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        error_of(400, "Unexpected role 'user' after role 'tool'", type="invalid_request_message_order", code="3230"),
+        error_of(500, "Conversation roles must alternate user/assistant/user/assistant/..."),
+    ],
+)
+async def test_a_model_that_wants_a_reply_between_a_result_and_an_input_gets_one_from_then_on(
+    refusal: httpx2.Response,
+) -> None:
+    endpoint = Endpoint(refusal, stream_of(chunk("stop", content="hi")))
+    messages = [*GOAL, *answered(DONE), *answered(LOOKED, PICTURE)]
+    async with endpoint.client() as client:
+        model = ChatModel(client)
+        for _ in range(2):
+            assert (await model.reply(ModelCall(definition=DEFINITION, messages=messages))).content
+    roles = [[message["role"] for message in body["messages"]] for body in endpoint.requests]
+    plain = ["system", "user", "assistant", "tool", "user", "assistant", "tool", "user"]
+    strict = ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant", "user"]
+    assert roles == [plain, strict, strict]
+    said = [message["content"] for message in endpoint.requests[1]["messages"] if message["role"] == "assistant"]
+    assert said == [None, "All done.", None, "Understood."]
+
+
+async def test_a_refusal_of_an_order_that_is_none_is_final_at_once() -> None:
+    endpoint = Endpoint(error_of(400, "Conversation roles must alternate"))
+    with pytest.raises(ApplicationError, match="roles must alternate"):
+        await endpoint.ask()
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_model_that_takes_only_short_descriptions_of_tools_gets_those() -> None:
+    message = (
+        "Invalid 'tools[0].function.description': string too long. Expected a string with maximum length 1024, but got "
+        "a string with length 3000 instead."
+    )
+    endpoint = Endpoint(error_of(400, message, code="string_above_max_length"), stream_of(chunk("stop", content="hi")))
+    tools = (LOOK.evolve(description="x" * 3000),)
+    assert (await endpoint.ask(definition=DEFINITION.evolve(tools=tools))).content
+    lengths = [len(body["tools"][0]["function"]["description"]) for body in endpoint.requests]
+    assert lengths == [3000, 1024]
+
+
+async def test_a_reply_is_as_long_as_the_window_leaves_room_for() -> None:
+    words = "maximum context length is 4096 tokens, {} are requested (900 in the messages, {} in the completion)"
+    options = ModelOptions(max_tokens=4000)
+    endpoint = Endpoint(error_of(400, words.format(4900, 4000)), stream_of(chunk("stop", content="hi")))
+    assert (await endpoint.ask(definition=DEFINITION.evolve(options=options))).content
+    assert [body["max_tokens"] for body in endpoint.requests] == [4000, 3196]
+
+
+async def test_requests_are_made_milder_a_bounded_number_of_times() -> None:
+    least, asked = 1100, 9000
+    answers = [error_of(400, f"max_tokens: {n} > {n - 1}") for n in range(asked, least, -1)]
+    endpoint = Endpoint(*answers)
+    options = ModelOptions(max_tokens=asked)
+    with pytest.raises(ApplicationError, match="max_tokens"):
+        await endpoint.ask(definition=DEFINITION.evolve(options=options))
+    assert len(endpoint.requests) == 1 + MAX_RELAXED
+
+
+@pytest.mark.parametrize(
+    ("schema", "sent"),
+    [
+        ({"type": "object"}, {"type": "object", "properties": {}}),
+        ({"type": "object", "properties": {"a": True}}, {"type": "object", "properties": {"a": {}}}),
+        (
+            {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": ["array", "null"]}}},
+            {
+                "type": "object",
+                "properties": {"a": {"type": "array", "items": {}}, "b": {"type": ["array", "null"], "items": {}}},
+            },
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"anyOf": [{"type": "array"}, {"type": "string"}]}, "b": {"$ref": "#/$defs/L"}},
+                "$defs": {"L": {"type": "array", "items": {"type": "array"}}},
+            },
+            {
+                "type": "object",
+                "properties": {
+                    "a": {"anyOf": [{"type": "array", "items": {}}, {"type": "string"}]},
+                    "b": {"$ref": "#/$defs/L"},
+                },
+                "$defs": {"L": {"type": "array", "items": {"type": "array", "items": {}}}},
+            },
+        ),
+        (
+            {"type": "object", "properties": {"type": {"type": "string"}, "o": {"type": "object"}}, "required": ["o"]},
+            {"type": "object", "properties": {"type": {"type": "string"}, "o": {"type": "object"}}, "required": ["o"]},
+        ),
+    ],
+)
+async def test_a_schema_gets_what_the_api_wants_of_it(schema: dict[str, Any], sent: dict[str, Any]) -> None:
+    endpoint = Endpoint(stream_of(chunk("stop", content="hi")))
+    tools = (LOOK.evolve(input_schema=schema),)
+    await endpoint.ask(definition=DEFINITION.evolve(tools=tools))
+    assert endpoint.requests[0]["tools"][0]["function"]["parameters"] == sent
+
+
 async def test_an_optional_field_that_a_server_rejects_is_left_out_once() -> None:
     endpoint = Endpoint(error_of(400, "tool_choice is not supported"), error_of(400, "unknown field stream_options"))
     with pytest.raises(ApplicationError, match="unknown field stream_options"):
@@ -186,7 +302,7 @@ async def test_a_refusal_names_the_setting_that_it_is_about() -> None:
     options = ModelOptions(effort="max")
     endpoint = Endpoint(error_of(400, "Unsupported value: 'reasoning_effort' does not support 'max'"))
     with pytest.raises(ApplicationError, match=r"\(see effort of \[model\], or of the agent\)$"):
-        await endpoint.ask(definition=DEFINITION.model_copy(update={"options": options}))
+        await endpoint.ask(definition=DEFINITION.evolve(options=options))
 
 
 # What is read.
@@ -260,7 +376,7 @@ async def test_calls_without_ids_get_some() -> None:
         ([chunk(content="h"), chunk("length")], "max_tokens", ()),
         ([piece(0, '{"at', id="a", name="look"), chunk("length")], "max_tokens", ("a",)),
         ([piece(0, id="a", name="look"), chunk("length")], "max_tokens", ("a",)),
-        ([piece(0, "{}", id="a", name="look"), chunk("length")], "max_tokens", ()),
+        ([piece(0, "{}", id="a", name="look"), chunk("length")], "max_tokens", ("a",)),
         ([chunk("content_filter")], "refusal", ()),
         ([chunk(refusal="I can"), chunk(refusal="not"), chunk("stop")], "refusal", ()),
     ],
@@ -330,6 +446,42 @@ async def test_a_whole_completion_is_a_reply_where_a_server_does_not_stream(serv
     body = {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     reply = await Endpoint(httpx2.Response(200, json=body)).ask()
     assert (reply.content, reply.stop_reason) == ([{"type": "text", "text": "hi"}], "end_turn")
+
+
+THOUGHT = {"type": "thinking", "thinking": "h" * 30, "signature": "s"}
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        Ways(index="zero", ids="own"),
+        Ways(index="zero", ids="empty"),
+        Ways(index="none", ids="empty", repeats_name=True),
+        Ways(index="zero", ids="each"),
+        Ways(index="zero", ids="each", repeats_name=True),
+        Ways(index="own", ids="each", repeats_name=True),
+        Ways(thinking="parts"),
+        Ways(thinking="tags"),
+        Ways(end=""),
+        Ways(end="stop", has_last_event=False),
+    ],
+    ids=repr,
+)
+async def test_a_reply_is_the_same_in_each_way_that_servers_have(ways: Ways) -> None:
+    uses: tuple[tuple[str, dict[str, str]], ...] = (("look", {"at": "x" * 60}), ("look", {}), ("peek", {"at": "y"}))
+    with ScriptedModel([Reply(blocks=(THOUGHT,), text="on", calls=uses)], ways=ways) as model:
+        reply = await ask(model)
+    assert [block.get("thinking") or block.get("text") for block in reply.content[:2]] == ["h" * 30, "on"]
+    assert [(block["name"], block["input"]) for block in reply.content[2:]] == list(uses)
+    assert (reply.stop_reason, reply.broken, reply.repeated) == ("tool_use", (), ())
+
+
+async def test_a_server_with_a_window_leaves_room_for_a_shorter_reply() -> None:
+    definition = DEFINITION.evolve(options=ModelOptions(max_tokens=4000))
+    with ScriptedModel([says("hello")], ways=Ways(window=4000)) as model:
+        assert (await ask(model, definition=definition)).content
+        assert len(model.requests) == 2
+        assert model.requests[1]["max_tokens"] < 4000
 
 
 # Failures.

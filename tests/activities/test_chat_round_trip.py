@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.openai import ERROR_PREFIX, ChatModel, to_chat_messages
-from activities.providers.port import ModelCall, ModelReply
-from contracts.agent import Definition
+from perdure.activities.providers.openai import ERROR_PREFIX, ChatModel, to_chat_messages
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.contracts.agent import Definition
 from perdure.testkit.chat_completions import encode_chunks, read_chat_request
+from perdure.testkit.ways import USUAL_WAYS
 
 Json = dict[str, Any]
 SOME = settings(max_examples=60)
@@ -135,7 +136,7 @@ class Echo:
         body = read_chat_request(json.loads(request.content))
         content = next(message["content"] for message in reversed(body["messages"]) if message["role"] == "assistant")
         message = {"id": "m", "model": "m", "content": content, "stop_reason": "tool_use", "usage": USAGE}
-        stream = b"".join(encode_chunks(message, self.piece))
+        stream = b"".join(encode_chunks(message, USUAL_WAYS, self.piece))
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
 
     async def ask(self, messages: list[Json]) -> ModelReply:

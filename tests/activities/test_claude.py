@@ -8,8 +8,8 @@ import httpx
 import pytest
 from anthropic.types import Model
 
-from activities.project import Project
-from activities.providers.prices import (
+from perdure.activities.project import Project
+from perdure.activities.providers.prices import (
     CHEAP_MODEL,
     CLAUDE_MODELS,
     CLAUDE_PRICES,
@@ -19,9 +19,9 @@ from activities.providers.prices import (
     claude_summary_model,
     claude_window,
 )
-from contracts.run.turn import Usage
+from perdure.contracts.run.turn import Usage
 from perdure.process.project import build_project
-from settings import ProjectError, load_settings
+from perdure.settings import ProjectError, load_settings
 
 MILLION = 1_000_000
 HAIKU = CLAUDE_PRICES["claude-haiku-5-5"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from activities.tools.outcome import cut_error
-from contracts.tool import MAX_ERROR
+from perdure.activities.tools.outcome import cut_error
+from perdure.contracts.tool import MAX_ERROR
 
 
 @pytest.mark.parametrize("length", [MAX_ERROR + 1, 5_000_000])

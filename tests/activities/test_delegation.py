@@ -12,12 +12,12 @@ from temporalio.exceptions import ApplicationError, TerminatedError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.delegation import Delegations
-from activities.project import Project
-from contracts.agent import Agent
-from contracts.delegation import Collected, CollectRequest, Share, Spent, SubtaskStatus
-from contracts.model_settings import ModelOptions
-from contracts.run.limits import LimitOverrides
+from perdure.activities.project import Project
+from perdure.contracts.agent import Agent
+from perdure.contracts.model_settings import ModelOptions
+from perdure.contracts.run.limits import LimitOverrides, Share, Spent, SubtaskStatus
+from perdure.features.delegation.activities import Delegations
+from perdure.features.delegation.contract import Collected, CollectRequest
 
 
 def project(folder: Path) -> Project:

@@ -15,12 +15,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from activities.storage.workspace import Workspace
-from activities.tools import html
-from activities.tools.fetch import FetchTool
-from activities.tools.html import read_webpage
-from activities.tools.interface import Tool
-from contracts.tool import Effect, ToolKind, ToolOutcome
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools import fetch as html
+from perdure.activities.tools.fetch import FetchTool, read_webpage
+from perdure.activities.tools.interface import Tool
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
 from tests.activities.calls import error_of, new_context, transient_error
 
 PAGE = """<!doctype html><html><head><title> A  page
@@ -423,7 +422,7 @@ async def test_a_public_address_of_this_machine_is_not_reached_by_its_name(
     fetch: Fetch, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     """What listens there is ours: the Temporal server, its Web UI, a codec server, the gateway."""
-    monkeypatch.setattr("activities.http.ssrf.is_own", lambda address: str(address) == "93.184.216.34")
+    monkeypatch.setattr("perdure.activities.http.is_own", lambda address: str(address) == "93.184.216.34")
     resolver = resolving(runner_test=["93.184.216.34"])
     assert await fetch.is_blocked(f"http://runner.test:{port}/", "runner.test is at 93.184.216.34", resolver=resolver)
 

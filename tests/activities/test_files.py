@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from activities.storage.workspace import Workspace
-from activities.tools.files import MAX_LISTED_FILES, MAX_READ_CHARACTERS, ListFiles, ReadFile, WriteFile
-from activities.tools.interface import CallContext, Tool, TransientToolError
-from contracts.tool import Effect, ToolKind, ToolOutcome
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools.files import MAX_LISTED_FILES, MAX_READ_CHARACTERS, ListFiles, ReadFile, WriteFile
+from perdure.activities.tools.interface import CallContext, Tool, TransientToolError
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
 from tests.activities.calls import error_of
 
 

@@ -11,11 +11,12 @@ from threading import Thread
 import httpx
 import pytest
 
-from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext
-from contracts.followup import Outbound
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools.interface import CallContext
+from perdure.features.follow_ups.contract import Outbound
+from perdure.features.follow_ups.outbox import outbox_of
 from perdure.process.project import build_project
-from settings import ProjectError, Settings, load_settings
+from perdure.settings import ProjectError, Settings, load_settings
 
 TOKEN = "Bearer shop-canary-81723"
 TABLES = """
@@ -80,9 +81,10 @@ async def post_all(settings: Settings, folder: Path) -> list[str]:
     context = CallContext("r", 3, "key", datetime.now(UTC), Workspace(folder / "run"))
     async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
         project = build_project(settings, client)
-        assert project.outbox is not None
+        outbox = outbox_of(project)
+        assert outbox is not None
         outcomes = [await project.tools[name].run({}, context) for name in ("ask", "later")]
-        outcomes.append(await project.outbox.send(Outbound(channel_id="c", text="hello"), "key"))
+        outcomes.append(await outbox.send(Outbound(channel_id="c", text="hello"), "key"))
     return [outcome.model_dump_json() for outcome in outcomes]
 
 

@@ -15,8 +15,8 @@ import pytest
 from obstore.store import LocalStore as ObstoreLocal
 from obstore.store import MemoryStore
 
-from activities.effects import ledger
-from activities.effects.ledger import (
+from perdure.activities.effects import ledger
+from perdure.activities.effects.ledger import (
     Claim,
     ClaimGranted,
     ClaimOwner,
@@ -24,10 +24,10 @@ from activities.effects.ledger import (
     LedgerEntry,
     LedgerUnavailableError,
 )
-from activities.storage.object_store import RemoteStores
-from activities.storage.store import LocalStores, Store, Stores
-from contracts.tool import ToolOutcome, error_outcome
-from decisions.ids import call_digest
+from perdure.activities.storage.object_store import RemoteStores
+from perdure.activities.storage.store import LocalStores, Store, Stores
+from perdure.contracts.tool import ToolOutcome, error_outcome
+from perdure.decisions.ids import call_digest
 from tests.waiting import PATIENCE
 
 Process: TypeAlias = "subprocess.Popen[bytes]"
@@ -132,7 +132,7 @@ def claim_as(entry: LedgerEntry, owner: ClaimOwner) -> InDoubt:
     found = entry.read_outcome()
     assert isinstance(found, InDoubt)
     assert found.claim is not None
-    claim = found.claim.model_copy(update={"owner": owner})
+    claim = found.claim.evolve(owner=owner)
     entry.store.write("ledger/step-00003.claim", claim.model_dump_json().encode())
     return InDoubt(Claim.model_validate(claim))
 

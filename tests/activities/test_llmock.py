@@ -13,10 +13,10 @@ from anthropic import AsyncAnthropic
 from llmock.pytest_plugin import LLMock
 from temporalio.exceptions import ApplicationError
 
-from activities.providers.anthropic import MessagesModel
-from activities.providers.port import ModelCall, ModelReply
-from contracts.agent import Definition, ToolSchema
-from contracts.model_settings import ModelOptions
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.contracts.agent import Definition, ToolSchema
+from perdure.contracts.model_settings import ModelOptions
 
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})
 DEFINITION = Definition(

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from activities.mailbox import folder as mail_folder
-from activities.mailbox.folder import (
+from perdure.activities.storage.workspace import SafeDir, WrongFileTypeError
+from perdure.features.mailbox.activities import folder as mail_folder
+from perdure.features.mailbox.activities.folder import (
     DEAD,
     PENDING,
     PROCESSED,
@@ -22,8 +23,7 @@ from activities.mailbox.folder import (
     MailFolderError,
     format_os_error,
 )
-from activities.mailbox.message import FRESH
-from activities.storage.safe_dir import SafeDir, WrongFileTypeError
+from perdure.features.mailbox.activities.message import FRESH
 
 
 @pytest.fixture

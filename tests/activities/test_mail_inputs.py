@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.mailbox import inputs as mail_inputs
-from activities.mailbox.inputs import InputsError, resolve_inputs
-from activities.mailbox.message import FRESH, RestTracker
-from activities.storage.safe_dir import SafeDir
-from contracts.mail.message import InputWanted, PickPolicy, TaskHead
-from decisions.mailbox.inputs import split_pattern
+from perdure.activities.storage.workspace import SafeDir
+from perdure.features.mailbox.activities import inputs as mail_inputs
+from perdure.features.mailbox.activities.inputs import InputsError, resolve_inputs
+from perdure.features.mailbox.activities.message import FRESH, RestTracker
+from perdure.features.mailbox.contract import InputWanted, PickPolicy, TaskHead
+from perdure.features.mailbox.rules.inputs import split_pattern
 
 
 @pytest.fixture

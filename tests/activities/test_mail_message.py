@@ -6,9 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.mailbox.message import MAX_ENVELOPE, MessageError, format_message, parse_message, read_envelope
-from activities.storage.workspace import folder_name
-from contracts.mail.message import MAX_MESSAGE_BYTES, InputWanted, PickPolicy, ReplyHead, ReplyStatus, TaskHead
+from perdure.activities.storage.workspace import folder_name
+from perdure.features.mailbox.activities.message import (
+    MAX_ENVELOPE,
+    MessageError,
+    format_message,
+    parse_message,
+    read_envelope,
+)
+from perdure.features.mailbox.contract import (
+    MAX_MESSAGE_BYTES,
+    InputWanted,
+    PickPolicy,
+    ReplyHead,
+    ReplyStatus,
+    TaskHead,
+)
 
 HEAD = "type: task\nmessage_id: m-1\nplan_id: p\ntask_id: t\nfrom: planner\n"
 
@@ -43,10 +56,7 @@ def test_a_field_without_a_value_is_not_there(nothing: str) -> None:
 
 
 def test_json_and_markdown_say_the_same() -> None:
-    assert (
-        parse_message(as_json(), "p")[0].model_copy(update={"message_id": "m-1", "sender": "planner"})
-        == parse_message(task(), "p")[0]
-    )
+    assert parse_message(as_json(), "p")[0].evolve(message_id="m-1", sender="planner") == parse_message(task(), "p")[0]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_fault() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from activities.mailbox.folder import MailFolder
-from activities.mailbox.picks import LOOK_EVERY, InputPicks
-from activities.mailbox.writer import MailWriter
-from contracts.mail.delivery import InboxMessage, Stage
-from contracts.run.question import QuestionKind
-from contracts.run.state import QuestionView, RunStatus
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.features.mailbox.activities.folder import MailFolder
+from perdure.features.mailbox.activities.picks import LOOK_EVERY, InputPicks
+from perdure.features.mailbox.activities.writer import MailWriter
+from perdure.features.mailbox.contract import InboxMessage, Stage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -26,7 +26,7 @@ class FakeRun:
     def __init__(self) -> None:
         self.id = "run:run-1"
         self.answers: list[str] = []
-        self.signals: list[str] = []
+        self.reported: list[str] = []
         self.asked: list[str] = []
         self.queries = 0
 
@@ -46,8 +46,8 @@ class FakeRun:
     async def execute_update(self, _: str, said: dict[str, Any]) -> None:
         self.answers.append(said["text"])
 
-    async def signal(self, name: str, _: Any) -> None:
-        self.signals.append(name)
+    async def reports(self, key: str) -> None:
+        self.reported.append(key)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def writer(tmp_path: Path) -> MailWriter:
     folder = MailFolder(tmp_path / "box", "writer")
     folder.open_folder()
     letter = InboxMessage(
-        key="k", task="d", folder="f", plan="p", message_id="m", plan_id="p", task_id="t", sender="you",
-        stage=Stage.admitted, heard_at=NOW,
+        key="k", task="d", plan="p", message_id="m", plan_id="p", task_id="t", sender="you",
+        stage=Stage.admitted,
     )  # fmt: skip
     writer = MailWriter(folder)
     writer.write_request(letter, "run-1", {"data": ("a", "b")})
@@ -70,7 +70,7 @@ def request_file(writer: MailWriter) -> Any:
 
 async def looks(writer: MailWriter, run: FakeRun, count: int = LOOK_EVERY + 1) -> InputPicks:
     client: Any = run
-    picks = InputPicks(client, writer)
+    picks = InputPicks(client, writer, run.reports)
     for _ in range(count):
         await picks.check_requests()
     return picks
@@ -81,7 +81,7 @@ async def test_a_pick_is_the_answer_and_ends_the_request(writer: MailWriter, req
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
     run = FakeRun()
     await looks(writer, run, 1)
-    assert (run.answers, run.signals, request_file.exists()) == (["b"], ["input_picked"], False)
+    assert (run.answers, run.reported, request_file.exists()) == (["b"], ["k"], False)
 
 
 async def test_a_request_that_waits_is_queried_once_however_often_it_is_looked_at(
@@ -120,7 +120,7 @@ async def test_a_spoiled_request_file_ends_nothing_and_can_be_mended(
     if not run.answers:
         request_file.write_text('{"pick": {"data": "a"}}')
         await picks.check_requests()
-    assert (run.answers, set(run.asked)) == (["a"], {"run:run-1", "mailbox:writer"})
+    assert (run.answers, set(run.asked)) == (["a"], {"run:run-1"})
 
 
 async def test_no_other_run_is_answered_than_the_one_that_asks(writer: MailWriter, request_file: Any) -> None:
@@ -138,7 +138,7 @@ async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
         async def execute_update(self, *_: Any) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("activities.mailbox.picks.ANSWERED_WITHIN", 0.05)
+    monkeypatch.setattr("perdure.features.mailbox.activities.picks.ANSWERED_WITHIN", 0.05)
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
     await asyncio.wait_for(looks(writer, Silent(), 1), 10)

@@ -18,14 +18,14 @@ from unittest.mock import patch
 
 import pytest
 
-from activities.mcp import stdio
-from activities.mcp.config import HttpServer, StdioServer
-from activities.mcp.connection import Connection, McpUnreachableError
-from activities.mcp.result import TEXT_ONLY
-from activities.security.secrets import Secrets
-from activities.tools.interface import TransientToolError
-from contracts.failures import ToolFault
-from contracts.tool import ToolOutcome
+from perdure.activities.security import Secrets
+from perdure.activities.tools.interface import TransientToolError
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.tool import ToolOutcome
+from perdure.features.mcp.activities import stdio
+from perdure.features.mcp.activities.config import HttpServer, StdioServer
+from perdure.features.mcp.activities.connection import Connection, McpUnreachableError
+from perdure.features.mcp.activities.tool import TEXT_ONLY
 from tests.activities.calls import error_of
 from tests.mcp.client import PATIENCE, McpClient, check
 from tests.waiting import until
@@ -116,8 +116,8 @@ async def test_a_server_that_does_not_mind_is_killed(tmp_path: Path, do: str) ->
 
 HOLDS = """
 import asyncio, sys
-from activities.mcp.connection import Connection
-from activities.mcp.config import StdioServer
+from perdure.features.mcp.activities.connection import Connection
+from perdure.features.mcp.activities.config import StdioServer
 
 async def main():
     await Connection(StdioServer("h", sys.executable, tuple(sys.argv[1:]))).tools()
@@ -373,7 +373,11 @@ READ = {"annotations": {"readOnlyHint": True}}
         ([LOOK], ToolFault.changed, "is once now, and this run would repeat it as read"),
         ([{**LOOK, "annotations": {"readOnlyHint": True, "title": "x"}}], ToolFault.changed, '+  "title": "x"'),
         ([], ToolFault.not_found, "has no tool 'look' any more"),
-        ([{**LOOK, **READ, "inputSchema": {"type": "object", "$ref": "x"}}], ToolFault.not_found, "lies outside"),
+        (
+            [{**LOOK, **READ, "inputSchema": {"type": "object", "$ref": "x"}}],
+            ToolFault.not_found,
+            "is not in the schema",
+        ),
     ],
 )
 async def test_a_change_that_is_announced_stops_the_call(
@@ -430,24 +434,29 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
         {**LOOK, "name": "a.b"},
         {**LOOK, "name": "n" * 62},
         {**LOOK, "name": "outside", "inputSchema": {"type": "object", "$ref": "http://169.254.169.254/"}},
+        {
+            **LOOK,
+            "name": "result-outside",
+            "outputSchema": {"type": "object", "properties": {"a": {"$ref": "file:///a"}}},
+        },
         {**LOOK, "name": "invalid", "inputSchema": {"type": "object", "minProperties": "many"}},
         {**LOOK, "name": "large", "description": "x" * 70_000},
         {**LOOK, "name": "either", "inputSchema": {"type": "object", "anyOf": [{"required": ["a"]}]}},
         {**LOOK, "name": "brackets", "inputSchema": {"type": "object", "properties": {"filter[id]": {}}}},
         LOOK,
     )
-    assert list(await rig.connection.tools()) == ["look"]
+    assert list(await rig.connection.tools()) == ["a.b", "n" * 62, "look"]
     refused = rig.connection.rejected_tools
-    assert sorted(refused) == ["a.b", "brackets", "either", "invalid", "large", "n" * 62, "outside"]
-    assert "lies outside" in refused["outside"]
+    assert sorted(refused) == ["brackets", "either", "invalid", "large", "outside", "result-outside"]
+    assert "$ref' refers to 'http://169.254.169.254/', which is not in the schema" in refused["outside"]
+    assert refused["result-outside"].startswith("its outputSchema: 'properties/a/$ref' refers to 'file:///a'")
     assert "anyOf is not supported at the root" in refused["either"]
     assert "names of properties must match" in refused["brackets"]
-    assert "no server name is short enough" in refused["n" * 62]
 
 
 async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:
     long = {"inputSchema": {"type": "object"}, "description": "d" * (63 * 1024)}
-    with patch("activities.mcp.listing.MAX_DEFINITION_BYTES", 5 * 64 * 1024):
+    with patch("perdure.features.mcp.activities.listing.MAX_DEFINITION_BYTES", 5 * 64 * 1024):
         rig.define(*({"name": f"tool-{n}", **long} for n in range(8)))
         tools = await rig.connection.tools()
     assert sorted(tools) == [f"tool-{n}" for n in range(5)]
@@ -462,7 +471,7 @@ async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> 
         assert end.wait(PATIENCE)
 
     rig.define(LOOK)
-    with patch("activities.tools.json_schema.Draft202012Validator.check_schema", looks_long):
+    with patch("perdure.features.mcp.activities.listing.find_schema_error", looks_long):
         listing = asyncio.create_task(rig.connection.tools())
         assert await asyncio.to_thread(begun.wait, PATIENCE)
         end.set()

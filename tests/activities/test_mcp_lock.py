@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-from activities.mcp.lock import LOCK_FILE_NAME, LockFileError, accept_new_servers, change_lock, read_lock
-from activities.storage.safe_dir import SafeDir
-from contracts.tool import Pin
-from decisions.mcp import pin_tool
+from perdure.activities.storage.workspace import SafeDir
+from perdure.contracts.tool import Pin
+from perdure.features.mcp.activities.lock import (
+    LOCK_FILE_NAME,
+    LockFileError,
+    accept_new_servers,
+    change_lock,
+    read_lock,
+)
+from perdure.features.mcp.rules import pin_tool
 
 LOOK = pin_tool("Looks ü.", {"type": "object", "properties": {"at": {"type": "string"}}}, {"readOnlyHint": True})
 

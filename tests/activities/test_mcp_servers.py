@@ -18,11 +18,11 @@ import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
 from mcp_types import ToolAnnotations
 
-from activities.mcp.config import HttpServer, StdioServer
-from activities.mcp.connection import Connection, McpUnreachableError
-from activities.tools.interface import TransientToolError
-from contracts.failures import ToolFault
-from contracts.tool import Effect
+from perdure.activities.tools.interface import TransientToolError
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.tool import Effect
+from perdure.features.mcp.activities.config import HttpServer, StdioServer
+from perdure.features.mcp.activities.connection import Connection, McpUnreachableError
 from tests.activities.calls import error_of
 from tests.mcp.client import check, connected
 
@@ -331,7 +331,7 @@ async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
 
 
 async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.mcp.http.MAX_MESSAGE_LINE", 100_000)
+    monkeypatch.setattr("perdure.features.mcp.activities.connection.MAX_MESSAGE_LINE", 100_000)
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -356,8 +356,8 @@ async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatc
 async def test_the_bound_holds_for_what_an_answer_unpacks_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: str, layers: int
 ) -> None:
-    monkeypatch.setattr("activities.mcp.http.MAX_MESSAGE_LINE", 1_000_000)
-    monkeypatch.setattr("activities.mcp.connection.MAX_MESSAGE_LINE", 1_000_000)
+    monkeypatch.setattr("perdure.features.mcp.activities.connection.MAX_MESSAGE_LINE", 1_000_000)
+    monkeypatch.setattr("perdure.features.mcp.activities.connection.MAX_MESSAGE_LINE", 1_000_000)
     body = b"data: " + b" " * 200_000_000
     for _ in range(layers):
         body = gzip.compress(body, 1)

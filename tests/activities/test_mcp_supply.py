@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from mcp_types import ListToolsResult, Tool
 
-from activities.mcp.config import HttpServer, StdioServer, find_program, program_of
-from activities.mcp.connection import Connection, McpUnreachableError
-from activities.mcp.listing import list_offerable_tools
-from contracts.tool import PinnedProgram
-from settings import ProjectError
-from settings.mcp import read_servers
+from perdure.contracts.tool import PinnedProgram
+from perdure.features.mcp.activities.config import HttpServer, StdioServer, find_program, program_of
+from perdure.features.mcp.activities.connection import Connection, McpUnreachableError
+from perdure.features.mcp.activities.listing import list_offerable_tools
+from perdure.features.mcp.settings import read_servers
+from perdure.settings import ProjectError
 
 
 def executable(path: Path, body: str = "") -> str:
@@ -96,7 +96,7 @@ async def test_a_listing_that_does_not_move_is_ended(
 def test_the_forms_of_other_agents_are_understood(tmp_path: Path, key: str) -> None:
     path = tmp_path / ".mcp.json"
     path.write_text(json.dumps({key: {"web": {"url": "https://x.test/mcp"}, "run": {"command": "x", "url": "y"}}}))
-    servers = read_servers(path, dict(os.environ))
+    servers = read_servers(path, dict(os.environ), [])
     assert isinstance(servers["web"], HttpServer)
     assert isinstance(servers["run"], StdioServer)
 
@@ -112,10 +112,11 @@ async def test_a_slow_first_start_gets_the_time_that_its_entry_gives(tmp_path: P
     executable(tmp_path / "tool", "exec sleep 30")
     path = tmp_path / ".mcp.json"
     path.write_text(json.dumps({"mcpServers": {"s": {"command": "./tool", "start_timeout": 0.5}}}))
-    connection = Connection(read_servers(path, {})["s"])
+    connection = Connection(read_servers(path, {}, [])["s"])
     with pytest.raises(McpUnreachableError, match=r"did not get ready within 0\.5 s"):
         await connection.tools()
     await connection.close()
     path.write_text(json.dumps({"mcpServers": {"s": {"command": "./tool", "start_timeout": "never"}}}))
-    with pytest.raises(ProjectError, match="start_timeout"):
-        read_servers(path, {})
+    faults = list[ProjectError]()
+    assert read_servers(path, {}, faults) == {}
+    assert "start_timeout" in str(*faults)

@@ -5,29 +5,32 @@ import zlib
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 
-from activities.media.check import MediaError, check_media, media_type_of
-from activities.media.fit import fit_image
-from activities.media.result import ResultFiles
-from activities.media.store import keep_media, put_upload, read_media
-from activities.providers.media import MediaLimits, fill_media
-from activities.providers.openai import to_chat_messages
-from activities.providers.options import visible_blocks
-from activities.providers.port import ModelCall
-from activities.storage.store import LocalStores, StoredFileChangedError
-from activities.storage.workspace import Workspace
-from activities.tools.python import _to_outcome
-from contracts.agent import Definition
-from contracts.media import MAX_PDF_PAGES, StoredMedia
-from contracts.model_settings import ModelOptions
-from decisions.ids import UPLOADS_STORE
-from decisions.text.media import media_block
+from perdure.activities.media import check
+from perdure.activities.media.check import MediaError, check_media, fit_image, media_type_of
+from perdure.activities.media.pages import count_pages
+from perdure.activities.media.store import MediaReader, ResultFiles, keep_media, put_upload, read_media
+from perdure.activities.providers.media import MediaLimits, fill_media
+from perdure.activities.providers.openai import to_chat_messages
+from perdure.activities.providers.options import visible_blocks
+from perdure.activities.providers.port import ModelCall
+from perdure.activities.storage.store import LocalStores, StoredFileChangedError
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools.python import _to_outcome
+from perdure.contracts.agent import Definition
+from perdure.contracts.media import MAX_PDF_PAGES, StoredMedia
+from perdure.contracts.model_settings import ModelOptions
+from perdure.decisions.ids import UPLOADS_STORE
+from perdure.decisions.text.media import media_block
 from tests.media_files import image_bytes, pdf_bytes
+
+PAGES = check._PAGES
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
@@ -76,7 +79,12 @@ def test_what_is_not_taken_is_refused_in_one_line(data: bytes, reason: str) -> N
     assert "<" not in str(refused.value)
 
 
-@given(st.binary(max_size=300), st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"%PDF-", b""]))
+@given(st.binary(max_size=300))
+def test_any_pdf_has_pages_or_a_reason(data: bytes) -> None:
+    assert len(count_pages(b"%PDF-" + data)) == 1
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b""]))
 def test_any_bytes_are_taken_or_refused(data: bytes, head: bytes) -> None:
     try:
         kind, _ = check_media(head + data, "x")
@@ -120,6 +128,116 @@ def test_a_photo_is_turned_upright_before_it_is_scaled() -> None:
     data = image_bytes("JPEG", (400, 100), exif=exif)
     fitted, _ = fit_image(data, stored(data, "image/jpeg"), 200, 100_000)
     assert check_media(fitted, "x")[1] == {"pixels": (50, 200)}
+
+
+def quarters(kind: str, orientation: int, size: tuple[int, int] = (60, 20)) -> bytes:
+    """An image of four colours that people see with red at the top left, whatever its orientation."""
+    seen = Image.new("RGB", size, "white")
+    seen.paste("red", (0, 0, size[0] // 2, size[1] // 2))
+    seen.paste("blue", (size[0] // 2, 0, size[0], size[1] // 2))
+    back = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_90"}
+    back |= {7: "TRANSVERSE", 8: "ROTATE_270"}
+    held = seen.transpose(Image.Transpose[back[orientation]]) if orientation in back else seen
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    held.save(buffer, kind, exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("side", [100, 30], ids=["whole", "scaled"])
+async def test_a_model_sees_an_image_as_people_see_it(tmp_path: Path, kind: str, side: int) -> None:
+    for orientation in range(1, 9):
+        stores, data = LocalStores(tmp_path / str(orientation)), quarters(kind, orientation)
+        (tmp_path / str(orientation) / "run").mkdir(parents=True)
+        media = keep_media(stores.of("run"), data, "x")
+        assert media.pixels == (60, 20)
+        fitted, _ = await MediaReader(stores, "run", no_owners).read_fitted(media, side, 100_000)
+        shown = Image.open(io.BytesIO(fitted)).convert("RGB")
+        assert shown.size == (min(side, 60), min(side, 60) // 3)
+        width, height = shown.size
+        corners = [shown.getpixel((x, y)) for x, y in ((width // 4, height // 4), (width * 3 // 4, height // 4))]
+        red, blue = corners
+        assert (red[0] > 180, red[2] < 80, blue[0] < 80, blue[2] > 180) == (True,) * 4, orientation  # type: ignore[index]
+        assert (fitted == data) == (orientation == 1 and side == 100)
+
+
+async def no_owners() -> tuple[str, ...]:
+    return ()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_scaling_keeps_what_an_image_shows_in_every_mode(mode: str) -> None:
+    steps, buffer = Image.linear_gradient("L").resize((100, 400)), io.BytesIO()
+    image = (
+        steps.convert("I").point(lambda value: value * 257).convert("I;16") if mode == "I;16" else steps.convert(mode)
+    )
+    image.save(buffer, "JPEG" if mode == "CMYK" else "PNG")
+    data = buffer.getvalue()
+    kind = media_type_of(data) or ""
+    small = Image.open(io.BytesIO(fit_image(data, stored(data, kind), 100, 100_000)[0])).convert("L")
+    assert [small.getpixel((12, y)) for y in (5, 50, 95)] == pytest.approx([13, 128, 242], abs=40)
+
+
+def test_scaling_keeps_the_colour_space() -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    data = image_bytes("PNG", (400, 100), icc_profile=profile)
+    scaled, _ = fit_image(data, stored(data, "image/png"), 100, 100_000)
+    assert Image.open(io.BytesIO(scaled)).info["icc_profile"] == profile
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\r\n\r\n", b"--x\r\nContent-Type: application/pdf\r\n\r\n"])
+def test_a_pdf_behind_other_bytes_is_taken_from_its_head_on(tmp_path: Path, before: bytes) -> None:
+    (tmp_path / "run").mkdir()
+    store, data = LocalStores(tmp_path).of("run"), pdf_bytes(2)
+    media = keep_media(store, before + data, "x.pdf")
+    assert (media.media_type, media.pages, media.bytes) == ("application/pdf", 2, len(data))
+    assert read_media(store, media.sha256) == data
+    assert media_type_of(bytes(1030) + data) is None
+    assert media_type_of(b"A text tells that %PDF-1.7 begins a PDF." + bytes(2000)) is None
+
+
+def blocks(kind: str, block: bytes) -> bytes:
+    """A file of 20 MB with as many blocks beside the picture as it has room for."""
+    data = image_bytes(kind, (2, 2))
+    at = {"PNG": 33, "JPEG": 2, "GIF": data.find(b",")}[kind]
+    return data[:at] + block * (20_000_000 // len(block)) + data[at:]
+
+
+TEXT_CHUNK = b"\0\0\0\3tEXta\0b" + zlib.crc32(b"tEXta\0b").to_bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        ("GIF", b"!\xfe\1x\0"),
+        ("GIF", b"!\xfe" + b"\1x" * 1_000_000 + b"\0"),
+        ("JPEG", b"\xff\xfe\0\3x"),
+        ("JPEG", b"\xff"),
+        ("JPEG", b"\xff\xe2\0\x10ICC_PROFILE\0\1\1"),
+        ("PNG", TEXT_CHUNK),
+    ],
+    ids=["comments", "pieces", "segments", "fill", "profiles", "chunks"],
+)
+def test_an_image_of_comments_is_refused_before_the_library_reads_it(kind: str, block: bytes) -> None:
+    with patch("PIL.Image.open", side_effect=AssertionError), pytest.raises(MediaError, match="more than 20,000 comm"):
+        check_media(blocks(kind, block), "x")
+
+
+def test_a_pdf_that_keeps_its_reader_busy_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    busy = tmp_path / "pages.py"
+    busy.write_text("while True: pass\n")
+    monkeypatch.setattr(check, "_PAGES", busy)
+    monkeypatch.setattr(check, "CHECK_SECONDS", 0.3)
+    with pytest.raises(MediaError, match=r"^x: the PDF cannot be read: it takes too long, or too much memory$"):
+        check_media(pdf_bytes(), "x")
+    busy.write_text(
+        f"import runpy\nimport pypdf\npypdf.PdfReader = lambda _: bytes(10**10)\n"
+        f"runpy.run_path({str(PAGES)!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(check, "CHECK_SECONDS", 30)
+    with pytest.raises(MediaError, match="too much memory"):
+        check_media(pdf_bytes(), "x")
 
 
 async def test_an_upload_lies_under_its_hash_and_a_changed_one_is_not_read(tmp_path: Path) -> None:

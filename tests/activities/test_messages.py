@@ -3,9 +3,9 @@
 import pytest
 from pydantic_core import to_json
 
-from activities.providers.port import ModelReply
-from activities.providers.reply import MAX_REPLY_BYTES, fit_to_history
-from contracts.run.turn import Usage
+from perdure.activities.providers.port import ModelReply
+from perdure.activities.providers.replies.reply import MAX_REPLY_BYTES, fit_to_history
+from perdure.contracts.run.turn import Usage
 
 
 @pytest.mark.parametrize(("sign", "least"), [("\x1b", 0.4), ("x", 0.4), ("漢", 0.4), ('"', 0.1)])

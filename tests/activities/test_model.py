@@ -18,18 +18,20 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.demo.sse import encode_stream
-from activities.providers.anthropic import MessagesModel, build_request, read_reply
-from activities.providers.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
-from activities.providers.port import ModelCall, ModelReply
-from activities.providers.reply import MAX_CALL_TOKENS
-from activities.tools.json_schema import read_arguments
-from contracts.agent import Definition, ToolSchema
-from contracts.model_settings import ModelOptions
-from decisions.run.recovery import parse_window
+from perdure.activities.providers.anthropic import MessagesModel, build_request, read_reply
+from perdure.activities.providers.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG_PHRASES, to_model_failure
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.providers.replies.reply import MAX_CALL_TOKENS
+from perdure.activities.tools.json_schema import read_arguments
+from perdure.contracts.agent import Definition, ToolSchema
+from perdure.contracts.model_settings import ModelOptions
+from perdure.decisions.run.recovery import parse_reply_room, parse_window
 from perdure.process.models import create_http_client
 from perdure.testkit import model_server
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
+from perdure.testkit.rehearsal.sse import encode_stream
+from perdure.testkit.ways import Ways
+from tests.shared_model import SharedModel
 
 KEY = "sk-canary-51"
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})
@@ -46,7 +48,7 @@ def script() -> list[Any]:
 
 @pytest.fixture
 def server(script: list[Any]) -> Iterator[ScriptedModel]:
-    with ScriptedModel(script) as model:
+    with SharedModel(script) as model:
         yield model
 
 
@@ -91,7 +93,7 @@ async def test_the_fixed_front_and_the_last_message_are_marked_for_the_cache(ser
 
 
 async def test_an_hours_cache_is_asked_for_at_every_mark(server: ScriptedModel) -> None:
-    hour = DEFINITION.model_copy(update={"options": ModelOptions(cache="1h")})
+    hour = DEFINITION.evolve(options=ModelOptions(cache="1h"))
     await ask(server, definition=hour)
     (body,) = server.requests
     mark = {"type": "ephemeral", "ttl": "1h"}
@@ -118,7 +120,7 @@ def reject_lifetimes(body: dict[str, Any]) -> model_server.ScriptedAnswer:
 
 @pytest.mark.parametrize("script", [reject_lifetimes])
 async def test_a_server_that_rejects_a_caches_lifetime_is_asked_without_it(server: ScriptedModel) -> None:
-    hour = DEFINITION.model_copy(update={"options": ModelOptions(cache="1h")})
+    hour = DEFINITION.evolve(options=ModelOptions(cache="1h"))
     assert (await ask(server, definition=hour)).content == [{"type": "text", "text": "hello"}]
     assert [json.dumps(body).count('"ttl"') for body in server.requests] == [2, 0]
     assert json.dumps(server.requests[1]).count('"ephemeral"') == 2
@@ -154,12 +156,12 @@ def stream_of(*uses: tuple[str, str], stop_reason: str = "max_tokens") -> model_
     [
         ([stream_of(("look", ""))], ("toolu_0_0",)),
         ([stream_of(("look", ""), ("look", ""))], ("toolu_0_1",)),  # what is not the last one had its end
-        ([stream_of(("look", '{"at": "x"}'))], ()),
-        ([stream_of(("look", "{}"))], ()),
+        ([stream_of(("look", '{"at": "x"}'))], ("toolu_0_0",)),
+        ([stream_of(("look", '{"at": "x"}'), ("look", '{"at": "y"}'))], ("toolu_0_1",)),
         ([stream_of(("look", ""), stop_reason="tool_use")], ()),
     ],
 )
-async def test_a_call_that_is_cut_off_before_its_arguments_is_broken(
+async def test_the_last_call_of_a_reply_that_is_cut_off_is_broken(
     server: ScriptedModel, broken: tuple[str, ...]
 ) -> None:
     assert (await ask(server)).broken == broken
@@ -583,11 +585,9 @@ def test_an_error_without_a_body_is_named_too() -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        "",
         "[1]",
         '"x"',
         "5",
-        "null",
         '{"a": NaN}',
         '{"a": -Infinity}',
         '{"a": 1e999}',
@@ -638,6 +638,61 @@ def test_ordinary_arguments_are_read_as_they_were_written() -> None:
 def test_providers_say_in_many_words_that_a_prompt_is_too_long(message: str, window: int | None) -> None:
     assert any(sign in message.lower() for sign in TOO_LONG_PHRASES)
     assert parse_window(message) == window
+
+
+@pytest.mark.parametrize(
+    ("message", "asked", "room"),
+    [
+        ("context length is 8192 tokens, 9515 are requested (1323 in messages, 8192 in completion)", 8192, 6869),
+        ("input length and `max_tokens` exceed context limit: 1200 + 8192 > 8000, decrease …", 8192, 6800),
+        (
+            "'max_tokens' is 6000. The context length is 8192, 3000 are used (6000 > 8192 - 3000).",
+            6000,
+            5192,
+        ),
+        ("context length is 2048 tokens. Your request has 8 input tokens plus 2045 (value=(8, 2045))", 2045, 2040),
+        ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 1323 tokens and 8,192 more", 8192, 2773),
+        ("max_tokens: 8192 > 4096, which is the maximum allowed number of output tokens for m-4-0613", 8192, 4096),
+        ("max_tokens is too large: 8192. This model supports at most 4096 completion tokens", 8192, 4096),
+        ("Invalid max_tokens value, the valid range of max_tokens is [1, 4096]", 8192, 4095),
+        ("prompt is too long: 215000 tokens > 200000 maximum", 8192, None),
+        ("context length is 8192 tokens, 17000 are requested (8808 in messages, 8192 in completion)", 8192, None),
+        ("context length is 8192 tokens, 15884 are requested (7692 in messages, 8192 in completion)", 8192, None),
+        ("'max_tokens' is too large: 8192. The context length is 8192 tokens, and the input has 9000", 8192, None),
+        ("max_tokens must be a number", 8192, None),
+    ],
+)
+def test_providers_say_in_many_words_how_long_a_reply_can_be(message: str, asked: int, room: int | None) -> None:
+    assert parse_reply_room(message, asked) == room
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [Ways(names_events=False), Ways(end=""), Ways(end="tool_calls", has_last_event=False), Ways(window=1200)],
+    ids=repr,
+)
+async def test_a_reply_is_the_same_in_each_way_that_servers_have(ways: Ways) -> None:
+    options = ModelOptions(max_tokens=1200)
+    with ScriptedModel([calls(("look", {"at": "x" * 60}), text="on")], ways=ways) as model:
+        reply = await ask(model, definition=DEFINITION.evolve(options=options))
+    assert [block.get("text") or block["input"] for block in reply.content] == ["on", {"at": "x" * 60}]
+    assert (reply.stop_reason, reply.broken) == ("tool_use", ())
+
+
+async def test_a_reply_is_as_long_as_the_window_leaves_room_for(server: ScriptedModel) -> None:
+    def answer(body: Any) -> Any:
+        asked = body["max_tokens"]
+        message = f"input length and `max_tokens` exceed context limit: 1200 + {asked} > 8000"
+        return fails(400, message=message) if asked > 6800 else says("hello")
+
+    with ScriptedModel(answer) as model:
+        options = ModelOptions(max_tokens=8192)
+        assert (await ask(model, definition=DEFINITION.evolve(options=options))).content
+        assert [body["max_tokens"] for body in model.requests] == [8192, 6800]
+        thinks = ModelOptions(max_tokens=8192, thinking=7000)
+        with pytest.raises(ApplicationError) as failure:  # the rest is no longer than the thinking
+            await ask(model, definition=DEFINITION.evolve(options=thinks))
+    assert failure.value.type == "ContextTooLong"
 
 
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "of another model"}

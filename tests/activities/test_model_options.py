@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from temporalio.exceptions import ApplicationError
 
-from activities.model.turn import redact_turn
-from activities.project import Project
-from activities.providers.anthropic import MessagesModel
-from activities.providers.options import (
+from perdure.activities.model.turn import redact_turn
+from perdure.activities.project import Project
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.options import (
     MAX_SHORT_TOKENS,
     abilities_of,
     build_options,
@@ -27,18 +27,19 @@ from activities.providers.options import (
     short_options,
     usable_options,
 )
-from activities.providers.port import ModelCall, ModelReply
-from activities.providers.prices import CLAUDE_MODELS
-from activities.run.definition import build_definition, definition_diff
-from activities.security.secrets import Secrets
-from contracts.agent import Definition, ToolSchema
-from contracts.model_settings import ModelOptions, ModelOverrides
-from contracts.run.turn import ModelTurn, Usage
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.providers.prices import CLAUDE_MODELS
+from perdure.activities.run.definition import build_definition, definition_diff
+from perdure.activities.security import Secrets
+from perdure.contracts.agent import Definition, ToolSchema
+from perdure.contracts.model_settings import ModelOptions, ModelOverrides
+from perdure.contracts.run.turn import ModelTurn, Usage
 from perdure.process.models import create_http_client
 from perdure.process.project import build_project, ignored_options
+from perdure.settings import ProjectError
 from perdure.testkit.model_server import ScriptedModel, fails, says
-from settings import ProjectError
 from tests.projects import load_project, rejection_line
+from tests.shared_model import SharedModel
 
 KEY = "sk-canary-51"
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})
@@ -155,11 +156,14 @@ def test_a_fallback_of_chat_completions_is_asked_without_thinking(tmp_path: Path
     its = project(
         tmp_path, f'[model]\ndefault = ["claude-opus-5-5", "gpt:m"]\nthinking = "adaptive"\ncache = "1h"\n{gpt}'
     )
-    [line] = ignored_options(its)
-    assert line == (
-        "agent default: thinking is left out of requests to the fallback gpt:m: "
-        "the Chat Completions API has no thinking setting: set effort"
-    )
+    left_out = "is left out of requests to the fallback gpt:m: the Chat Completions API"
+    assert ignored_options(its) == [
+        f"agent default: thinking {left_out} has no thinking setting: set effort",
+        f"agent default: cache {left_out} caches prompts for as long as it likes: set auto",
+    ]
+    assert ignored_options(project(tmp_path, f'[model]\ndefault = ["m", "gpt:m"]\ncache = "auto"\n{gpt}')) == []
+    with pytest.raises(ProjectError, match=r"line 3: model\.cache: .* set auto"):
+        project(tmp_path, f'[model]\ndefault = "gpt:m"\ncache = "1h"\n{gpt}')
 
 
 def test_every_claude_model_of_the_client_and_of_the_prices_is_in_the_table() -> None:
@@ -203,7 +207,7 @@ def script() -> Any:
 
 @pytest.fixture
 def server(script: Any) -> Iterator[ScriptedModel]:
-    with ScriptedModel(script) as model:
+    with SharedModel(script) as model:
         yield model
 
 

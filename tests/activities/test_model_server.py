@@ -1,5 +1,6 @@
 """The scripted model server, asked by the real clients."""
 
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from openai.types.chat import ChatCompletion
 
 from perdure.process.models import create_http_client
 from perdure.testkit.model_server import Reply, Script, ScriptedModel, broken_json, calls, cut, fails, says, slow
+from perdure.testkit.ways import Ways
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 FETCH = calls(("fetch", {"url": "http://a.example"}), ("fetch", {"url": "http://b.example"}), text="Frame: two pages")
@@ -209,6 +211,7 @@ def test_a_client_that_dies_while_it_asks_leaves_no_traceback(caplog: pytest.Log
 
 async def test_it_ends_quickly_and_leaves_no_thread_even_in_mid_stream() -> None:
     script: Script = [slow(says("word " * 100), 60)]
+    before = set(threading.enumerate())  # with servers of fixtures of the session
     async with AsyncAnthropic(api_key="none", max_retries=0) as client:
         with ScriptedModel(script) as model:
             here = client.with_options(base_url=model.base_url)
@@ -217,7 +220,7 @@ async def test_it_ends_quickly_and_leaves_no_thread_even_in_mid_stream() -> None
             started = perf_counter()
         assert perf_counter() - started < 10  # of the 60 s that its reply would take
         await stream.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "scripted-model"]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "scripted-model"]
 
 
 def test_many_servers_live_side_by_side() -> None:
@@ -280,6 +283,75 @@ async def test_a_script_is_the_same_on_both_apis() -> None:
 async def test_a_chat_that_the_api_would_refuse_is_refused(messages: Any, words: str) -> None:
     with ScriptedModel([says("done")]) as model, pytest.raises(openai.BadRequestError, match=words):
         await complete(model, messages=messages)
+
+
+UNSIGNED = {"type": "thinking", "thinking": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"extra_body": {"seed": 7}}, "seed: Extra inputs are not permitted"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "must be greater than `thinking.budget_tokens`"),
+        ({"thinking": {"type": "adaptive"}, "tool_choice": {"type": "any"}}, "when tool_choice forces tool use"),
+        ({"thinking": {"type": "adaptive"}, "extra_body": {"temperature": 0.5}}, "only be set to 1"),
+        ({"extra_body": {"temperature": 2}}, "temperature: range"),
+        ({"tool_choice": {"type": "any"}, "tools": []}, "while providing tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": " \n"}]}]}, "non-whitespace text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]}, "text.x: Extra"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [UNSIGNED]}]}, "thinking.signature: Field required"),
+        ({"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}] * 5}, "Found 5"),
+    ],
+)
+async def test_a_request_that_the_messages_api_would_refuse_is_refused(fields: dict[str, Any], words: str) -> None:
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    with ScriptedModel([says("done")]) as model, pytest.raises(BadRequestError, match=re.escape(words)):
+        await ask(model, **{"tools": [tool], **fields})
+
+
+ASKED = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "ok"}
+
+
+def function(parameters: Any) -> Any:
+    return [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"tools": function({"type": "object"})},
+            "Invalid schema for function 'look': In context=(), object schema mis",
+        ),
+        (
+            {"tools": function({"type": "object", "properties": {"a": {"type": ["array", "null"]}}})},
+            "In context=('properties', 'a'), array schema missing items.",
+        ),
+        ({"tools": function({"type": "object", "properties": {"a": True}})}, "True is not of type 'object'"),
+        ({"tools": []}, "empty array"),
+        ({"tool_choice": "none"}, "only allowed when 'tools'"),
+        ({"stream_options": {"include_usage": True}}, "only allowed when 'stream'"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "at the same time"),
+        ({"extra_body": {"top_k": 7}}, "Unrecognized request argument supplied: top_k"),
+        ({"messages": [*HELLO, RESULT]}, "must be a response to a preceding message"),
+        ({"messages": [*ASKED, *HELLO]}, "did not have response messages: a"),
+        ({"messages": [*ASKED, RESULT, RESULT]}, "must be a response to a preceding message"),
+        ({"messages": [{"role": "user", "content": []}]}, "expected a string or a non-empty array"),
+    ],
+)
+async def test_a_request_that_the_chat_api_would_refuse_is_refused(fields: dict[str, Any], words: str) -> None:
+    with ScriptedModel([says("done")]) as model, pytest.raises(openai.BadRequestError, match=re.escape(words)):
+        await complete(model, **fields)
+
+
+async def test_a_strict_server_wants_a_reply_between_a_result_and_an_input() -> None:
+    messages = [*ASKED, RESULT, *HELLO]
+    strict = ScriptedModel([says("done")] * 2, ways=Ways(has_strict_order=True))
+    with strict as model, pytest.raises(openai.BadRequestError, match="Unexpected role 'user' after role 'tool'"):
+        await complete(model, messages=messages)
+    with ScriptedModel([says("done")] * 2) as model:
+        assert (await complete(model, messages=messages)).choices
 
 
 async def test_a_fault_has_the_form_of_its_api() -> None:

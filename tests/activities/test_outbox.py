@@ -18,17 +18,17 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.effects.ledger import InDoubt, LedgerEntry
-from activities.followup.followup import MAX_SENDS, FollowUps
-from activities.followup.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
-from activities.project import Project
-from activities.tools.interface import TransientToolError
-from contracts.conversation import Headers
-from contracts.followup import FollowUpCommands, NotifyRequest, Outbound, TaskCommand, TaskData
-from contracts.model_settings import ModelOptions
-from contracts.run.limits import LimitOverrides
-from contracts.tool import Effect, ToolOutcome
-from settings import ProjectError, load_settings
+from perdure.activities.effects.ledger import InDoubt, LedgerEntry
+from perdure.activities.project import Project
+from perdure.activities.tools.interface import TransientToolError
+from perdure.contracts.conversation import Headers
+from perdure.contracts.model_settings import ModelOptions
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.tool import Effect, ToolOutcome
+from perdure.features.follow_ups.activities import MAX_SENDS, FollowUps
+from perdure.features.follow_ups.contract import FollowUpCommands, NotifyRequest, Outbound, TaskCommand, TaskData
+from perdure.features.follow_ups.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
+from perdure.settings import ProjectError, load_settings
 from tests.activities.calls import error_of
 
 MESSAGE = Outbound(channel_id="x", text="I asked B: £5?")
@@ -62,7 +62,7 @@ def new_project(outbox: Any, folder: Path) -> Project:
         limits=LimitOverrides(),
         workspaces=folder,
         instructions="",
-        outbox=outbox,
+        parts={"follow_ups": outbox},
     )
 
 
@@ -292,7 +292,7 @@ async def test_a_message_goes_only_to_a_channel_that_is_listed(
     tmp_path: Path, listed: str, platform: str | None, *, is_sent: bool
 ) -> None:
     """By whatever door it came; and the agent that asks for it is told at once."""
-    message = MESSAGE.model_copy(update={"platform": platform})
+    message = MESSAGE.evolve(platform=platform)
     outbox = ListedOutbox(LogOutbox(tmp_path), (listed,))
     outcome = await outbox.send(message, KEY)
     assert (outcome.status == "ok", (tmp_path / FILE).exists()) == (is_sent, is_sent)

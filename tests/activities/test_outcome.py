@@ -7,10 +7,10 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.run.outcome import end_from_event, end_from_failure, wait_for_outcome
-from contracts.conversation import TurnEnd
-from contracts.failures import RunFailure
-from contracts.run.state import RunStatus
+from perdure.activities.run.outcome import end_from_event, end_from_failure, wait_for_outcome
+from perdure.contracts.conversation import TurnEnd
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.run.state import RunStatus
 
 COMPLETED = {"type": "agent.completed", "payload": {"outcome": "done"}}
 ESCALATED = {"type": "agent.escalated", "payload": {"reason": "asked", "detail": "shut", "handoff": "H"}}

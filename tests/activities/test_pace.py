@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.providers import rate_limit
-from activities.providers.rate_limit import (
+from perdure.activities.providers import rate_limit
+from perdure.activities.providers.rate_limit import (
     MAX_RETURN_SPREAD,
     MAX_SHUT_TIME,
     MAX_SLOT_WAIT,
@@ -28,7 +28,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self._due: list[tuple[float, asyncio.Event]] = []
-        monkeypatch.setattr(rate_limit.asyncio, "sleep", self._sleep)  # type: ignore[attr-defined]
+        monkeypatch.setattr(rate_limit, "sleep", self._sleep)  # of that module alone: other threads have loops, too
 
     def __call__(self) -> float:
         return self.now

@@ -6,18 +6,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.model.pieces import (
-    BatchedPieces,
-    can_continue,
-    continuation_call,
-    join_replies,
-    read_batched_pieces,
-    save_batched_pieces,
-)
-from activities.providers.port import ModelCall, ModelReply
-from activities.storage.store import LocalStores
-from contracts.agent import Definition
-from contracts.run.turn import Usage
+from perdure.activities.model.turn import can_continue, continuation_call, join_replies
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.storage.store import LocalStores
+from perdure.contracts.agent import Definition
+from perdure.contracts.run.turn import Usage
+from perdure.features.batches.activities import BatchedPieces, read_batched_pieces, save_batched_pieces
 
 CALL = ModelCall(
     definition=Definition(agent="a", model="m", system="s", tools=()),

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from activities.followup.outbox import FILE, LogOutbox
-from activities.security.private import create_private, make_private
-from activities.storage.store import LocalStore
-from activities.storage.workspace import OutsideWorkspaceError, Workspace, ignore_special_files
-from contracts.followup import Outbound
-from devserver import embedded_server
+from perdure.activities.security import create_private, make_private
+from perdure.activities.storage.store import LocalStore
+from perdure.activities.storage.workspace import OutsideWorkspaceError, Workspace, ignore_special_files
+from perdure.devserver import embedded_server
+from perdure.features.follow_ups.contract import Outbound
+from perdure.features.follow_ups.outbox import FILE, LogOutbox
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +67,8 @@ def test_a_hard_link_in_a_workspace_is_refused(tmp_path: Path) -> None:
 def test_the_files_of_a_run_have_a_limit_by_count_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = Workspace(tmp_path / "run")
     workspace.create()
-    monkeypatch.setattr("activities.storage.workspace.MAX_RUN_FILES", 3)
-    monkeypatch.setattr("activities.storage.workspace.MAX_RUN_BYTES", 100)
+    monkeypatch.setattr("perdure.activities.storage.workspace.MAX_RUN_FILES", 3)
+    monkeypatch.setattr("perdure.activities.storage.workspace.MAX_RUN_BYTES", 100)
     for name in ("a", "b/c", "artifacts/d"):
         workspace.write(name, b"x" * 30)
     with pytest.raises(OutsideWorkspaceError, match="this run has 3 files, which is the limit"):

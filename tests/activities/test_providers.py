@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.providers import fallback
-from activities.providers.fallback import REST_SECONDS, FallbackModel, Provider
-from activities.providers.port import ModelCall, ModelReply
-from activities.providers.rate_limit import RateLimitedError, RateLimiter
-from contracts.agent import Definition
-from contracts.failures import RunFailure, Stop
-from contracts.model_settings import ModelOptions
-from contracts.run.turn import Usage
+from perdure.activities.providers import fallback
+from perdure.activities.providers.fallback import RESTS, FallbackModel, Provider
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.providers.rate_limit import RateLimitedError, RateLimiter
+from perdure.contracts.agent import Definition
+from perdure.contracts.failures import RunFailure, Stop
+from perdure.contracts.model_settings import ModelOptions
+from perdure.contracts.run.turn import Usage
 
 Answers = Callable[[str], ApplicationError | None]
 
@@ -138,7 +138,7 @@ async def test_a_model_that_failed_rests_so_that_the_next_turns_need_not_wait_fo
 async def test_after_its_rest_one_call_tries_a_model_and_the_others_go_on_without_it(world: MakeWorld) -> None:
     it = world(down("one"))
     await it.ask("one", "local:two")
-    it.now += REST_SECONDS[0]
+    it.now += RESTS.first
     for _ in range(3):
         assert (await it.ask("one", "local:two")).asked == "local:two"
     assert it.default.asked == ["one", "one"]
@@ -159,11 +159,11 @@ async def test_a_model_that_answers_again_is_the_first_again(world: MakeWorld) -
     it = world(down("one"))
     await it.ask("one", "local:two")
     it.default.fails = down()
-    it.now += REST_SECONDS[0]
+    it.now += RESTS.first
     assert [(await it.ask("one", "local:two")).asked for _ in range(2)] == ["one", "one"]
     it.default.fails = down("one")
     await it.ask("one", "local:two")
-    it.now += REST_SECONDS[0]
+    it.now += RESTS.first
     await it.ask("one", "local:two")
     assert it.default.asked == ["one"] * 5  # it rests as at its first failure
 
@@ -180,7 +180,7 @@ async def test_where_the_others_fail_one_that_rests_is_asked_after_all(world: Ma
 async def test_one_that_was_not_needed_has_not_been_tried(world: MakeWorld) -> None:
     it = world(down("one"), down("two"))
     await it.failure("one", "local:two")
-    it.now += REST_SECONDS[0]
+    it.now += RESTS.first
     it.default.fails = it.local.fails = down()
     await it.ask("one", "local:two")
     it.default.fails = down("one")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext, TransientToolError
-from activities.tools.python import BadTargetError, PythonTool
-from contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools.interface import CallContext, TransientToolError
+from perdure.activities.tools.python import BadTargetError, PythonTool
+from perdure.contracts.tool import Effect, ToolKind, ToolRoute
 from tests.activities.calls import error_of
 from tests.waiting import PATIENCE
 
@@ -32,6 +32,11 @@ def context(tmp_path: Path) -> CallContext:
 
 MODULE = '''
 import asyncio
+from datetime import date
+from decimal import Decimal
+from uuid import UUID
+
+from pydantic import BaseModel
 from typing import Literal
 
 import httpx
@@ -44,6 +49,16 @@ async def later(colour: Literal["red", "blue"], idempotency_key: str) -> dict[st
     """Later."""
     await asyncio.sleep(0)
     return {"colour": colour, "key": idempotency_key}
+
+class Visit(BaseModel, strict=True):
+    day: date
+    place: UUID
+    seats: tuple[int, ...]
+    price: Decimal
+
+def visit(visit: Visit) -> str:
+    """Visits."""
+    return f"{visit.day} {visit.place} {visit.seats} {visit.price}"
 
 def broken() -> str:
     """Breaks."""
@@ -216,6 +231,13 @@ async def test_a_plain_function_around_a_coroutine_is_waited_for(module: str, co
     assert (await python(module, "wrapped").run({"name": "eva"}, context)).result == "sent to eva"
     with pytest.raises(TransientToolError, match="eva does not listen"):
         await python(module, "wrapped_down").run({"name": "eva"}, context)
+
+
+async def test_arguments_are_read_as_json_by_a_strict_type(module: str, context: CallContext) -> None:
+    place = "12345678-1234-5678-1234-567812345678"
+    given = {"visit": {"day": "2026-01-02", "place": place, "seats": [1, 2**70], "price": "1.50"}}
+    outcome = await python(module, "visit").run(given, context)
+    assert outcome.result == f"2026-01-02 {place} (1, {2**70}) 1.50"
 
 
 async def test_an_async_generator_is_never_a_success(module: str, context: CallContext) -> None:

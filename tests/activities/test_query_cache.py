@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities import temporal
-from activities.temporal import QueryCache
+from perdure.activities import temporal
+from perdure.activities.temporal import QueryCache
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from anthropic.types import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.demo.model import RehearsalTransport, answer_request
-from activities.demo.page import open_page, split_sentences
-from activities.demo.review import review_page, weak_points
-from activities.tools.html import read_webpage
+from perdure.activities.tools.fetch import read_webpage
+from perdure.testkit.rehearsal.model import RehearsalTransport, answer_request
+from perdure.testkit.rehearsal.page import open_page, split_sentences
+from perdure.testkit.rehearsal.review import review_page, weak_points
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "critique"
 TOOLS = ("fetch", "write_file", "finish", "escalate", "ask_human")

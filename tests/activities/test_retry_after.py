@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from activities.http.retry_after import MAX_RETRY_AFTER, retry_after
+from perdure.activities.http import MAX_RETRY_AFTER, retry_after
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
-from activities.security.redaction import redact_error, redact_model
-from activities.security.secrets import NO_SECRETS, Secrets, collect_secrets, is_secret
-from activities.storage.store import LocalStores
-from activities.storage.workspace import Workspace
-from contracts.tool import ToolOutcome
-from telemetry import log_to
+from perdure.activities.security import NO_SECRETS, Secrets, collect_secrets, is_secret, redact_error, redact_model
+from perdure.activities.storage.store import LocalStores
+from perdure.activities.storage.workspace import Workspace
+from perdure.contracts.tool import ToolOutcome
+from perdure.telemetry import log_to
 
 VALUE = 'pa55/w0rd+with "quotes" & ünicode\\'
 SECRETS = Secrets([("DB_PASSWORD", VALUE)])

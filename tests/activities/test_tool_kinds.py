@@ -16,14 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.storage.workspace import Workspace
-from activities.tools import http as http_tool
-from activities.tools.http import HttpTool
-from activities.tools.interface import CallContext, TransientToolError
-from activities.tools.result_budget import ResultBudget
-from activities.tools.signal import SignalTool
-from contracts.agent import ToolSchema
-from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools import outside as http_tool
+from perdure.activities.tools.interface import CallContext, TransientToolError
+from perdure.activities.tools.outcome import ResultBudget
+from perdure.activities.tools.outside import HttpTool, SignalTool
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute
 from tests.activities.calls import error_of
 
 SCHEMA = ToolSchema(name="ask", description="Asks.", input_schema={"type": "object"})

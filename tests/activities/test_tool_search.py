@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.run.tool_search import MAX_FOUND, ToolIndex, has_full_text_search
-from contracts.agent import ToolSchema
+from perdure.activities.run.definition import MAX_FOUND, ToolIndex, has_full_text_search
+from perdure.contracts.agent import ToolSchema
 
 NUMBER = {"type": "integer", "description": "The number of the invoice."}
 

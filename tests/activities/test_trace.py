@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from activities.telemetry.trace import unique_keys
+from perdure.activities.telemetry.trace import unique_keys
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])

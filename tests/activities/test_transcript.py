@@ -7,14 +7,19 @@ from typing import Any, cast
 import pytest
 from temporalio.client import Client
 
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor, TranscriptMismatchError, write_segment
-from activities.model.turn import rename_used_ids
-from activities.providers.port import ModelReply
-from activities.storage.store import LocalStore, LocalStores
-from contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
-from contracts.run.turn import Usage
-from contracts.tool import ToolOutcome
-from decisions.run.transcript import Transcript, goal_part, note_part, result_part
+from perdure.activities.model.transcript_cache import (
+    TranscriptCache,
+    TranscriptCursor,
+    TranscriptMismatchError,
+    write_segment,
+)
+from perdure.activities.model.turn import rename_used_ids
+from perdure.activities.providers.port import ModelReply
+from perdure.activities.storage.store import LocalStore, LocalStores
+from perdure.contracts.run.transcript import Part, PartKind, Segment, TranscriptPage
+from perdure.contracts.run.turn import Usage
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions.run.transcript import Transcript, goal_part, note_part, result_part
 
 
 def reply(number: int, *uses: str) -> Part:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.storage import watchers
-from activities.storage.watchers import WATCHED_FOLDER, WatchedRuns, keep_watched
+from perdure.activities.storage import watchers
+from perdure.activities.storage.watchers import WATCHED_FOLDER, WatchedRuns, keep_watched
 
 
 class Clock:

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.tools.html import TangledPageError, Webpage, read_webpage
+from perdure.activities.tools.fetch import TangledPageError, Webpage, read_webpage
 
 
 def read(body: bytes | str, content_type: str = "text/html", patience: float = 20) -> Webpage:

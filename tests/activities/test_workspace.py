@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.security.secrets import Secrets
-from activities.storage.workspace import OutsideWorkspaceError, Workspace, folder_name, run_id_in
+from perdure.activities.security import Secrets
+from perdure.activities.storage.workspace import OutsideWorkspaceError, Workspace, folder_name, run_id_in
 
 
 def read_bytes(workspace: Workspace, path: str, limit: int) -> bytes:

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from temporalio.client import Client
 
-from devserver import DevServer, embedded_server
 from perdure.client.connection import connect, register_search_attributes
-from perdure.process.shutdown import exit_now
+from perdure.devserver import DevServer, embedded_server
+from perdure.process.streams import exit_now
 from tests.chaos.context import Row, ScenarioContext
 from tests.chaos.report import cells, page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario

@@ -10,10 +10,10 @@ from random import Random
 from starlette.responses import Response
 from temporalio.client import WorkflowFailureError
 
-from activities.demo.sse import Json
-from contracts.run.signals import CancelRequest
 from perdure.client.runs import request_cancel
+from perdure.contracts.run.signals import CancelRequest
 from perdure.testkit.model_server import Reply, ScriptedAnswer, cut, fails
+from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import Audit, audit, memory_peak
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.environment import pid_of, until

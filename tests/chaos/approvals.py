@@ -10,11 +10,11 @@ from itertools import cycle, islice, product
 from random import Random
 from typing import Any
 
-from contracts.run.export import ExportedAnswer, ExportedQuestion
-from decisions.ids import request_key
-from perdure.client.history import HistoryReader
 from perdure.client.records.run_facts import RunFacts, collect_facts
 from perdure.client.run_list import find_run
+from perdure.client.watch import HistoryReader
+from perdure.contracts.run.export import ExportedAnswer, ExportedQuestion
+from perdure.decisions.ids import request_key
 from tests.chaos.auditor import Audit, audit
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.doors import PAUSE, Door, Sent, Terminal, people, question_about
@@ -180,7 +180,9 @@ class Round:
     async def _asks(self, plan: Plan, person: str) -> dict[str, Any] | None:
         """The question about the call, if it still waits for this person."""
         question = question_about(await self.door.questions_of(self.run), plan.number)
-        return None if question is None or person in question.get("approved_by", ()) else question
+        if question is None or any(person in terms.get("approved_by", ()) for terms in question.get("terms", ())):
+            return None
+        return question
 
     async def _approve_all(self, turn: list[Plan], terminal: Terminal) -> None:
         async with asyncio.timeout(PATIENCE):

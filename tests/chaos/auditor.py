@@ -15,14 +15,14 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
-from activities.model.transcript_cache import TranscriptCache, TranscriptCursor
-from activities.storage.store import LocalStores
-from contracts.failures import Stop
-from contracts.run.state import RunStatus, Snapshot
-from contracts.run.transcript import Part, PartKind
-from decisions.ids import run_workflow_id
-from decisions.run.transcript import join_text_blocks
+from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptCursor
+from perdure.activities.storage.store import LocalStores
 from perdure.client.run_list import find_run
+from perdure.contracts.failures import Stop
+from perdure.contracts.run.state import RunStatus, Snapshot
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.decisions.ids import run_workflow_id
+from perdure.decisions.run.transcript import join_text_blocks
 from tests.chaos.environment import Environment, retry_until_accepted
 from tests.chaos.task import Task
 from tests.replaying import replay_history
@@ -42,6 +42,8 @@ OVERTAKEN = re.compile(
 # An update that the server delivers again, which the SDK answers twice (temporalio/sdk-typescript#1966). The server
 # drops that task, the next attempt fits, and the update has one outcome.
 REDELIVERED = re.compile(r"Invalid transition while handling update response \(id \w+\) in state")
+# A task whose server was gone before its worker could confirm that it is the project's own: it is given back.
+UNCONFIRMED = re.compile(r"^no Temporal server answers at|TemporalUnavailableError: no Temporal server answers at")
 # A worker that fails a task which the server has dropped meanwhile, as after such an update: the execution's next line
 # says that the task is gone, and the history, which must replay, knows nothing of it.
 UNFIT, DROPPED = "Failing workflow task", "Task not found when completing"
@@ -124,22 +126,28 @@ async def read_history(client: Client, run: str) -> RunHistory:
             await replay_history(recorded, client.data_converter)
         except (NondeterminismError, RuntimeError) as error:
             history.unplayable.append(str(error))
-        execution = _read(history, events)
+        execution = _read(history, events, await _read_steps(client, events))
     return history
 
 
-def _read(history: RunHistory, events: list[HistoryEvent]) -> str | None:
+async def _read_steps(client: Client, events: list[HistoryEvent]) -> dict[int, int]:
+    """The step of each call of a tool, by the event that scheduled it."""
+    steps: dict[int, int] = {}
+    for event in events:
+        scheduled = event.activity_task_scheduled_event_attributes
+        if scheduled.activity_type.name == "call_tool":
+            (request,) = await client.data_converter.decode(scheduled.input.payloads[:1], [dict[str, Any]])
+            steps[event.event_id] = request["step"]
+    return steps
+
+
+def _read(history: RunHistory, events: list[HistoryEvent], steps: dict[int, int]) -> str | None:
     """Adds one execution's history; gives the next one's id."""
     times = [event.event_time.ToDatetime() for event in events]
     history.standstill = max([history.standstill, *((b - a).total_seconds() for a, b in pairwise(times))])
     _read_timers(history, events)
-    steps: dict[int, int] = {}
     for event in events:
         match event.event_type:
-            case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
-                scheduled = event.activity_task_scheduled_event_attributes
-                if scheduled.activity_type.name == "call_tool":
-                    steps[event.event_id] = json.loads(scheduled.input.payloads[0].data)["step"]
             case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
                 failed = event.activity_task_failed_event_attributes
                 if failed.failure.application_failure_info.type == Stop.in_doubt:
@@ -164,8 +172,8 @@ def failed_task(event: HistoryEvent) -> list[str]:
 
 
 def is_mended(message: str) -> bool:
-    """Return True for a failure of the SDK that the next attempt mends."""
-    return bool(OVERTAKEN.search(message) or REDELIVERED.search(message))
+    """Return True for a failure that the next attempt mends: of the SDK, or before the task was begun."""
+    return any(pattern.search(message) for pattern in (OVERTAKEN, REDELIVERED, UNCONFIRMED))
 
 
 def is_dropped(line: str, later: Iterable[str]) -> bool:

@@ -4,10 +4,10 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
-from activities.demo.sse import Json, digest_of
 from perdure.process.supervisor import CRASH_LOOP
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import Reply, ScriptedAnswer, expires, fails
+from perdure.testkit.rehearsal.sse import Json, digest_of
 from tests.chaos.auditor import Audit, audit, read_replies
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.environment import Environment, Workers, until

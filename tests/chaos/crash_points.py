@@ -14,30 +14,28 @@ from unittest.mock import patch
 
 from temporalio import activity
 
-import activities.mailbox.intake
-import activities.media.result
-import activities.tools.files
-import workflows.agent_run.agent_run
-from activities.effects.ledger import LedgerEntry
-from activities.mailbox.folder import MailFolder
-from activities.mailbox.intake import Intake
-from activities.mailbox.writer import MailWriter
-from activities.media.attach import MediaFiles
-from activities.model.fused_turn import FusedTurns
-from activities.model.turn import Turns
-from activities.providers.anthropic import MessagesModel
-from activities.providers.port import ModelCall, ModelReply
-from activities.run.files import RunFiles
-from activities.run.fork import Inheritances
-from activities.storage.store import LocalStore
-from activities.tools.call import ToolCalls
-from activities.tools.http import HttpTool
-from contracts.run.compaction import ContextFull
-from contracts.run.state import CloseRequest, Continuation
-from contracts.run.turn import ModelTurn
-from contracts.tool import Effect, ToolOutcome
-from decisions.builtin_tools import FINISH
-from perdure.process.mailbox_bridge import Bridge
+import perdure.activities.media.store
+import perdure.activities.tools.files
+import perdure.workflows.agent_run.agent_run
+from perdure.activities.effects.ledger import LedgerEntry
+from perdure.activities.media.store import MediaFiles
+from perdure.activities.model.fused_turn import FusedTurns
+from perdure.activities.model.turn import Turns
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.run.files import Inheritances, RunFiles
+from perdure.activities.storage.store import LocalStore
+from perdure.activities.tools.call import ToolCalls
+from perdure.activities.tools.outside import HttpTool
+from perdure.contracts.run.state import CloseRequest, Continuation
+from perdure.contracts.run.turn import ContextFull, ModelTurn
+from perdure.contracts.tool import Effect, ToolOutcome
+from perdure.decisions.tools import FINISH
+from perdure.features.mailbox.activities.folder import MailFolder
+from perdure.features.mailbox.activities.handler import MessageHandler
+from perdure.features.mailbox.activities.pages import TaskPages
+from perdure.features.mailbox.activities.writer import MailWriter
+from perdure.features.mailbox.bridge import Bridge
 
 
 class Point(StrEnum):
@@ -61,13 +59,13 @@ class Point(StrEnum):
     media_read = "image read"  # by read_file, before the server hears of it
     media_stream = "mid-stream after an image"
     typed_end = "typed result given"  # before the server hears of it
-    mail_claimed = "mail claimed"  # by its rename, before it is delivered
-    mail_delivered = "mail delivered"  # before it is listed
+    mail_claimed = "mail claimed"  # by its rename, before it is judged
+    mail_delivered = "mail delivered"  # judged, before it is listed
     mail_consumed = "mail consumed"  # before it is handed to its lane
-    mail_submitted = "mail submitted"  # before its state is written
+    mail_submitted = "mail submitted"  # before its record says so
     mail_replied = "mail replied"  # before its end is acknowledged
     mail_acked = "mail acked"  # before its file is put away
-    mail_away = "mail away"  # before the mailbox hears of it
+    mail_away = "mail away"
 
 
 MAIL_POINTS = tuple(point for point in Point if point.name.startswith("mail_"))
@@ -169,7 +167,7 @@ def _rotation(spring: Callable[[], None]) -> None:
         spring()
         return Continuation(**carried)
 
-    patch.object(workflows.agent_run.agent_run, "Continuation", continuing).start()
+    patch.object(perdure.workflows.agent_run.agent_run, "Continuation", continuing).start()
 
 
 def _beside(owner: Any, name: str, *, before: bool) -> Callable[..., None]:
@@ -217,16 +215,16 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.fused_stream: partial(_mid_stream, within=(FusedTurns.read_and_reflect.__name__,)),
     Point.fused_end: _after(FusedTurns, FusedTurns.read_and_reflect.__name__),
     Point.media_attached: _after(MediaFiles, MediaFiles.take_attachments.__name__),
-    Point.media_in_hand: _beside(activities.media.result, "keep_media", before=True),
-    Point.media_stored: _beside(activities.media.result, "keep_media", before=False),
+    Point.media_in_hand: _beside(perdure.activities.media.store, "keep_media", before=True),
+    Point.media_stored: _beside(perdure.activities.media.store, "keep_media", before=False),
     Point.media_answered: _after(ToolCalls, ToolCalls.call_tool.__name__, gave=_has_media),
-    Point.media_read: _beside(activities.tools.files, "keep_media", before=False),
+    Point.media_read: _beside(perdure.activities.tools.files, "keep_media", before=False),
     Point.media_stream: partial(_mid_stream, within=("reflect",)),
     Point.typed_end: _after(Turns, Turns.reflect.__name__, gave=_finishes),
     Point.mail_claimed: _beside(MailFolder, MailFolder.settle_claims.__name__, before=True),
     Point.mail_delivered: _beside(Bridge, Bridge._log_deliveries.__name__, before=True),
-    Point.mail_consumed: _beside(Intake, Intake._record_consumed.__name__, before=False),
-    Point.mail_submitted: _beside(activities.mailbox.intake, "Transition", before=True),
+    Point.mail_consumed: _beside(MessageHandler, MessageHandler._write_consumed.__name__, before=False),
+    Point.mail_submitted: _beside(TaskPages, TaskPages.begin_page.__name__, before=True),
     Point.mail_replied: _beside(MailWriter, MailWriter.write_reply.__name__, before=False),
     Point.mail_acked: _beside(MailWriter, MailWriter.put_away_finished.__name__, before=True),
     Point.mail_away: _beside(MailWriter, MailWriter.put_away_finished.__name__, before=False),

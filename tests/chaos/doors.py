@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from bench.actions import free_port
-from gateway.tokens import Scope, new_token, read_tokens
+from perdure.gateway.tokens import Scope, new_token, read_tokens
 from tests.chaos.environment import PATIENCE, Environment, Workers, until
 
 PEOPLE = ("ann", "bob")

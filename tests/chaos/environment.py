@@ -17,20 +17,20 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
-from activities.demo.sse import Json
-from activities.effects.ledger import Claim
-from activities.storage.store import STORE_FOLDER
-from contracts.run.events import StartEvent
-from contracts.run.question import Question, QuestionKind
-from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import Snapshot
-from decisions.ids import run_workflow_id
+from perdure.activities.effects.ledger import Claim
+from perdure.activities.storage.store import STORE_FOLDER
+from perdure.answer_keys import NO_KEYS
 from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnavailableError
 from perdure.client.runs import STATE_QUERY_TIMEOUT, start_or_get_run, submit_answer
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
+from perdure.contracts.run.state import Snapshot
+from perdure.decisions.ids import run_workflow_id
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel
+from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.crash_points import Trap
-from tests.chaos.killable import Project
+from tests.chaos.killable import Project, home_of
 from tests.chaos.task import Task, script
 from tests.chaos.tool_server import ToolServer
 
@@ -122,6 +122,9 @@ class Workers:
 
 
 class Environment:
+    left: tuple[QuestionKind, ...] = (QuestionKind.approval,)  # kinds of questions that the scenario answers itself
+    keys = NO_KEYS  # with which the person signs
+
     def __init__(
         self, client: Client, folder: Path, seed: int, tools: ToolServer, model: ScriptedModel, full_disk: Path | None
     ) -> None:
@@ -142,7 +145,7 @@ class Environment:
         self.processes: list[BaseProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
         address = client.service_client.config.target_host
-        self.project = Project(folder, address, model.base_url, folder / "logs", full_disk)
+        self.project = Project(folder, address, model.base_url, folder / "logs", full_disk, home_of(client))
 
     @property
     def asked(self) -> list[Asked]:
@@ -241,7 +244,7 @@ class Environment:
         handle = self.client.get_workflow_handle(run_workflow_id(run))
         snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot, rpc_timeout=STATE_QUERY_TIMEOUT)
         for question in snapshot.state.open_questions:
-            if question.kind is not QuestionKind.approval:  # those are the scenario's
+            if question.kind not in self.left:
                 await self._settle_question(run, question)
 
     async def _settle_question(self, run: str, question: Question) -> None:
@@ -260,7 +263,7 @@ class Environment:
         with suppress(
             RejectedError, TemporalUnavailableError, RunNotFoundError
         ):  # asked again, or accepted all the same, and so gone
-            await submit_answer(self.client, run, said)
+            await submit_answer(self.client, run, said, self.keys)
             self.acknowledged.add((run, question.id))
 
     async def describe_open_runs(self) -> AsyncIterator[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from temporalio.client import WorkflowHandle
 
-from activities.followup.topic import signal_event
-from contracts.conversation import TurnEnd
-from contracts.topic import Event
+from perdure.contracts.conversation import TurnEnd
+from perdure.features.follow_ups.activities import signal_event
+from perdure.features.follow_ups.contract import Event
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.environment import PATIENCE, Environment, Workers, retry_until_accepted, until

@@ -11,8 +11,8 @@ from itertools import cycle
 from temporalio.client import Client
 
 from bench.actions import Actions, free_port
-from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
+from perdure.devserver import embedded_server
 from tests.chaos.approvals import GROUPS, Plan, judge_decisions, read_facts, write_project
 from tests.chaos.auditor import Audit, audit
 from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TextIO
@@ -16,30 +15,38 @@ from typing import TextIO
 import httpx
 import httpx2
 from anthropic import AsyncAnthropic
+from temporalio.client import Client
 
-import cli
-import gateway.server  # noqa: F401 - loaded once, for all forks
 import perdure.commands.answer
 import perdure.commands.gateway  # noqa: F401 - as above
-from activities.demo.model import RehearsalTransport
-from activities.mailbox.folder import MailFolder
-from activities.model import batches
-from activities.providers.anthropic import MessagesModel
-from activities.security.secrets import NO_SECRETS
+from perdure import cli
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.security import NO_SECRETS
 from perdure.client.connection import connect
 from perdure.client.errors import TemporalUnavailableError
-from perdure.commands.mail import bridge_worker
-from perdure.process.forked import die_with_starter
-from perdure.process.mailbox_bridge import Bridge
+from perdure.client.guard import guard_of
+from perdure.contracts.bounds import Backoff
+from perdure.features.batches import activities as batches
+from perdure.features.mailbox.activities.folder import MailFolder
+from perdure.features.mailbox.commands import make_bridge
+from perdure.features.mailbox.rules.poll_mode import PollPolicy
 from perdure.process.project import build_project
-from perdure.process.shutdown import exit_now
-from settings import Settings, load_settings
-from telemetry import log_to, quiet_core
+from perdure.process.streams import die_with_starter, exit_now
+from perdure.process.supervisor import HOME
+from perdure.process.worker import build_worker, run_worker
+from perdure.settings import Settings, load_settings
+from perdure.telemetry import log_to, quiet_core
+from perdure.testkit.rehearsal.model import RehearsalTransport
 from tests.chaos.crash_points import Trap, arm, fill_disk_while
-from worker import build_worker, run_worker
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([__name__, "activities.mcp.connection", "PIL.PngImagePlugin", "pypdf"])
+_forks.set_forkserver_preload([__name__, "perdure.features.mcp.activities.connection", "PIL.PngImagePlugin", "pypdf"])
+
+
+def home_of(client: Client) -> str:
+    """The folder of the state of the embedded server that the client has met; "" for another server."""
+    guard = guard_of(client)
+    return str(guard.namespace.namespace_info.data.get(HOME, "")) if guard and guard.namespace else ""
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,17 @@ class Project:
     model: str | None = None
     logs: Path | None = None
     full_disk: Path | None = None  # while this file exists, nothing can be stored
+    home: str = ""  # the folder of the server's state, if it is an embedded one: it serves no other project
+
+    @property
+    def variables(self) -> dict[str, str]:
+        runs = str(self.folder / ".perdure" / "runs")
+        owned = {"PERDURE_HOME": self.home, "PERDURE_WORKSPACE": runs} if self.home else {}
+        return owned | ({"ANTHROPIC_BASE_URL": self.model} if self.model else {})
 
     @property
     def settings(self) -> Settings:
-        return load_settings({"ANTHROPIC_BASE_URL": self.model} if self.model else {}, self.folder)
+        return load_settings(self.variables, self.folder)
 
     def worker(self, task_queue: str, trap: Trap | None = None) -> BaseProcess:
         """Starts one. It works until it is killed, or told to stop by SIGTERM."""
@@ -82,7 +96,7 @@ class Project:
 def _prepare(project: Project, trap: Trap | None) -> None:
     """In the new process."""
     die_with_starter()
-    batches.LOOK_PAUSES = (timedelta(seconds=1),) * 2  # a scripted batch takes two seconds
+    batches.LOOK_PAUSES = Backoff(1, 1)  # a scripted batch takes two seconds
     if project.logs is not None:
         _log_into(project.logs / f"{os.getpid()}.log")
     if trap is not None:
@@ -101,8 +115,7 @@ async def _bridging(project: Project, task_queue: str, folder: Path, agent: str)
     there = MailFolder(folder, agent)
     there.open_folder()
     settings = replace(project.settings, task_queue=task_queue)
-    async with bridge_worker(client, settings, there):
-        await Bridge(client, task_queue, there).run(asyncio.Event())
+    await make_bridge(client, settings, there, PollPolicy()).run(asyncio.Event())
 
 
 def _command(project: Project, arguments: Sequence[str]) -> None:
@@ -113,7 +126,8 @@ def _command(project: Project, arguments: Sequence[str]) -> None:
     os.chdir(project.folder)
     for name in [name for name in os.environ if name.startswith(("TEMPORAL_", "PERDURE_", "ANTHROPIC_"))]:
         del os.environ[name]
-    os.environ["TEMPORAL_ADDRESS"] = project.address
+    os.environ |= {"TEMPORAL_ADDRESS": project.address}
+    os.environ |= {name: value for name, value in project.variables.items() if name.startswith("PERDURE_")}
     sys.argv = ["perdure", *arguments]
     cli.main()
 

@@ -10,12 +10,12 @@ from statistics import quantiles
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 
-from activities.demo.sse import Json
-from contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
-from decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
 from perdure.client import lanes
 from perdure.client.errors import RejectedError
+from perdure.contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
+from perdure.decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
 from perdure.testkit.model_server import ScriptedAnswer, fails, says, slow
+from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.environment import PATIENCE, Environment, retry_until_accepted, wait_for_value

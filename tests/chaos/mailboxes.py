@@ -12,14 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from temporalio.client import WorkflowQueryFailedError
-from temporalio.service import RPCError
-
-from activities.demo.sse import Json
-from contracts.mail.mailbox import MailboxView
-from contracts.mail.message import MAX_MESSAGE_BYTES
-from decisions.ids import mailbox_workflow_id
+from perdure.features.mailbox.activities.folder import MailFolder
+from perdure.features.mailbox.activities.records import TaskRecords
+from perdure.features.mailbox.contract import MAX_MESSAGE_BYTES
 from perdure.testkit.model_server import Reply, says, slow
+from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.crash_points import MAIL_POINTS, Trap
@@ -248,17 +245,14 @@ def _agent(it: Environment, name: str) -> str:
 
 async def _settled(it: Environment, bridges: Bridges, found: Audit, patience: float) -> None:
     """Until nothing is left to come, and nothing in hand."""
-    box, folder = it.client.get_workflow_handle(mailbox_workflow_id(bridges.agent)), bridges.folder
+    folder = bridges.folder
+    records = TaskRecords(MailFolder(folder, bridges.agent).below)
     try:
         async with asyncio.timeout(patience):
             while True:
                 await asyncio.sleep(0.2)
-                if any(_left(folder)):
-                    continue
-                with suppress(RPCError, WorkflowQueryFailedError):
-                    view: MailboxView = await box.query("acks", result_type=MailboxView)
-                    if not view.open and not view.orders and not any(_left(folder)):
-                        return
+                if not any(_left(folder)) and not list(records.open_messages()):
+                    return
     except TimeoutError:
         found.wrong(f"not settled: {sorted(map(str, _left(folder)))[:5]} left")
 

@@ -12,12 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from activities.demo.sse import Json
-from activities.media.store import put_upload
-from activities.storage.workspace import ARTIFACTS, folder_name
-from decisions.builtin_tools import FINISH
-from decisions.ids import request_key
+from perdure.activities.media.store import put_upload
+from perdure.activities.storage.workspace import ARTIFACTS, folder_name
+from perdure.decisions.ids import request_key
+from perdure.decisions.tools import FINISH
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls
+from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import Audit, audit
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.crash_points import FUSED_POINTS, MEDIA_POINTS, Point, Trap
@@ -132,7 +132,10 @@ def _flatten(content: Any) -> Iterator[Json]:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts that must be the same after a kill. The run's id is replaced, and `requests` are by turn, as JSON."""
+    """The facts that must be the same after a kill. The run's id is replaced, and `requests` are by turn, as JSON.
+
+    A kill may leave the first half of a file, under a hidden name; it is no artifact.
+    """
 
     event: Json
     requests: dict[int, list[str]]
@@ -147,7 +150,9 @@ async def _collect_facts(it: Environment, run: str) -> RunFacts:
             turn = sum(message["role"] == "assistant" for message in body["messages"]) + 1
             requests[turn].append(json.dumps(body, sort_keys=True).replace(run, "RUN"))
     folder = it.workspaces / folder_name(run) / ARTIFACTS
-    files = await asyncio.to_thread(lambda: {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+    files = await asyncio.to_thread(
+        lambda: {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+    )
     hashes = {path.relative_to(folder).as_posix(): sha256(data).hexdigest() for path, data in files.items()}
     return RunFacts(json.loads(json.dumps(event).replace(run, "RUN")), dict(requests), hashes)
 

@@ -5,10 +5,10 @@ from collections.abc import Collection
 
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.run.signals import CancelRequest, HumanInput
-from decisions.ids import request_key
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.runs import request_cancel, submit_answer
+from perdure.contracts.run.signals import CancelRequest, HumanInput
+from perdure.decisions.ids import request_key
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.environment import PATIENCE, Environment, retry_until_accepted

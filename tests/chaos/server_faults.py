@@ -11,8 +11,8 @@ from random import Random
 
 from temporalio.client import Client
 
-from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
+from perdure.devserver import embedded_server
 from perdure.process.supervisor import CRASH_LOOP
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from activities.demo.sse import Json
 from perdure.testkit.model_server import ScriptedAnswer, calls, slow
+from perdure.testkit.rehearsal.sse import Json
 
 Use = tuple[str, dict[str, Any]]
 MIX = ("charge", "charge", "reserve", "reserve", "look")  # once, keyed, read

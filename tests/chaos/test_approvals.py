@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contracts.run.export import ExportedAnswer, ExportedQuestion
-from contracts.sender import Sender
 from perdure.client.records.run_facts import RunFacts
+from perdure.contracts.people import Sender
+from perdure.contracts.run.export import ExportedAnswer, ExportedQuestion
 from tests.chaos.approvals import Plan, judge_decisions
 from tests.chaos.auditor import Audit
 from tests.chaos.doors import Sent
@@ -39,7 +39,7 @@ def test_a_decision_that_is_carried_out_and_recorded_is_in_order() -> None:
 
 
 def by(**changes: Any) -> ExportedAnswer:
-    return RECORD.model_copy(update=changes)
+    return RECORD.evolve(**changes)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause as Cause
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent, WorkflowTaskFailedEventAttributes
 
-from activities.demo.sse import Json
 from perdure.testkit.message_batches import ScriptedBatches
+from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import Audit, failed_task, is_dropped
 from tests.chaos.batches import judge_payments
 
@@ -32,6 +32,7 @@ def test_harmless_failures_of_workflow_tasks_are_accepted() -> None:
     assert failed_task(failure(Cause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND, "")) == []
     assert failed_task(failure(WORKER, OVERTAKEN)) == []
     assert failed_task(failure(CHANGED, REDELIVERED)) == []
+    assert failed_task(failure(WORKER, "no Temporal server answers at 127.0.0.1:7233: refused")) == []
 
 
 @pytest.mark.parametrize(

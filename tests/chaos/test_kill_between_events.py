@@ -15,14 +15,14 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
-from activities.storage.workspace import folder_name
-from contracts.run.events import StartEvent
-from devserver import embedded_server
 from examples.critique.site_server import serve
+from perdure.activities.storage.workspace import folder_name
 from perdure.client.connection import connect, register_search_attributes
 from perdure.client.runs import start_or_get_run
+from perdure.contracts.run.events import StartEvent
+from perdure.devserver import embedded_server
 from perdure.process.supervisor import CRASH_LOOP
-from tests.chaos.killable import Project
+from tests.chaos.killable import Project, home_of
 
 AT_A_TIME = 16  # a call in flight costs its heartbeat timeout, in which nobody computes
 PATIENCE = 180.0  # seconds for what takes ten; the machine may have other things to do
@@ -86,10 +86,10 @@ def site() -> Iterator[str]:
         yield address
 
 
-def project_for(site: str, folder: Path, address: str) -> Project:
+def project_for(site: str, folder: Path, address: str, home: str = "") -> Project:
     toml = f'[worker]\nheartbeat = "6s"\nsticky_timeout = "1s"\n[fetch]\nallow_hosts = ["{site.split("/")[2]}"]\n'
     (folder / "perdure.toml").write_text(toml, encoding="utf-8")
-    return Project(folder, address)
+    return Project(folder, address, home=home)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,9 @@ async def test_a_server_killed_in_the_middle_comes_back_and_the_run_completes(si
         client = await connect(server.address)
         await register_search_attributes(client)
         it = DemoProject(
-            project_for(site, tmp_path, server.address), client, f"fetch web {site} and produce a 2 para critique"
+            project_for(site, tmp_path, server.address, home_of(client)),
+            client,
+            f"fetch web {site} and produce a 2 para critique",
         )
         run = await it.start("server-killed")
         await asyncio.sleep(max(0.0, born + CRASH_LOOP - time.monotonic()))  # one that dies younger is given up

@@ -61,6 +61,7 @@ class ToolServer:
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.base_url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         app = Starlette(routes=[Route("/{effect}/{tool}", self._called, methods=["POST"])])
         config = uvicorn.Config(

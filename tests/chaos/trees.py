@@ -6,15 +6,15 @@ from typing import Any
 
 from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
 
-from activities.demo.sse import Json, estimate_tokens
-from contracts.failures import Escalation
-from contracts.run.events import StartEvent
-from contracts.run.signals import CancelRequest
-from contracts.run.state import RunState, RunStatus, Snapshot
-from decisions.ids import run_id_of_workflow, run_workflow_id
-from decisions.run.limits import total_spent
 from perdure.client.runs import request_cancel, start_or_get_run
+from perdure.contracts.failures import Escalation
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.signals import CancelRequest
+from perdure.contracts.run.state import RunState, RunStatus, Snapshot
+from perdure.decisions.ids import run_id_of_workflow, run_workflow_id
+from perdure.decisions.run.limits import total_spent
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, slow
+from perdure.testkit.rehearsal.sse import Json, estimate_tokens
 from tests.chaos.auditor import Audit, audit, judge_logs
 from tests.chaos.context import Row, ScenarioContext, row
 from tests.chaos.environment import PATIENCE, Environment, retry_until_accepted, until, wait_for_value

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 from random import Random
 
-from contracts.run.signals import CancelRequest
-from contracts.run.state import RunStatus
-from decisions.ids import request_key
 from perdure.client.runs import request_cancel
+from perdure.contracts.run.signals import CancelRequest
+from perdure.contracts.run.state import RunStatus
+from perdure.decisions.ids import request_key
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row
 from tests.chaos.crash_points import FUSED_POINTS, RUN_POINTS, Point, Trap

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from contracts.run.state import Call, Ending, RunState
-from contracts.run.turn import ModelTurn, Usage
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute
-from decisions.builtin_tools import CONTROL_TOOLS, JOURNAL_TOOLS, ROUTES
-from decisions.run import call_state, loop
-from decisions.run.reply import take_turn
-from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part
+from perdure.contracts.run.state import Call, Ending, RunState
+from perdure.contracts.run.turn import ModelTurn, Usage
+from perdure.contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute
+from perdure.decisions.run import call_state, loop
+from perdure.decisions.run.reply import take_turn
+from perdure.decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part
+from perdure.decisions.tools import CONTROL_TOOLS, JOURNAL_TOOLS, routes
 from tests.drawn import running
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
@@ -26,7 +26,7 @@ def new_route(name: str, effect: Effect = Effect.read, **fields: Any) -> ToolRou
 
 
 TOOLS = (
-    *ROUTES,
+    *routes(),
     new_route("look"),
     new_route("peek"),
     new_route("save", Effect.keyed),

@@ -1,8 +1,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from contracts.mail.delivery import Ack, InboxMessage, Stage, TaskState, Transition
-from decisions.mailbox.files import add_duplicate, update_ack, update_task_state
+from perdure.features.mailbox.contract import Ack, InboxMessage, Stage, TaskState, Transition
+from perdure.features.mailbox.rules.files import add_duplicate, update_ack, update_task_state
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -11,16 +11,15 @@ def at(seconds: int) -> datetime:
     return AT + timedelta(seconds=seconds)
 
 
-def letter(*states: TaskState, first: int = 0, **more: Any) -> InboxMessage:
+def message(*states: TaskState, first: int = 0, **more: Any) -> InboxMessage:
     passed = tuple(Transition(state=state, at=at(number)) for number, state in enumerate(states, first))
-    told = {"key": "k", "task": "t", "folder": "f", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
+    told = {"key": "k", "task": "t", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
     return InboxMessage.model_validate(
         {
             **told,
             "sha256": "a" * 64,
             "sender": "a",
             "stage": Stage.running,
-            "heard_at": AT,
             "transitions": passed,
             **more,
         }
@@ -36,56 +35,58 @@ SUCCEEDED, FAILED = TaskState.succeeded, TaskState.failed
 
 
 def test_an_ack_is_consumed_and_then_over_however_often_it_is_written() -> None:
-    told = update_ack(None, letter(), Ack.consumed, AT)
-    assert update_ack(told, letter(), Ack.consumed, at(1)) == told
-    over = update_ack(told, letter(run_id="r"), Ack.succeeded, at(2), "well")
-    assert update_ack(over, letter(run_id="r"), Ack.succeeded, at(3), "well") == over
-    assert update_ack(over, letter(), Ack.consumed, at(4)) == over
+    told = update_ack(None, message(), Ack.consumed, AT)
+    assert update_ack(told, message(), Ack.consumed, at(1)) == told
+    over = update_ack(told, message(run_id="r"), Ack.succeeded, at(2), "well")
+    assert update_ack(over, message(run_id="r"), Ack.succeeded, at(3), "well") == over
+    assert update_ack(over, message(), Ack.consumed, at(4)) == over
     assert (over["status"], over["details"], over["run_id"]) == ("SUCCEEDED", "well", "r")
     assert [each["status"] for each in over["history"]] == ["CONSUMED", "SUCCEEDED"]
 
 
 def test_another_attempt_goes_on_in_the_same_ack() -> None:
-    told = update_ack(update_ack(None, letter(), Ack.consumed, AT), letter(), Ack.failed, at(1), "badly")
-    told = update_ack(told, letter(attempt=2), Ack.consumed, at(2))
-    told = update_ack(told, letter(attempt=2), Ack.succeeded, at(3))
+    told = update_ack(update_ack(None, message(), Ack.consumed, AT), message(), Ack.failed, at(1), "badly")
+    told = update_ack(told, message(attempt=2), Ack.consumed, at(2))
+    told = update_ack(told, message(attempt=2), Ack.succeeded, at(3))
     assert [each["status"] for each in told["history"]] == ["CONSUMED", "FAILED", "CONSUMED", "SUCCEEDED"]
 
 
 def test_a_duplicate_is_listed_once_and_changes_nothing_else() -> None:
-    told = update_ack(None, letter(), Ack.consumed, AT)
+    told = update_ack(None, message(), Ack.consumed, AT)
     twice = add_duplicate(
-        add_duplicate(told, letter(file="b.md"), "SKIPPED", at(1)), letter(file="b.md"), "SKIPPED", at(2)
+        add_duplicate(told, message(file="b.md"), "SKIPPED", at(1)), message(file="b.md"), "SKIPPED", at(2)
     )
     assert {**twice, "duplicates": []} == told
     assert [(each["status"], each["file"]) for each in twice["duplicates"]] == [("SUCCEEDED", "b.md")]
-    assert update_ack(add_duplicate(None, letter(), "SKIPPED", AT), letter(), Ack.consumed, AT)["status"] == "CONSUMED"
+    assert (
+        update_ack(add_duplicate(None, message(), "SKIPPED", AT), message(), Ack.consumed, AT)["status"] == "CONSUMED"
+    )
 
 
 def test_states_are_written_once_each_though_times_differ() -> None:
-    told = update_task_state(None, letter(CONSUMED), Transition(state=RUNNING, at=at(1)))
-    assert update_task_state(told, letter(CONSUMED), Transition(state=RUNNING, at=at(5))) == told
-    over = update_task_state(told, letter(CONSUMED, RUNNING, SUCCEEDED))
+    told = update_task_state(None, message(CONSUMED), Transition(state=RUNNING, at=at(1)))
+    assert update_task_state(told, message(CONSUMED), Transition(state=RUNNING, at=at(5))) == told
+    over = update_task_state(told, message(CONSUMED, RUNNING, SUCCEEDED))
     assert states(over) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
-    assert update_task_state(over, letter(CONSUMED, RUNNING, SUCCEEDED)) == over
+    assert update_task_state(over, message(CONSUMED, RUNNING, SUCCEEDED)) == over
 
 
 def test_a_task_that_waits_for_inputs_and_a_person() -> None:
-    told = update_task_state(None, letter(BLOCKED))
-    told = update_task_state(told, letter(BLOCKED, CONSUMED), Transition(state=BLOCKED, at=at(7)))
-    told = update_task_state(told, letter(BLOCKED, CONSUMED, BLOCKED, RUNNING))
-    told = update_task_state(told, letter(BLOCKED, CONSUMED, BLOCKED, RUNNING, SUCCEEDED))
+    told = update_task_state(None, message(BLOCKED))
+    told = update_task_state(told, message(BLOCKED, CONSUMED), Transition(state=BLOCKED, at=at(7)))
+    told = update_task_state(told, message(BLOCKED, CONSUMED, BLOCKED, RUNNING))
+    told = update_task_state(told, message(BLOCKED, CONSUMED, BLOCKED, RUNNING, SUCCEEDED))
     assert states(told) == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
 
 
 def test_a_redelivered_message_starts_again_below_its_history() -> None:
-    told = update_task_state(None, letter(CONSUMED, FAILED))
-    told = update_task_state(told, letter(CONSUMED, first=10, attempt=2))
-    told = update_task_state(told, letter(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
+    told = update_task_state(None, message(CONSUMED, FAILED))
+    told = update_task_state(told, message(CONSUMED, first=10, attempt=2))
+    told = update_task_state(told, message(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
     assert states(told) == ["CONSUMED", "FAILED", "CONSUMED", "RUNNING", "SUCCEEDED"]
     assert told["state"] == "SUCCEEDED"
 
 
 def test_foreign_text_in_the_file_does_not_break_it() -> None:
-    assert states(update_task_state({"history": [1, None, {"state": "X"}]}, letter(CONSUMED)))[-1] == "CONSUMED"
-    assert update_ack({"history": "?", "duplicates": 3}, letter(), Ack.consumed, AT)["status"] == "CONSUMED"
+    assert states(update_task_state({"history": [1, None, {"state": "X"}]}, message(CONSUMED)))[-1] == "CONSUMED"
+    assert update_ack({"history": "?", "duplicates": 3}, message(), Ack.consumed, AT)["status"] == "CONSUMED"

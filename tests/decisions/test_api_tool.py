@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from decisions import builtin_tools
-from decisions.api_tool import MAX_DEFINITION, api_rejection
+from perdure.decisions.tools import MAX_DEFINITION, all_schemas, api_rejection
 
 OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -50,6 +49,7 @@ def test_what_lies_below_the_root_is_free() -> None:
 
 
 def test_each_built_in_tool_is_taken() -> None:
-    assert [api_rejection(tool.name, tool.description, tool.input_schema) for tool in builtin_tools.ALL_SCHEMAS] == [
-        None for _ in builtin_tools.ALL_SCHEMAS
+    schemas = all_schemas()
+    assert [api_rejection(tool.name, tool.description, tool.input_schema) for tool in schemas] == [
+        None for _ in schemas
     ]

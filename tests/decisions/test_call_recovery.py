@@ -2,8 +2,8 @@
 
 import pytest
 
-from contracts.tool import Effect
-from decisions.run.recovery import MAX_LOST, CallRecovery, FailureKind, recover_call
+from perdure.contracts.tool import Effect
+from perdure.decisions.run.recovery import MAX_LOST, CallRecovery, FailureKind, recover_call
 
 EFFECTS = tuple(Effect)
 ONCE, OTHERS = (Effect.once,), tuple(effect for effect in Effect if effect is not Effect.once)

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.run.state import Call
-from contracts.tool import ToolOutcome
-from decisions.builtin_tools import unwrap_use
-from decisions.run.call_state import record_approval
-from decisions.run.reply import MAX_CALLS, needs_approval, next_batch, parse_calls
-from decisions.run.transcript import join_text_blocks
+from perdure.contracts.run.state import Call
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions.run.call_state import record_approval
+from perdure.decisions.run.next_calls import needs_approval, next_batch
+from perdure.decisions.run.reply import MAX_CALLS, parse_calls
+from perdure.decisions.run.transcript import join_text_blocks
+from perdure.decisions.tools import unwrap_use
 from tests.decisions.runs import new_call, new_route, new_state, new_turn
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
@@ -90,8 +91,8 @@ def settle_batches(state: Any) -> list[list[str]]:
     while batch := next_batch(state):
         made.append([call.tool for call in batch])
         ids = [call.tool_use_id for call in batch]
-        done = [c.model_copy(update={"outcome": ToolOutcome()}) if c.tool_use_id in ids else c for c in state.calls]
-        state = state.model_copy(update={"calls": tuple(done)})
+        done = [c.evolve(outcome=ToolOutcome()) if c.tool_use_id in ids else c for c in state.calls]
+        state = state.evolve(calls=tuple(done))
     return made
 
 
@@ -116,14 +117,14 @@ def test_neighbouring_reads_go_together_effects_alone_and_control_last(
 ) -> None:
     state = new_state()
     calls = parse_calls(state, new_turn("", *((name, {}) for name in uses)))
-    assert settle_batches(state.model_copy(update={"calls": calls})) == expected
+    assert settle_batches(state.evolve(calls=calls)) == expected
 
 
 @given(uses=st.lists(st.sampled_from(NAMES), max_size=10))
 def test_every_call_is_made_exactly_once_and_effects_in_the_models_order(uses: list[str]) -> None:
     state = new_state()
     calls = parse_calls(state, new_turn("", *((name, {}) for name in uses)))
-    made = settle_batches(state.model_copy(update={"calls": calls}))
+    made = settle_batches(state.evolve(calls=calls))
     flat = [tool for batch in made for tool in batch]
     work = [name for name in uses if name in {"look", "peek", "save", "charge", "vote", "guarded", "ask_human"}]
     control = [name for name in uses if name in {"finish", "reframe", "escalate"}]
@@ -142,8 +143,8 @@ def test_an_approval_is_for_exactly_one_call_and_void_once_its_arguments_differ(
     state, call = record_approval(state, state.calls[0])
     assert state.calls[0] == call
     assert not needs_approval(state, call)
-    assert not needs_approval(state, call.model_copy(update={"arguments": {"to": "eva", "eur": 5}}))
-    assert needs_approval(state, call.model_copy(update={"arguments": {"eur": 6, "to": "eva"}}))
+    assert not needs_approval(state, call.evolve(arguments={"to": "eva", "eur": 5}))
+    assert needs_approval(state, call.evolve(arguments={"eur": 6, "to": "eva"}))
     assert needs_approval(state, state.calls[1])
 
 
@@ -196,10 +197,8 @@ def test_arguments_of_call_tool_that_are_no_json_are_said_to_be_broken() -> None
 
 
 def test_an_unknown_name_is_answered_with_similar_ones_and_without_the_searched_tools() -> None:
-    routes = tuple(
-        route.model_copy(update={"is_searched": route.name in ("charge", "vote")}) for route in new_state().tools
-    )
-    state = new_state().model_copy(update={"tools": routes})
+    routes = tuple(route.evolve(is_searched=route.name in ("charge", "vote")) for route in new_state().tools)
+    state = new_state().evolve(tools=routes)
     (call,) = parse_calls(state, new_turn("", ("changer", {})))
     assert call.outcome is not None
     assert call.outcome.error is not None
@@ -212,7 +211,7 @@ def test_an_unknown_name_is_answered_with_similar_ones_and_without_the_searched_
 
 def test_a_reply_of_wrong_names_is_answered_before_a_workflow_task_may_not_take_longer() -> None:
     routes = (*new_state().tools, *(new_route(f"server__create_thing_number_{n}") for n in range(1000)))
-    state = new_state().model_copy(update={"tools": routes})
+    state = new_state().evolve(tools=routes)
     began = process_time()
     calls = parse_calls(state, new_turn("", *((f"server_create_thing_{n}", {}) for n in range(MAX_CALLS))))
     assert set(kinds(calls)) == {"unknown_tool"}

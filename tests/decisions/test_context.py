@@ -10,12 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from contracts.run.compaction import ContextFull, Summary
-from contracts.run.journal import Journal
-from contracts.run.transcript import Part, PartKind
-from contracts.run.turn import Usage
-from contracts.tool import ToolOutcome, error_outcome
-from decisions.run.compaction import (
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.contracts.run.turn import ContextFull, Summary, Usage
+from perdure.contracts.tool import ToolOutcome, error_outcome
+from perdure.decisions.run.compaction import (
     KEPT,
     KEPT_DEEP,
     complete_usage,
@@ -29,10 +28,10 @@ from decisions.run.compaction import (
     narrate_truncated,
     summary_part,
 )
-from decisions.run.resume import journal_of
-from decisions.run.transcript import SHOW_JOURNAL, note_part, result_part
-from decisions.run.transcript import join_text_blocks as text_in
-from decisions.text.quoting import fence_text, join_within
+from perdure.decisions.run.resume import journal_of
+from perdure.decisions.run.transcript import SHOW_JOURNAL, note_part, result_part
+from perdure.decisions.run.transcript import join_text_blocks as text_in
+from perdure.decisions.text.visible_text import fence_text, join_within
 
 WINDOW = 10_000
 GOAL = Part(kind=PartKind.goal, content=[{"type": "text", "text": "find the number"}])
@@ -231,7 +230,7 @@ def test_a_prompt_that_was_counted_several_times_is_estimated_if_that_is_less(se
         "pieces": {"about": {**counted.about, "pieces": 4}},
         "server tools": {"content": [use, found, *counted.content]},
     }
-    parts = [GOAL, counted.model_copy(update=changes[several]), result("u1", 1)]
+    parts = [GOAL, counted.evolve(**(changes[several])), result("u1", 1)]
     assert estimate_request(parts, render(parts), 0) < 1000
 
 
@@ -372,7 +371,7 @@ def compact_at(share: float) -> list[Part]:
     about = parts[last].about | {
         "usage": USAGE | {"input": round(share * estimated), "cache_read": 0, "cache_write": 0}
     }
-    return compact([*parts[:last], parts[last].model_copy(update={"about": about}), *parts[last + 1 :]])
+    return compact([*parts[:last], parts[last].evolve(about=about), *parts[last + 1 :]])
 
 
 def test_after_a_summary_an_estimate_is_corrected_by_the_last_count_and_never_made_larger() -> None:
@@ -388,7 +387,7 @@ def test_an_estimate_alone_climbs_one_rung_while_the_request_fits_the_window() -
     assert is_over_threshold(full, [GOAL, *turns(3)])
     assert not is_over_threshold(full, fresh)
     assert is_over_threshold(full, [*fresh, reply("u99")])
-    assert is_over_threshold(full.model_copy(update={"tokens": 1001}), fresh)
+    assert is_over_threshold(full.evolve(tokens=1001), fresh)
 
 
 def test_usage_that_is_not_reported_is_estimated_and_marked() -> None:

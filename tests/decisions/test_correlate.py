@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.run.events import ToolResultEvent, ToolResultPayload
-from contracts.run.state import Ending, Inheritance, Pending, RunState, RunStatus
-from contracts.tool import MAX_ERROR, ToolError, ToolKind
-from decisions.run.tool_results import (
+from perdure.contracts.run.events import ToolResultEvent, ToolResultPayload
+from perdure.contracts.run.state import Ending, Inheritance, Pending, RunState, RunStatus
+from perdure.contracts.tool import MAX_ERROR, ToolError, ToolKind
+from perdure.decisions.tool_requests import nonce_of
+from perdure.decisions.tool_results import (
     ESCALATES,
     MAX_OUTSIDE_RESULT,
     ResultVerdict,
@@ -21,7 +22,6 @@ from decisions.run.tool_results import (
     outcome_of_result,
     record_result,
 )
-from decisions.tool_requests import nonce_of
 from tests.decisions.runs import NOW, new_call, new_state
 
 ENDED = Ending(status=RunStatus.completed, text="done")
@@ -72,7 +72,7 @@ def event(nonce: str | None = None, **fields: Any) -> ToolResultEvent:
 
 
 def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: RunState) -> None:
-    state = waiting.model_copy(update={"secret": "5ec"})
+    state = waiting.evolve(secret="5ec")
     for run_id, step, tool, nonce in product(
         ("R1", "R2"), range(-1, 9), ("vote", "look", "charge"), (None, "", "0" * 32)
     ):
@@ -83,29 +83,29 @@ def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: RunState) 
 
 
 def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: RunState) -> None:
-    calls = tuple(call.model_copy(update={"kind": ToolKind.signal}) for call in waiting.calls)
-    state = waiting.model_copy(update={"secret": "5ec", "calls": calls})
+    calls = tuple(call.evolve(kind=ToolKind.signal) for call in waiting.calls)
+    state = waiting.evolve(secret="5ec", calls=calls)
     right = nonce_of(state, calls[0])
     others = [
         nonce_of(state, calls[1]),
-        nonce_of(state, calls[0].model_copy(update={"generation": 2})),
-        nonce_of(state.model_copy(update={"secret": "other"}), calls[0]),
-        nonce_of(state.model_copy(update={"run_id": "R2"}), calls[0]),
-        nonce_of(state.model_copy(update={"secret": ""}), calls[0]),
+        nonce_of(state, calls[0].evolve(generation=2)),
+        nonce_of(state.evolve(secret="other"), calls[0]),
+        nonce_of(state.evolve(run_id="R2"), calls[0]),
+        nonce_of(state.evolve(secret=""), calls[0]),
     ]
     assert judge_update_result(state, event(right), ResultVerdict.accepted) is ResultVerdict.accepted
     for nonce in others:
         assert judge_update_result(state, event(nonce), ResultVerdict.accepted) is ResultVerdict.wrong_nonce
-    heir = state.model_copy(update={"run_id": "R1.r2", "inherited": (Inheritance(run_id="R1", through=5),)})
+    heir = state.evolve(run_id="R1.r2", inherited=(Inheritance(run_id="R1", through=5),))
     assert nonce_of(heir, calls[0]) == right
 
 
 def test_what_comes_again_is_known_by_its_content(waiting: RunState) -> None:
-    calls = tuple(call.model_copy(update={"kind": ToolKind.signal}) for call in waiting.calls)
-    state = waiting.model_copy(update={"secret": "5ec", "calls": calls})
+    calls = tuple(call.evolve(kind=ToolKind.signal) for call in waiting.calls)
+    state = waiting.evolve(secret="5ec", calls=calls)
     nonce = nonce_of(state, calls[0])
     taken = record_result(state, result(result="yes"))
-    taken = taken.model_copy(update={"pending": taken.pending[1:], "calls": ()})
+    taken = taken.evolve(pending=taken.pending[1:], calls=())
     same, other = event(nonce, result="yes", completed_at=datetime(2026, 1, 1, tzinfo=UTC)), event(nonce, result="no")
     by_signal = [judge_result(taken, each.payload, is_halted=False, is_new=True) for each in (same, other)]
     assert by_signal == [ResultVerdict.stale, ResultVerdict.conflict]
@@ -117,16 +117,14 @@ def test_what_comes_again_is_known_by_its_content(waiting: RunState) -> None:
 
 
 def test_a_call_of_another_worker_takes_no_result_by_signal(waiting: RunState) -> None:
-    queued = new_call("vote", 3).model_copy(update={"kind": ToolKind.queue})
-    state = waiting.model_copy(update={"calls": (queued, *waiting.calls[1:])})
+    queued = new_call("vote", 3).evolve(kind=ToolKind.queue)
+    state = waiting.evolve(calls=(queued, *waiting.calls[1:]))
     assert correlate_result(state, result()) is ResultVerdict.not_awaited
 
 
 @pytest.mark.parametrize("changes", [{}, {"step": 1}, {"step": 99}, {"tool": "other"}])
 def test_after_the_end_every_result_of_this_run_is_terminal(waiting: RunState, changes: Any) -> None:
-    assert (
-        correlate_result(waiting.model_copy(update={"ending": ENDED}), result(**changes)) is ResultVerdict.run_terminal
-    )
+    assert correlate_result(waiting.evolve(ending=ENDED), result(**changes)) is ResultVerdict.run_terminal
 
 
 def test_only_a_step_never_issued_and_a_wrong_tool_escalate() -> None:

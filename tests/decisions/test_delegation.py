@@ -10,25 +10,24 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from pydantic_core import to_json
 
-from contracts.delegation import (
-    Assignment,
+from perdure.contracts.run.limits import Assignment, Share, Spent, SubtaskStatus
+from perdure.contracts.run.state import Call, RunState
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.contracts.run.turn import Usage
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
+from perdure.decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
+from perdure.decisions.run.compaction import goal_excerpt
+from perdure.decisions.run.limits import DEFAULTS, budget_ending, limits_in_force
+from perdure.features.delegation import rules as delegation
+from perdure.features.delegation.contract import (
     Collected,
     DelegationRequest,
     DelegationState,
     DelegationStatus,
     Join,
-    Share,
-    Spent,
     Subtask,
-    SubtaskStatus,
 )
-from contracts.mail.peers import MailReply, ReplyVerdict
-from contracts.run.state import Call, RunState
-from contracts.run.transcript import Part, PartKind
-from contracts.run.turn import Usage
-from contracts.tool import Effect, ToolKind, ToolOutcome
-from decisions import delegation
-from decisions.delegation import (
+from perdure.features.delegation.rules import (
     CONTEXT,
     begin_delegation,
     committed_spend,
@@ -41,9 +40,7 @@ from decisions.delegation import (
     settle_share,
     start_subtask,
 )
-from decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
-from decisions.run.compaction import goal_excerpt
-from decisions.run.limits import DEFAULTS, budget_ending, limits_in_force
+from perdure.features.mailbox.contract import MailReply, ReplyVerdict
 from tests.decisions.runs import new_state
 
 State = Callable[..., RunState]
@@ -153,7 +150,7 @@ def test_no_more_is_ever_reserved_and_spent_than_there_is(
             tokens=data.draw(st.integers(0, share.tokens or 0)),
             usd=data.draw(st.floats(0, share.usd or 0)),
         )
-        return DONE.model_copy(update={"spent": used})
+        return DONE.evolve(spent=used)
 
     shares, running = begin_delegation(asked), list[str]()
     while True:
@@ -180,7 +177,7 @@ def test_what_one_leaves_over_goes_to_those_that_start_later() -> None:
     first = next_share(asked, state)
     assert first == Share(steps=5, tokens=300, usd=3.0)
     state = start_subtask(state, "a", first)
-    state = end_subtask(asked, state, "a", DONE.model_copy(update={"spent": Spent(steps=1, tokens=100, usd=1.0)}))
+    state = end_subtask(asked, state, "a", DONE.evolve(spent=Spent(steps=1, tokens=100, usd=1.0)))
     assert next_share(asked, state) == Share(steps=9, tokens=400, usd=4.0)
 
 
@@ -191,18 +188,16 @@ def test_a_subtask_with_follow_ups_keeps_its_whole_share_for_them() -> None:
     assert share == Share(steps=5, tokens=300, follow_ups=5)
     used = Spent(steps=2, tokens=400)
     assert settle_share(used, share) == used
-    kept = settle_share(used.model_copy(update={"follow_ups": 1}), share)
+    kept = settle_share(used.evolve(follow_ups=1), share)
     assert kept == Spent(steps=5, tokens=400, follow_ups=5)
-    state = end_subtask(
-        asked, start_subtask(begin_delegation(asked), "a", share), "a", DONE.model_copy(update={"spent": kept})
-    )
+    state = end_subtask(asked, start_subtask(begin_delegation(asked), "a", share), "a", DONE.evolve(spent=kept))
     assert next_share(asked, state) == Share(steps=5, tokens=250, follow_ups=5)
 
 
 def test_nothing_is_left_where_others_went_beyond_their_share() -> None:
     asked = request(task("a"), task("b", "a"), tokens=90)
     state = start_subtask(begin_delegation(asked), "a", Share(steps=50, tokens=30))
-    state = end_subtask(asked, state, "a", DONE.model_copy(update={"spent": Spent(steps=1, tokens=95)}))
+    state = end_subtask(asked, state, "a", DONE.evolve(spent=Spent(steps=1, tokens=95)))
     assert next_share(asked, state) is None
 
 
@@ -275,8 +270,8 @@ def test_a_fan_out_beyond_the_budget_is_refused(fields: dict[str, Any], enough: 
 def test_a_subtask_has_its_own_limits_and_no_more_than_its_share() -> None:
     share = Share(steps=30, tokens=500)
     state = new_state(assignment=Assignment(by="R0", depth=1, share=share), requested={"max_depth": 1})
-    assert limits_in_force(state, DEFAULTS) == DEFAULTS.model_copy(update={"budget_tokens": 500, "max_depth": 1})
-    generous = DEFAULTS.model_copy(update={"max_steps": 50, "budget_tokens": 100})
+    assert limits_in_force(state, DEFAULTS) == DEFAULTS.evolve(budget_tokens=500, max_depth=1)
+    generous = DEFAULTS.evolve(max_steps=50, budget_tokens=100)
     assert limits_in_force(state, generous).max_steps == 30
     assert limits_in_force(state, generous).budget_tokens == 100
 
@@ -286,7 +281,7 @@ def test_a_subtask_stops_before_the_call_that_would_go_beyond_its_share() -> Non
     ending = budget_ending(state)
     assert ending is not None
     assert ending.reason == "token_budget"
-    assert budget_ending(state.model_copy(update={"last_call": 299})) is None
+    assert budget_ending(state.evolve(last_call=299)) is None
 
 
 def test_what_subtasks_used_counts_against_the_budgets_of_their_parent() -> None:
@@ -302,7 +297,7 @@ def test_a_message_says_all_that_the_peer_must_know() -> None:
         asked,
         begin_delegation(asked),
         "a",
-        DONE.model_copy(update={"outcome": "It is 4.", "artifacts": ("artifacts/a/x.md",)}),
+        DONE.evolve(outcome="It is 4.", artifacts=("artifacts/a/x.md",)),
     )
     assert peer_message(asked, state, asked.subtasks[1]) == (
         '---\ntype: "task"\ntask_id: "R1.1"\nsubtask_id: "b"\nfrom: "lead"\nexpected_output: "a page"\n---\n\n'
@@ -318,8 +313,7 @@ def test_no_result_that_a_subtask_builds_on_opens_a_part_of_its_message(size: in
     asked = request(task("a"), task("b"), task("c", "a", "b"))
     state = begin_delegation(asked)
     for name, text in (("a", "x" * size), ("b", "y" * size + forged)):
-        outcome = {"outcome": text, "artifacts": ("artifacts/x.md\n\n# Goal",)}
-        state = end_subtask(asked, state, name, DONE.model_copy(update=outcome))
+        state = end_subtask(asked, state, name, DONE.evolve(outcome=text, artifacts=("artifacts/x.md\n\n# Goal",)))
     text = peer_message(asked, state, asked.subtasks[2]).rpartition("---\n\n")[2]
     parts = [Part(kind=PartKind.goal, content=[{"type": "text", "text": text}])]
     tokens = MarkdownIt().parse(goal_excerpt(parts))
@@ -329,7 +323,7 @@ def test_no_result_that_a_subtask_builds_on_opens_a_part_of_its_message(size: in
 
 def test_a_message_is_never_longer_than_a_goal_may_be() -> None:
     names = [f"artifacts/a/{n:0200}" for n in range(1000)]
-    end = DONE.model_copy(update={"artifacts": tuple(names)})
+    end = DONE.evolve(artifacts=tuple(names))
     asked = request(task("a"), task("b", "a"))
     assert len(peer_message(asked, end_subtask(asked, begin_delegation(asked), "a", end), asked.subtasks[1])) <= 200_000
 
@@ -342,7 +336,7 @@ def test_all_that_starts_at_once_fits_into_one_message_to_the_server(character: 
     outcome = delegation.clip_text(character * 20_000, delegation.max_outcome(wide))
     for name in first:
         state = start_subtask(state, name, Share(steps=1))
-        state = end_subtask(wide, state, name, DONE.model_copy(update={"outcome": outcome, "artifacts": (outcome,)}))
+        state = end_subtask(wide, state, name, DONE.evolve(outcome=outcome, artifacts=(outcome,)))
     goals = [peer_message(wide, state, each) for each in ready_subtasks(wide, state)]
     assert len(goals) == 50
     assert sum(len(to_json(goal)) for goal in goals) < delegation.MAX_CONTEXTS
@@ -350,9 +344,7 @@ def test_all_that_starts_at_once_fits_into_one_message_to_the_server(character: 
 
 def test_an_error_names_the_subtask_and_what_was_done_before() -> None:
     asked = request(task("a"), task("b"), task("c", "b"))
-    state = end_subtask(
-        asked, begin_delegation(asked), "a", DONE.model_copy(update={"artifacts": ("artifacts/a/x.md",)})
-    )
+    state = end_subtask(asked, begin_delegation(asked), "a", DONE.evolve(artifacts=("artifacts/a/x.md",)))
     outcome = delegation_outcome(end_subtask(asked, state, "b", BAD))
     assert outcome.error is not None
     assert outcome.error.kind == "subtask_failed"
@@ -381,7 +373,7 @@ def test_ids_tell_the_tree_and_are_never_too_long_for_the_server() -> None:
 
 
 def request_by_mail(*tasks: dict[str, Any]) -> DelegationRequest:
-    return request(*tasks).model_copy(update={"mailboxes": ("scribe",)})
+    return request(*tasks).evolve(mailboxes=("scribe",))
 
 
 def reply(subtask: str = "a", *, mailbox: str = "scribe", sender: str = "scribe", status: str = "done") -> MailReply:
@@ -428,9 +420,7 @@ def test_a_reply_after_its_subtask_was_given_up_is_an_orphan() -> None:
 
 def test_a_message_to_a_peer_outside_is_one_that_stands_alone() -> None:
     asked = request_by_mail(task("b"), task("a", "b", agent="scribe"))
-    state = end_subtask(
-        asked, begin_delegation(asked), "b", DONE.model_copy(update={"artifacts": ("artifacts/b/x.md",)})
-    )
+    state = end_subtask(asked, begin_delegation(asked), "b", DONE.evolve(artifacts=("artifacts/b/x.md",)))
     text = peer_message(asked, state, asked.subtasks[1])
     for line in ('message_id: "R1.1-a"', 'plan_id: "R1"', 'task_id: "R1.1"', 'from: "lead"', 'to: "scribe"'):
         assert line in text

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from contracts.run.evaluation import Case, Expectation, Facts, Score
-from decisions.evaluation import case_name, failed_checks, pass_rate
+from perdure.features.proof.contract import Case, Expectation, Facts, Score
+from perdure.features.proof.rules import case_name, failed_checks, pass_rate
 
 GOOD = Facts(
     status="completed",
@@ -19,7 +19,7 @@ GOOD = Facts(
     cost_usd=0.5,
 )
 ASKING = Facts(status="cancelled", asked=("Which shop?",), unanswered="Which shop?", made=("look",), tried=("look",))
-ANSWERED = GOOD.model_copy(update={"asked": ("Which shop?",)})
+ANSWERED = GOOD.evolve(asked=("Which shop?",))
 
 
 def whys(facts: Facts, **expect: Any) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def test_all_failed_expectations_are_reported() -> None:
 
 
 def test_an_unknown_cost_does_not_pass_for_a_small_one() -> None:
-    (why,) = whys(GOOD.model_copy(update={"cost_usd": None}), max_cost_usd=9)
+    (why,) = whys(GOOD.evolve(cost_usd=None), max_cost_usd=9)
     assert why.startswith("its cost is not known")
 
 

@@ -3,18 +3,30 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from contracts.run.export import ExportedExecution
-from contracts.run.question import Question, QuestionKind
-from contracts.tool import ToolOutcome
-from decisions.text.formatting import waiting_for_person
 from perdure.client.records.run_facts import RunFacts, collect_facts
+from perdure.contracts.run.export import ExportedExecution
+from perdure.contracts.run.signals import ANSWER_REPORT, HumanInput, Question, QuestionKind
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions.run.question import answer_digest
+from perdure.decisions.text.formatting import waiting_for_person
 
 AT = "2026-11-22T09:00:{:02}+00:00"
 
 
 def fold(*events: dict[str, Any]) -> RunFacts:
-    numbered = [{"id": n, "at": AT.format(n), **event} for n, event in enumerate(events, 1)]
+    """The facts of these events. An accepted update is completed at once, unless it is `checked` later."""
+    numbered: list[dict[str, Any]] = []
+    for event in events:
+        number = len(numbered) + 1
+        numbered.append({"id": number, "at": AT.format(number), **event})
+        if event["type"] == "workflow_execution_update_accepted" and not event.get("checked"):
+            numbered.append({"id": number + 1, "at": AT.format(number), **completed(number)})
     return collect_facts([ExportedExecution(execution="x", events=numbered)])
+
+
+def completed(accepted: int, **outcome: Any) -> dict[str, Any]:
+    outcome = outcome or {"success": [{"accepted": True}]}
+    return {"type": "workflow_execution_update_completed", "accepted_event_id": accepted, "outcome": outcome}
 
 
 def activity(kind: str, **request: Any) -> dict[str, Any]:
@@ -90,10 +102,37 @@ def test_a_call_that_was_run_again_has_both_attempts() -> None:
 def test_only_what_came_while_a_question_was_open_is_an_answer_to_it() -> None:
     waiting, running = status("waiting_on_human", "human: approve charge"), status("running")
     early, other, fits = signal({"text": "a"}), signal({"question_id": "q9", "text": "b"}), signal({"text": "c"})
-    first, second = fold(early, waiting, other, signal(7), fits, running, early, waiting).questions
+    told = [report(early, 1, "no question"), report(other, 2, "no q9"), report(fits, 3), report(early, 4, "late")]
+    events = (early, waiting, other, signal(7), fits, running, early, waiting)
+    unknown = fold(*events).questions[0]
+    assert (unknown.answers, unknown.rejected) == ((), ())  # until the run reports on them, nobody knows
+    first, second = fold(*events, activity("reflect", turn=2, told=told)).questions
     assert (first.id, first.text, [answer.text for answer in first.answers]) == ("q1", "approve charge", ["c"])
     assert (first.answers[0].identity, first.closed_at is None) == ("cli", False)
     assert (second.id, second.answers, second.closed_at) == ("q2", (), None)
+
+
+def report(sent: dict[str, Any], number: int, reason: str | None = None) -> dict[str, Any]:
+    """The run's report on an answer by signal."""
+    digest = answer_digest(HumanInput.model_validate(sent["input"][0]))
+    line = {"event": ANSWER_REPORT, "key": f"event:{number}", "answer": digest}
+    return line if reason is None else {**line, "reason": reason}
+
+
+def test_an_answer_by_signal_counts_as_the_run_says_and_a_forged_one_never_looks_like_a_taken_one() -> None:
+    forged, signed = signal({"question_id": "q1", "decision": "approve", "by": "ann"}), signal({"decision": "deny"})
+    told = activity("reflect", turn=2, told=[report(forged, 1, "this one is not signed"), report(signed, 2)])
+    waiting = status("waiting_on_human", "human: approve pay")
+    (question,) = fold(waiting, forged, forged, signed, status("running"), told, told).questions
+    assert [answer.decision for answer in question.answers] == ["deny"]
+    assert [(answer.by, answer.reason) for answer in question.rejected] == [("ann", "this one is not signed")]
+
+
+def test_a_change_has_the_arguments_before_it() -> None:
+    changed = {**update("ann", "q1", arguments={"cents": 900}), "checked": True}
+    end = completed(2, success=[{"accepted": True, "before": {"cents": 100}}])
+    (question,) = fold(status("waiting_on_human", "human: approve pay"), changed, end).questions
+    assert [(answer.before, answer.arguments) for answer in question.answers] == [({"cents": 100}, {"cents": 900})]
 
 
 def update(by: str, question: str, **fields: Any) -> dict[str, Any]:
@@ -123,15 +162,12 @@ def test_each_of_the_people_who_approve_one_call_has_an_answer_also_if_others_ar
 
 
 def test_a_change_that_another_decision_overtakes_leaves_that_decision_in_the_record() -> None:
-    changed = update("ann", "q1", arguments={"cents": 1})
-    overtaken = {
-        "type": "workflow_execution_update_completed",
-        "accepted_event_id": 2,
-        "outcome": {"failure": {"message": "no question is open on this run"}},
-    }
+    changed = {**update("ann", "q1", arguments={"cents": 1}), "checked": True}
+    overtaken = completed(2, failure={"message": "no question is open on this run"})
     denies = update("bob", "q1", decision="deny")
     (question,) = fold(status("waiting_on_human", "human: approve pay"), changed, denies, overtaken).questions
     assert [(answer.by, answer.decision) for answer in question.answers] == [("bob", "deny")]
+    assert [(answer.by, answer.reason) for answer in question.rejected] == [("ann", "no question is open on this run")]
 
 
 def test_a_call_of_another_worker_is_one_as_all_others() -> None:

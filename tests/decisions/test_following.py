@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.conversation import Headers
-from contracts.delegation import Share, Spent
-from contracts.followup import CreateCommand, FollowUpCommands, TaskData
-from contracts.run.state import Call, Inheritance, RunState
-from contracts.run.turn import Usage
-from contracts.tool import ToolOutcome
-from decisions import ids
-from decisions.builtin_tools import FOLLOW_UP_TOOLS
-from decisions.followup.tools import build_follow_up_commands, format_command_ids
-from decisions.run.limits import DEFAULTS, apply_requested, follow_up_share, limits_in_force, smaller_share
+from perdure.contracts.conversation import Headers
+from perdure.contracts.run.limits import Share, Spent
+from perdure.contracts.run.state import Call, Inheritance, RunState
+from perdure.contracts.run.turn import Usage
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions import ids
+from perdure.decisions.run.limits import DEFAULTS, apply_requested, limits_in_force
+from perdure.decisions.tools import FOLLOW_UP_TOOLS
+from perdure.features.follow_ups.contract import CreateCommand, FollowUpCommands, TaskData
+from perdure.features.follow_ups.rules.tools import (
+    build_follow_up_commands,
+    follow_up_share,
+    format_command_ids,
+    smaller_share,
+)
 from tests.decisions.runs import new_call, new_state
 
 REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
@@ -125,10 +130,10 @@ def test_ids_of_others_are_refused(tool: str, arguments: dict[str, Any], error: 
 
 def test_follow_ups_share_what_their_run_has_left() -> None:
     state = new_state(step=3, follow_ups=1, usage=Usage(input=400))
-    state = state.model_copy(update={"limits": apply_requested(state.limits, {"max_steps": 9, "budget_tokens": 1000})})
+    state = state.evolve(limits=apply_requested(state.limits, {"max_steps": 9, "budget_tokens": 1000}))
     create = create_of(state)
     assert create.data.share == Share(steps=3, tokens=300, follow_ups=4)
-    resumed = limits_in_force(state.model_copy(update={"share": create.data.share, "requested": {}}), DEFAULTS)
+    resumed = limits_in_force(state.evolve(share=create.data.share, requested={}), DEFAULTS)
     assert (resumed.max_steps, resumed.budget_tokens, resumed.max_follow_ups) == (3, 300, 4)
 
 
@@ -136,7 +141,7 @@ def test_follow_ups_of_subtasks_count_too() -> None:
     used = new_state(follow_ups=4, delegated=Spent(steps=2, follow_ups=6))
     outcome = build_follow_up_commands(used, new_call("workflow_create", arguments=DEFINITION))
     assert isinstance(outcome, ToolOutcome)
-    assert follow_up_share(used.model_copy(update={"follow_ups": 1})).follow_ups == 3
+    assert follow_up_share(used.evolve(follow_ups=1)).follow_ups == 3
 
 
 def test_a_chain_ends_where_its_allowance_does() -> None:
@@ -146,9 +151,9 @@ def test_a_chain_ends_where_its_allowance_does() -> None:
         made := build_follow_up_commands(state, new_call("workflow_create", arguments=DEFINITION)), ToolOutcome
     ):
         assert made.create is not None
-        share = smaller_share(made.create.data.share, follow_up_share(state.model_copy(update={"follow_ups": 1})))
+        share = smaller_share(made.create.data.share, follow_up_share(state.evolve(follow_ups=1)))
         state = new_state(share=share)
-        state = state.model_copy(update={"limits": limits_in_force(state, DEFAULTS)})
+        state = state.evolve(limits=limits_in_force(state, DEFAULTS))
         count += 1
     assert count == 10
     assert made.error is not None

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from contracts.run.journal import Journal
-from contracts.run.state import RunState
-from decisions.builtin_tools import GO_ON
-from decisions.run.call_state import run_control_call
-from decisions.run.journal import run_journal_tool
-from decisions.run.reply import take_turn
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.state import RunState
+from perdure.decisions.run.call_state import run_control_call
+from perdure.decisions.run.journal import run_journal_tool
+from perdure.decisions.run.reply import take_turn
+from perdure.decisions.tools import GO_ON
 from tests.decisions.runs import new_state, new_turn
 
 JOURNAL = Journal(objective="pay", current_state="begun", verified_findings=("rafts float",))
@@ -34,7 +34,7 @@ def test_a_reframe_says_what_comes_next_and_how_many_are_left() -> None:
     for number in range(2):
         state = control(state, new_turn("", ("reframe", {"frame": "otherwise"}), prefix=f"r{number}-"))
         said.append(message_of(state))
-        state = state.model_copy(update={"calls": ()})
+        state = state.evolve(calls=())
     assert state.ending is None
     assert said == [
         f"reframed (1 of 2). {GO_ON} Reframes left: 1.",

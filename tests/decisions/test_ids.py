@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions import ids
+from perdure.decisions import ids
 
 
 @given(run_id=st.text())

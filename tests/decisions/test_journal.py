@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.run.journal import Journal
-from contracts.run.transcript import Part, PartKind
-from decisions.builtin_tools import LIST_SECTIONS, TEXT_SECTIONS
-from decisions.run.journal import (
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.decisions.run.journal import (
     DIGEST,
     MAX_JOURNAL_BYTES,
     MAX_JOURNAL_ENTRIES,
@@ -21,6 +20,7 @@ from decisions.run.journal import (
     render_journal,
     run_journal_tool,
 )
+from perdure.decisions.tools import LIST_SECTIONS, TEXT_SECTIONS
 
 UPDATE, APPEND, GET = "update_run_journal", "append_run_journal_entry", "get_run_journal"
 

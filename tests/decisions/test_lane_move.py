@@ -8,10 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from contracts.conversation import LaneState, SubmitRequest, TurnEnd, TurnNotice
-from contracts.run.signals import HumanInput
-from decisions.conversation import lane, rules
-from decisions.conversation.rules import (
+from perdure.contracts.conversation import LaneState, SubmitRequest, TurnEnd
+from perdure.contracts.run.signals import HumanInput
+from perdure.decisions import lane
+from perdure.decisions.errors import IllegalMoveError
+from perdure.decisions.lane import (
+    LANE_RULES,
     AwaitEvent,
     BeginTurn,
     DeliverErrand,
@@ -20,10 +22,17 @@ from decisions.conversation.rules import (
     LaneFacts,
     LaneMove,
     RecordTurn,
-    ReportEnd,
     StopTurn,
+    errand_waits,
+    lane_is_done,
+    lane_moves,
+    next_lane_move,
+    nothing_is_due,
+    queue_is_to_drop,
+    request_waits,
+    turn_is_over,
+    turn_is_to_stop,
 )
-from decisions.errors import IllegalMoveError
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDLE = LaneState(conversation_id="c")
@@ -37,43 +46,40 @@ def admit(state: LaneState, request_id: str, **fields: Any) -> lane.AcceptedRequ
 
 
 ERRAND = lane.PassOn(HumanInput(text="blue"))
-WORD = TurnNotice(mailbox="scribe", request_id="r", run_id="R", end=TurnEnd.completed)
 QUEUED = admit(IDLE, "next").state
 BUSY = admit(lane.begin_next_turn(admit(IDLE, "now").state), "next").state
-OWES = {"words": (WORD,)}
 
 
 @pytest.mark.parametrize(
     ("holds", "state", "facts"),
     [
         (
-            rules.errand_waits,
-            BUSY.model_copy(update=OWES),
+            errand_waits,
+            BUSY,
             LaneFacts(errand=ERRAND, turn_is_over=True, cancelled="enough"),
         ),
-        (rules.word_waits, BUSY.model_copy(update=OWES), LaneFacts(turn_is_over=True, cancelled="enough")),
-        (rules.turn_is_over, BUSY, LaneFacts(turn_is_over=True, cancelled="enough", history_is_long=True)),
-        (rules.turn_is_to_stop, BUSY, LaneFacts(cancelled="enough", history_is_long=True)),
-        (rules.queue_is_to_drop, QUEUED, LaneFacts(cancelled="enough", history_is_long=True)),
-        (rules.lane_is_done, IDLE, LaneFacts(cancelled="enough", history_is_long=True)),
-        (rules.request_waits, QUEUED, LaneFacts(history_is_long=True)),
-        (rules.lane_moves, QUEUED, LaneFacts(leaves_build=True)),
-        (rules.lane_moves, IDLE, LaneFacts(leaves_build=True)),
-        (rules.nothing_is_due, BUSY, LaneFacts(leaves_build=True)),  # it would have to poll for the end of its turn
-        (rules.queue_is_to_drop, QUEUED, LaneFacts(leaves_build=True, cancelled="enough")),
-        (rules.lane_is_done, IDLE, LaneFacts(leaves_build=True, cancelled="enough")),
-        (rules.lane_is_done, BUSY, LaneFacts(history_is_long=True)),
-        (rules.lane_is_done, IDLE.model_copy(update={"closes": True}), LaneFacts()),
-        (rules.request_waits, QUEUED, LaneFacts()),
-        (rules.nothing_is_due, IDLE, LaneFacts()),
-        (rules.nothing_is_due, BUSY, LaneFacts()),
-        (rules.nothing_is_due, BUSY, LaneFacts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
+        (turn_is_over, BUSY, LaneFacts(turn_is_over=True, cancelled="enough", history_is_long=True)),
+        (turn_is_to_stop, BUSY, LaneFacts(cancelled="enough", history_is_long=True)),
+        (queue_is_to_drop, QUEUED, LaneFacts(cancelled="enough", history_is_long=True)),
+        (lane_is_done, IDLE, LaneFacts(cancelled="enough", history_is_long=True)),
+        (request_waits, QUEUED, LaneFacts(history_is_long=True)),
+        (lane_moves, QUEUED, LaneFacts(leaves_build=True)),
+        (lane_moves, IDLE, LaneFacts(leaves_build=True)),
+        (nothing_is_due, BUSY, LaneFacts(leaves_build=True)),  # it would have to poll for the end of its turn
+        (queue_is_to_drop, QUEUED, LaneFacts(leaves_build=True, cancelled="enough")),
+        (lane_is_done, IDLE, LaneFacts(leaves_build=True, cancelled="enough")),
+        (lane_is_done, BUSY, LaneFacts(history_is_long=True)),
+        (lane_is_done, IDLE.evolve(closes=True), LaneFacts()),
+        (request_waits, QUEUED, LaneFacts()),
+        (nothing_is_due, IDLE, LaneFacts()),
+        (nothing_is_due, BUSY, LaneFacts()),
+        (nothing_is_due, BUSY, LaneFacts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_of_the_rules_that_hold_the_first_one_says_what_is_done(holds: Any, state: LaneState, facts: LaneFacts) -> None:
-    assert next(each for each in rules.LANE_RULES if each(state, facts)) is holds
-    assert rules.next_lane_move(state, facts) == holds(state, facts)
+    assert next(each for each in LANE_RULES if each(state, facts)) is holds
+    assert next_lane_move(state, facts) == holds(state, facts)
 
 
 @pytest.mark.parametrize("state", [BUSY, IDLE])
@@ -105,18 +111,17 @@ class LaneMachine(RuleBasedStateMachine):
     def move(self) -> LaneMove:
         errand = self.errands[0] if self.errands else None
         ends = (self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long, self.leaves_build)
-        return rules.next_lane_move(self.state, LaneFacts(errand, *ends))
+        return next_lane_move(self.state, LaneFacts(errand, *ends))
 
     @precondition(lambda self: self.cancelled is None)
     @rule(
         when_busy=st.sampled_from(["queue", "queue", "steer", "interrupt"]),
         answers=st.sampled_from([None, None, "q1"]),
-        mailbox=st.sampled_from([None, "scribe"]),
     )
-    def submit(self, when_busy: str, answers: str | None, mailbox: str | None) -> None:
+    def submit(self, when_busy: str, answers: str | None) -> None:
         self.number += 1
         name = f"r{self.number}"
-        admission = admit(self.state, name, when_busy=when_busy, question_id=answers, mailbox=mailbox)
+        admission = admit(self.state, name, when_busy=when_busy, question_id=answers)
         self.state = admission.state
         if admission.errand is not None:
             self.errands.append(admission.errand)
@@ -146,9 +151,6 @@ class LaneMachine(RuleBasedStateMachine):
         match self.move:
             case DeliverErrand(errand):
                 self.bring(errand, took)
-            case ReportEnd(word):
-                assert word == self.state.words[0]
-                self.state = lane.remove_first_word(self.state)
             case RecordTurn():
                 self.state, self.turn_is_over = lane.end_turn(self.state, TurnEnd.completed, "", NOW), False
             case StopTurn(errand):
@@ -176,7 +178,6 @@ class LaneMachine(RuleBasedStateMachine):
 
     def leave(self) -> None:
         assert not self.errands
-        assert not self.state.words
         if self.cancelled is None:
             self.history_is_long = self.leaves_build = False  # it goes on in another execution
         else:
@@ -184,7 +185,7 @@ class LaneMachine(RuleBasedStateMachine):
             self.has_left = True
 
     def must_have_nothing_to_do(self) -> None:
-        assert not any((self.errands, self.state.words, self.turn_is_over))
+        assert not any((self.errands, self.turn_is_over))
         if self.cancelled is not None:
             assert self.turn_is_told_to_stop
         assert self.state.active is not None or not self.state.queue
@@ -206,7 +207,7 @@ class LaneMachine(RuleBasedStateMachine):
             if isinstance(self.move, AwaitEvent):
                 self.end_turn()
             self.make(took=True)
-        assert (self.state.active, self.state.queue, self.state.steering, self.state.words) == (None, (), (), ())
+        assert (self.state.active, self.state.queue, self.state.steering) == (None, (), ())
         assert self.has_left == (self.cancelled is not None)
 
 

@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from contracts.failures import Escalation, RunFailure
-from contracts.run.limits import LimitOverrides, Limits, limits_in
-from contracts.run.state import Ending, RunStatus
-from contracts.run.turn import Usage
-from decisions.run.limits import (
+from perdure.contracts.failures import Escalation, RunFailure
+from perdure.contracts.run.limits import LimitOverrides, Limits, limits_in
+from perdure.contracts.run.state import Ending, RunStatus
+from perdure.contracts.run.turn import Usage
+from perdure.decisions.run.limits import (
     DEFAULTS,
     apply_ceiling,
     apply_requested,
     budget_ending,
     format_excess,
+    format_idle,
     is_nearly_out_of_time,
     is_out_of_time,
     limits_in_force,
@@ -26,7 +27,7 @@ from decisions.run.limits import (
     timed_out_ending,
     values_set_in,
 )
-from decisions.run.outcome import end_event_name
+from perdure.decisions.run.outcome import end_event_name
 from tests.decisions.runs import new_state
 from tests.drawn import running
 
@@ -68,10 +69,12 @@ def test_no_limit_is_above_the_ceiling_and_the_others_are_as_set(ceiling: Any, a
     state = running((), requested=asked, ceiling=ceiling)
     limits = limits_in_force(state, apply_requested(DEFAULTS, agent))
     highest = apply_requested(DEFAULTS, ceiling)
-    for name in set(Limits.model_fields) - {"turn_timeout"}:
+    for name in set(Limits.model_fields) - {"turn_timeout", "soft_limit"}:
         own, most = getattr(wanted, name), getattr(highest, name)
         expected = own if name not in ceiling else most if own is None else min(own, most)
         assert getattr(limits, name) == expected, name
+    assert limits.soft_limit <= wanted.soft_limit
+    assert limits.soft_limit == wanted.soft_limit or "hard_limit" in ceiling
     if "turn_limit" in ceiling:
         assert longest_turn(limits) <= highest.turn_limit
     assert format_excess(limits, ceiling) == ()
@@ -188,13 +191,11 @@ def test_what_is_used_up_stays_used_up(data: Any) -> None:
         budget_usd=5,
         hard_limit=timedelta(milliseconds=500),
     )
-    after = before.model_copy(
-        update={
-            "turns": before.turns + data.draw(numbers),
-            "usage": before.usage + Usage(output=data.draw(numbers)),
-            "cost_usd": before.cost_usd + data.draw(numbers) / 100,
-            "active_ms": before.active_ms + data.draw(numbers),
-        }
+    after = before.evolve(
+        turns=before.turns + data.draw(numbers),
+        usage=before.usage + Usage(output=data.draw(numbers)),
+        cost_usd=before.cost_usd + data.draw(numbers) / 100,
+        active_ms=before.active_ms + data.draw(numbers),
     )
     assert budget_ending(before) is None or budget_ending(after) is not None
     assert not is_out_of_time(before) or is_out_of_time(after)
@@ -211,12 +212,59 @@ OVERRIDES = st.builds(
 )
 
 
+PAIR = ("soft_limit", "hard_limit")
+
+
+@given(OVERRIDES, OVERRIDES)
+def test_a_limit_that_is_set_alone_is_not_idle(own: LimitOverrides, other: LimitOverrides) -> None:
+    """Whatever is set: at the defaults, and over another limit that an agent or the file has set alone."""
+    for limits in (merge_limits(own), merge_limits(own, other)):
+        is_alone = not (limits.soft_limit >= limits.hard_limit)
+        assert is_alone or bool(format_idle(limits))
+    alone = merge_limits(LimitOverrides(max_steps=own.max_steps, hard_limit=own.hard_limit))
+    assert format_idle(alone) == ()
+    assert format_idle(merge_limits(LimitOverrides(soft_limit=own.soft_limit))) == ()
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([{"max_steps": 110}], {"max_steps": 110, "max_turns": 190}),
+        ([{"max_steps": 5}], {"max_turns": 100}),
+        ([{"max_steps": 300}, {"max_steps": 110}], {"max_turns": 380}),
+        ([{"max_steps": 110}, {"max_turns": 30}], {"max_steps": 110, "max_turns": 30}),
+        ([{"hard_limit": "1h"}], {"soft_limit": timedelta(minutes=45)}),
+        ([{"hard_limit": "4m"}], {"soft_limit": timedelta(minutes=3)}),
+        ([{"soft_limit": "30m"}], {"hard_limit": timedelta(minutes=40)}),
+        ([{"soft_limit": "5m"}], {"hard_limit": timedelta(minutes=20)}),
+        ([{"soft_limit": "30m", "hard_limit": "10m"}], {"soft_limit": timedelta(minutes=30)}),
+    ],
+)
+def test_a_limit_that_is_set_alone_moves_the_other_of_its_pair(
+    layers: list[dict[str, Any]], expected: dict[str, Any]
+) -> None:
+    by_run = [apply_requested(merge_limits(*map(LimitOverrides.model_validate, layers[1:])), layers[0])]
+    for limits in (merge_limits(*map(LimitOverrides.model_validate, layers)), *by_run):
+        assert {name: getattr(limits, name) for name in expected} == expected
+
+
+def test_limits_that_are_set_against_each_other_are_named() -> None:
+    against = {"max_steps": 9, "max_turns": 3, "hard_limit": "5m", "soft_limit": "9m"}
+    limits = merge_limits(LimitOverrides.model_validate(against))
+    assert format_idle(limits) == (
+        "max_steps 9 needs several calls a turn: max_turns is 3",
+        "soft_limit 0:09:00 has no effect: hard_limit is 0:05:00",
+    )
+    assert apply_ceiling(DEFAULTS, {"hard_limit": "4m"}).soft_limit == timedelta(minutes=3)
+
+
 @given(st.lists(OVERRIDES, max_size=4))
 def test_of_every_limit_the_nearest_setting_counts_also_after_a_way_through_json(layers: list[LimitOverrides]) -> None:
     limits = merge_limits(*layers)
     for name in ("max_steps", "soft_limit", "hard_limit", "budget_tokens", "budget_usd"):
         found = [value for layer in layers if (value := getattr(layer, name)) is not None]
-        assert getattr(limits, name) == (found[0] if found else getattr(DEFAULTS, name))
+        is_moved = name in PAIR and any(getattr(layer, other) for layer in layers for other in PAIR)
+        assert (is_moved and not found) or getattr(limits, name) == (found[0] if found else getattr(DEFAULTS, name))
     assert apply_requested(DEFAULTS, values_set_in(LimitOverrides())) == DEFAULTS
     assert type(limits).model_validate_json(limits.model_dump_json()) == limits
 

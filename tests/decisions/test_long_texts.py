@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.models import escape_unprintable
-from contracts.run.journal import Journal
-from decisions.run.journal import parse_framing
-from decisions.text.formatting import format_signal_notice, truncate
-from decisions.text.plan import plan_items, ticked_items
+from perdure.contracts.models import escape_unprintable
+from perdure.contracts.run.journal import Journal
+from perdure.decisions.run.journal import parse_framing
+from perdure.decisions.text.formatting import format_signal_notice, plan_items, ticked_items, truncate
 
 LENGTH = 100_000
 PIECES = (" ", "\n", " \n", "-", "\n-", "- ", "\n- 1. ", "=\n", "\u3000", "\t", "1. ", "item 1 ", "[x] ", "plan ")

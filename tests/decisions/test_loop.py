@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run.loop_detection import RecentCall
-from contracts.run.state import Ending, ForcedTool, RunStatus
-from contracts.tool import ToolOutcome, error_outcome
-from decisions.ids import call_digest
-from decisions.run import call_state, loop, outcome
-from decisions.run.reply import next_batch
+from perdure.contracts.failures import Escalation, RunFailure, ToolFault
+from perdure.contracts.run.loop_detection import RecentCall
+from perdure.contracts.run.state import Ending, ForcedTool, RunStatus
+from perdure.contracts.tool import ToolOutcome, error_outcome
+from perdure.decisions.ids import call_digest
+from perdure.decisions.run import call_state, loop, outcome
+from perdure.decisions.run.next_calls import next_batch
 from tests.decisions.runs import NOW, OK, new_call, new_player, new_state, new_turn
 
 BAD = error_outcome(ToolFault.tool_error, "it broke")
@@ -166,7 +166,7 @@ def test_the_table_of_the_rules_in_the_documentation_is_the_one_that_is_played_b
     rows = [
         f"| `{rule.__name__}` | {(rule.__doc__ or '').removesuffix('.')} | {move_of(rule)} |" for rule in loop.RULES
     ]
-    page = (Path(loop.__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(loop.__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert "\n".join(rows) in page
 
 

@@ -12,14 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contracts.failures import ToolFault
-from contracts.run.compaction import ContextFull, Summary
-from contracts.run.question import QuestionKind
-from contracts.run.state import Call, Ending, RunState, RunStatus
-from contracts.run.transcript import PartKind
-from contracts.run.turn import ModelTurn, Usage
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, error_outcome
-from decisions.text.formatting import run_details, state_view
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import Call, Ending, RunState, RunStatus
+from perdure.contracts.run.transcript import PartKind
+from perdure.contracts.run.turn import ContextFull, ModelTurn, Summary, Usage
+from perdure.contracts.tool import Approval, Effect, ToolKind, ToolOutcome, error_outcome
+from perdure.decisions.text.formatting import run_details, state_view
 from tests.drawn import OWN, Said, a_reply, a_signal, a_state, brought, fitting, turn_of
 from tests.played import Played, failed_model
 
@@ -157,7 +156,7 @@ class RunMachine(RuleBasedStateMachine):
             return None
         if rng.random() < 0.1:
             outcome = error_outcome(ToolFault.in_doubt, "sent, and may have happened")
-        return outcome.model_copy(update={"duration_ms": rng.randrange(20), "interrupted": rng.random() < 0.1})
+        return outcome.evolve(duration_ms=rng.randrange(20), interrupted=rng.random() < 0.1)
 
     @rule(seed=SEEDS)
     def signal(self, seed: int) -> None:

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.mailbox.poll_mode import PollMode, PollPolicy, PollState, after_cycle, wake
+from perdure.features.mailbox.rules.poll_mode import PollMode, PollPolicy, PollState, after_cycle, wake
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PATIENCE = PollPolicy(idle_after=3, dormant_after=timedelta(seconds=10))

@@ -1,23 +1,22 @@
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.tool import Effect, PinState
-from decisions.mcp import (
+from perdure.contracts.tool import Effect, PinState
+from perdure.decisions.tools import schema_texts, server_of_tool
+from perdure.features.mcp.rules import (
     MAX_PIN_DIFFERENCE,
     diff_pins,
     effect_of,
-    foreign_reference,
     is_looser,
     is_server_name,
     is_sound,
     name_rejection,
     pin_states,
     pin_tool,
-    schema_texts,
-    server_of_tool,
     tool_name,
 )
 
@@ -69,16 +68,41 @@ def test_what_is_no_servers_tool(name: str) -> None:
     ("server", "tool", "said"),
     [
         ("git", "git_status", None),
-        ("git", "a.b", "characters that a model's tool"),
-        ("git", "", "characters that a model's tool"),
-        ("s" * 30, "t" * 40, "rename the server to at most 22 characters"),
-        ("s", "t" * 63, "no server name is short enough"),
+        ("git", "a.b", None),
+        ("git", "", "it has no name"),
+        ("s" * 54, "t" * 40, None),
+        ("s" * 60, "t" * 40, "rename the server to at most 54 characters"),
         ("s", "t" * 61, None),
     ],
 )
 def test_a_name_that_does_not_fit_says_what_to_do(server: str, tool: str, said: str | None) -> None:
     why = name_rejection(server, tool)
     assert why is None if said is None else why is not None and said in why
+
+
+@pytest.mark.parametrize(
+    ("tool", "offered"),
+    [
+        ("look", "git__look"),
+        ("x" * 59, f"git__{'x' * 59}"),
+        ("a.b", "git__a_b_"),
+        ("a/b", "git__a_b_"),
+        ("ä", "git____"),
+        ("x" * 60, f"git__{'x' * 50}_"),
+    ],
+)
+def test_a_name_that_models_cannot_have_is_rewritten(tool: str, offered: str) -> None:
+    assert tool_name("git", tool).startswith(offered)
+
+
+@given(st.sampled_from(["git", "a_b", "s" * 54]), st.lists(st.text(min_size=1, max_size=80), unique=True))
+def test_every_tool_has_a_name_of_its_own_that_models_can_have(server: str, tools: list[str]) -> None:
+    names = [tool_name(server, tool) for tool in tools]
+    assert len(set(names)) == len(tools)
+    for name, tool in zip(names, tools, strict=True):
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name)
+        assert server_of_tool(name) == server
+        assert name_rejection(server, tool) is None
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text()
@@ -91,7 +115,7 @@ def test_a_pin_is_sound_and_does_not_depend_on_the_order_of_fields(description: 
     turned = pin_tool(description, dict(reversed(schema.items())), {"b": 2, "a": 1})
     assert is_sound(kept)
     assert kept.sha256 == turned.sha256
-    assert not is_sound(kept.model_copy(update={"description": f"{description}!"}))
+    assert not is_sound(kept.evolve(description=f"{description}!"))
 
 
 def test_every_part_of_a_definition_counts() -> None:
@@ -137,19 +161,6 @@ def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> Non
     told = diff_pins(pin_tool("Reads.", OBJECT, {}), pin_tool(now, OBJECT, {}))
     assert shown in told.splitlines()
     assert told.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize(
-    ("schema", "found"),
-    [
-        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, None),
-        ({"properties": {"a": {"$ref": "http://x/"}}}, "http://x/"),
-        ({"allOf": [{"type": "object"}, {"$dynamicRef": "file:///a"}]}, "file:///a"),
-        ({"properties": {"$ref": {"type": "string"}}}, None),
-    ],
-)
-def test_a_reference_that_leads_out_is_found(schema: dict[str, Any], found: str | None) -> None:
-    assert foreign_reference(schema) == found
 
 
 def test_all_texts_of_a_schema_are_found_with_their_place() -> None:

@@ -1,9 +1,9 @@
 """What is counted, and that labels are bounded whatever was said."""
 
-from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run.turn import Usage
-from contracts.tool import ToolOutcome, error_outcome
-from decisions.telemetry import Count, count_event, count_tokens, count_tool_call
+from perdure.contracts.failures import Escalation, RunFailure, ToolFault
+from perdure.contracts.run.turn import Usage
+from perdure.contracts.tool import ToolOutcome, error_outcome
+from perdure.decisions.telemetry import Count, count_event, count_tokens, count_tool_call
 
 
 def test_every_event_is_counted_by_its_name() -> None:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.run.question import Question, QuestionKind
-from contracts.run.state import Ending, RunStatus
-from contracts.tool import Effect, ToolOutcome
-from decisions.run.journal import render_journal
-from decisions.run.outcome import ending_event, format_handoff, parse_handoff
-from decisions.text import formatting
+from perdure.contracts.policy import PolicyVerdict, Verdict
+from perdure.contracts.run.signals import Question, QuestionKind
+from perdure.contracts.run.state import Ending, RunStatus
+from perdure.contracts.tool import Effect, ToolOutcome
+from perdure.decisions.run.journal import render_journal
+from perdure.decisions.run.outcome import ending_event, format_handoff, parse_handoff
+from perdure.decisions.text import formatting
 from tests.decisions.runs import NOW, new_call, new_state
 
 
@@ -39,9 +40,9 @@ def test_what_fits_is_not_cut() -> None:
     arguments=st.dictionaries(st.text(max_size=9), st.text() | st.integers() | st.none(), max_size=5),
 )
 def test_a_calls_summary_has_at_most_200_characters(tool: str, arguments: dict[str, Any]) -> None:
-    call = new_call("look", 123_456, arguments=arguments, generation=12).model_copy(update={"tool": tool})
+    call = new_call("look", 123_456, arguments=arguments, generation=12).evolve(tool=tool)
     for effect, action in ((Effect.once, "looked up"), (Effect.read, "made again")):
-        summary = formatting.call_summary(call.model_copy(update={"effect": effect}), was_lost=True)
+        summary = formatting.call_summary(call.evolve(effect=effect), was_lost=True)
         assert len(summary) <= 200
         assert summary.endswith(f"step 123456 · attempt 12 · {action}, its worker was lost")
 
@@ -102,6 +103,15 @@ def test_what_a_run_waits_for_has_at_most_200_characters(text: str, tool: str | 
     assert len(formatting.waiting_for_person(asks(NOW, "approval", text, tool))) <= 200
 
 
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [(Verdict.ask, "The rule that asks: mail"), (Verdict.allow, "own approval asks. The rule that allows: mail")],
+)
+def test_an_approval_names_the_rule_as_what_it_is(verdict: Verdict, words: str) -> None:
+    decided = PolicyVerdict(verdict=verdict, rule="mail", policy="p")
+    assert formatting.format_approval("note", {}, decided).endswith(words)
+
+
 def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_them() -> None:
     arguments = {"text": "x" * 9000, "to": "e\u202eve", "note": " " * 5000 + "DANGER"}
     text = formatting.format_approval("note", arguments)
@@ -141,14 +151,14 @@ def test_no_words_of_a_model_or_a_sender_pass_for_an_approval() -> None:
 def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar() -> None:
     question = asks(NOW, "question", "Pay $5?", "ask_human")
     state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, asked=(question,), step=3)
-    text = formatting.run_details(state.model_copy(update={"last_finding": "$9", "ending": None}))
+    text = formatting.run_details(state.evolve(last_finding="$9", ending=None))
     for said in ("spend", "step 3 of 20", "USD 0.5000", "Pay", "1. pay", "**running**"):
         assert said in text
     assert text.count("$") == text.count("\\$") == 4
 
 
 def test_the_view_tells_finished_steps_apart_from_open_ones() -> None:
-    done = new_call("look", 2).model_copy(update={"outcome": ToolOutcome()})
+    done = new_call("look", 2).evolve(outcome=ToolOutcome())
     view = formatting.state_view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
     assert view.completed_steps == (1, 2)
     assert (view.step, view.max_steps, view.reframes, view.max_reframes) == (4, 20, 0, 2)
@@ -188,5 +198,5 @@ def test_a_handoff_has_four_sections_whatever_is_in_them(blocker: str, goal: str
 
 
 def test_the_journal_shows_the_sections_that_hold_something() -> None:
-    journal = new_state().journal.model_copy(update={"objective": "see it", "artifacts": ("a.md", "b.md")})
+    journal = new_state().journal.evolve(objective="see it", artifacts=("a.md", "b.md"))
     assert render_journal(journal) == "# Run journal\n\n## Objective\n\nsee it\n\n## Artifacts\n\n- a.md\n- b.md\n"

@@ -7,14 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.failures import Escalation, RunFailure
-from contracts.run.state import Ending, RunState, RunStatus
-from contracts.run.transcript import Part, PartKind
-from contracts.tool import ToolOutcome, error_outcome
-from decisions.conversation.omission import OUT_OF_TIME, close_unanswered, omit_parts, unanswered_kind, visible_parts
-from decisions.run.compaction import brief_of, divide_parts, messages_of, narrate_parts
-from decisions.run.outcome import complete_run, escalate_run
-from decisions.run.transcript import brief_part, goal_part, note_part, result_part, said_part
+from perdure.contracts.failures import Escalation, RunFailure
+from perdure.contracts.run.state import Ending, RunState, RunStatus
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.contracts.tool import ToolOutcome, error_outcome
+from perdure.decisions.run.compaction import brief_of, divide_parts, messages_of, narrate_parts
+from perdure.decisions.run.outcome import complete_run, escalate_run
+from perdure.decisions.run.transcript import (
+    OUT_OF_TIME,
+    brief_part,
+    close_unanswered,
+    goal_part,
+    note_part,
+    omit_parts,
+    result_part,
+    said_part,
+    unanswered_kind,
+    visible_parts,
+)
 from tests.decisions.runs import new_state
 from tests.decisions.test_context import compact, is_sound
 
@@ -144,7 +154,7 @@ def test_which_ends_are_without_an_answer() -> None:
     ]
     for reason in RunFailure:
         ending = Ending(status=RunStatus.failed, text="", reason=reason)
-        ends.append((state.model_copy(update={"ending": ending}), reason))
+        ends.append((state.evolve(ending=ending), reason))
     assert [unanswered_kind(ended) for ended, _ in ends] == [kind for _, kind in ends]
     assert unanswered_kind(state, "Terminated") == "Terminated"
 

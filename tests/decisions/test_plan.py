@@ -2,8 +2,8 @@
 
 import pytest
 
-from contracts.run.journal import Journal
-from decisions.text.plan import plan_items, ticked_items
+from perdure.contracts.run.journal import Journal
+from perdure.decisions.text.formatting import plan_items, ticked_items
 
 PLAN = ("Fetch a.", "Measure b", "Finish.")
 

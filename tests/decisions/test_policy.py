@@ -1,6 +1,7 @@
 """Policies: which rule decides, what cannot be evaluated, which of two verdicts counts, and what is never looser."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from time import process_time
 from typing import Any
 
@@ -8,19 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.people.policy import PolicyContext, Verdict
-from contracts.run.state import Call
-from contracts.run.transcript import Part
-from contracts.run.turn import ModelTurn, Usage
-from contracts.sender import Sender
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from decisions.builtin_tools import CALL_TOOL
-from decisions.policy.expression import MAX_ENTRIES, ExpressionError, build_context, compile_expression
-from decisions.policy.facts import RequestedCall, build_facts, read_past, recorded_facts, tool_uses_of
-from decisions.policy.rules import NOT_EVALUABLE, PolicyError, Ruling, apply_policy, combine_rulings, parse_policy
-from decisions.run.call_state import apply_verdict
-from decisions.run.reply import needs_approval
-from decisions.run.transcript import goal_part, reply_part, result_part
+from perdure.contracts.people import Sender, Work
+from perdure.contracts.policy import ApprovalTerms, PolicyContext, PolicyVerdict, Verdict
+from perdure.contracts.run.state import Call
+from perdure.contracts.run.transcript import Part
+from perdure.contracts.run.turn import ModelTurn, Usage
+from perdure.contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from perdure.decisions.policy.facts import RequestedCall, build_facts, read_past, recorded_facts, tool_uses_of
+from perdure.decisions.policy.rules import (
+    MAX_ENTRIES,
+    NOT_EVALUABLE,
+    ExpressionError,
+    PolicyError,
+    Ruling,
+    apply_policy,
+    check_facts,
+    combine_rulings,
+    compile_expression,
+    find_strictest,
+    find_value,
+    parse_policy,
+)
+from perdure.decisions.run.call_state import apply_verdict
+from perdure.decisions.run.next_calls import needs_approval
+from perdure.decisions.run.transcript import goal_part, reply_part, result_part
+from perdure.decisions.tools import CALL_TOOL
 from tests.decisions.runs import new_state
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -55,8 +68,14 @@ def facts(
     return build_facts(asked, "once", agent, context, past, ["refund", "fetch"], NOW)
 
 
+def rulings_of(text: str, given_facts: dict[str, Any]) -> tuple[Ruling, ...]:
+    checked = check_facts(given_facts)
+    tool, agent = given_facts["tool"], given_facts["agent"]
+    return apply_policy(parse_policy(text), tool, agent, lambda when: find_value(when, checked))
+
+
 def ruling(text: str, given_facts: dict[str, Any]) -> Ruling:
-    return apply_policy(parse_policy(text), given_facts["tool"], given_facts["agent"], build_context(given_facts))
+    return find_strictest(rulings_of(text, given_facts))
 
 
 def talk(*made: tuple[str, dict[str, Any], ToolOutcome]) -> list[Part]:
@@ -105,7 +124,7 @@ def test_what_a_run_has_read_is_known_by_its_calls(made: Any, source: str) -> No
 
 
 def test_a_run_inherits_what_the_delegating_run_has_read_and_a_mailbox_is_mail() -> None:
-    context = PolicyContext(policy="p", caller=Sender(door="mailbox"), has_read=("web",))
+    context = PolicyContext(policy="p", caller=Sender(door="mailbox"), work=Work(has_read=("web",)))
     found = facts(use(), context=context)
     assert found["run"]["has_read"] == ["web", "mail"]
     assert found["caller"] == {"door": "mailbox", "token": ""}
@@ -139,7 +158,26 @@ UNUSABLE = [
 @pytest.mark.parametrize("forged", UNUSABLE, ids=range(len(UNUSABLE)))
 def test_forged_arguments_that_a_rule_cannot_judge_ask_a_person(forged: RequestedCall) -> None:
     found = ruling(REFUNDS, facts(forged))
-    assert (found.verdict, found.reason) == (Verdict.ask, NOT_EVALUABLE)
+    assert (found.verdict, found.reason.partition(":")[0]) == (Verdict.ask, NOT_EVALUABLE)
+    verdict = combine_rulings(rulings_of(REFUNDS, facts(forged)), {})
+    assert [terms.approvers for terms in verdict.terms] == [("finance",)]  # as the later rule asks
+    limit = '[[rule]]\ntools = ["refund"]\nwhen = "args.cents > 2000"\nthen = "deny"\n'
+    assert ruling(limit + REFUNDS, facts(use(**{**forged.arguments, "text": "\ud800"}))).verdict is Verdict.deny
+
+
+def test_a_rule_that_cannot_be_evaluated_says_why() -> None:
+    def why(when: str, **arguments: Any) -> str:
+        text = f'[[rule]]\nwhen = "{when}"\nthen = "deny"'
+        return ruling(text, facts(use(**arguments))).reason.removeprefix(f"{NOT_EVALUABLE}: ")
+
+    assert why("args.cents > 2000") == "there is no 'cents'"
+    assert why("args.cents > 2000", cents="1") == "its values are of other types"
+    assert why("args.cents", cents=1) == "it is neither true nor false"
+    assert why("args.cents > 2000", cents=2**70) == (
+        "args has a number beyond 64 bits, a list of more than 200 entries, or invalid text"
+    )
+    assert why("args.text == 'x'", text="x" * 300_000) == "args has more than 256 KiB"
+    assert why("args.text.matches('(')", text="secret") == "a function in it fails"
 
 
 THROWS = [
@@ -162,10 +200,17 @@ THROWS = [
 
 
 @pytest.mark.parametrize("when", THROWS)
-def test_a_rule_that_throws_or_is_no_yes_or_no_asks_and_later_rules_do_not_decide(when: str) -> None:
-    text = f'[[rule]]\nname = "odd"\nwhen = "{when}"\nthen = "deny"\n[[rule]]\nthen = "allow"'
-    found = ruling(text, facts(use(cents=1, text="x", list=[0, 1])))
-    assert (found.rule and found.rule.name, found.verdict) == ("odd", Verdict.ask)
+def test_a_rule_that_throws_or_is_no_yes_or_no_denies_if_it_would_and_asks_otherwise(when: str) -> None:
+    for then, expected in (("deny", Verdict.deny), ("ask", Verdict.ask), ("allow", Verdict.ask)):
+        text = f'[[rule]]\nname = "odd"\nwhen = "{when}"\nthen = "{then}"\n[[rule]]\nthen = "allow"'
+        found = ruling(text, facts(use(cents=1, text="x", list=[0, 1])))
+        assert (found.rule and found.rule.name, found.verdict) == ("odd", expected)
+
+
+def test_a_review_that_might_be_asked_for_is_made_and_a_person_is_asked_beside_it() -> None:
+    text = '[[rule]]\nwhen = "args.nope"\nthen = "review"\nreview = "m:f"\n[[rule]]\nthen = "allow"'
+    verdicts = [found.verdict for found in rulings_of(text, facts(use()))]
+    assert verdicts == [Verdict.ask, Verdict.review, Verdict.allow]
 
 
 LONG = ["a" * 1200 + "!"] * MAX_ENTRIES
@@ -265,21 +310,39 @@ RULES = st.lists(
 
 def written(rules: list[tuple[str, str]], *, may_loosen: bool = False) -> str:
     head = f"may_loosen = {str(may_loosen).lower()}\n"
-    return head + "".join(f'[[rule]]\nwhen = "{when}"\nthen = "{then}"\n' for when, then in rules)
+    return head + "".join(
+        f'[[rule]]\nwhen = "{when}"\nthen = "{then}"\n'
+        + (f'approvers = ["asked by {number}"]\n' if then == "ask" else "")
+        for number, (when, then) in enumerate(rules)
+    )
+
+
+def decided_by_order(rules: list[tuple[str, str]]) -> PolicyVerdict:
+    """The verdict of rules that can be evaluated."""
+    asks = [f"asked by {number}" for number, (when, then) in enumerate(rules) if WHENS[when]]
+    then = next((Verdict(then) for when, then in rules if WHENS[when]), Verdict.allow)
+    terms = (ApprovalTerms(approvers=(asks[0],)),) if then is Verdict.ask else ()
+    return PolicyVerdict(verdict=then, policy="", terms=terms)
 
 
 @given(RULES)
-def test_order_decides_and_what_cannot_be_evaluated_asks(rules: list[tuple[str, str]]) -> None:
-    found = ruling(written(rules), facts(use()))
-    first = next(
-        ((number, when, then) for number, (when, then) in enumerate(rules, 1) if WHENS[when] is not False), None
-    )
-    if first is None:
-        assert (found.rule, found.verdict) == (None, Verdict.allow)
-    else:
-        number, when, then = first
-        assert found.rule is not None
-        assert (found.rule.name, found.verdict) == (f"rule {number}", then if WHENS[when] else Verdict.ask)
+def test_order_decides_and_what_cannot_be_evaluated_is_as_strict_as_if_it_held_and_as_if_not(
+    rules: list[tuple[str, str]],
+) -> None:
+    found = combine_rulings(rulings_of(written(rules), facts(use())), {})
+    unknown = [at for at, (when, _) in enumerate(rules) if WHENS[when] is None]
+    order = [Verdict.allow, Verdict.ask, Verdict.deny]
+    for guesses in product(["true", "false"], repeat=len(unknown)):
+        known = dict(zip(unknown, guesses, strict=True))
+        guessed = decided_by_order([(known.get(at, when), then) for at, (when, then) in enumerate(rules)])
+        assert order.index(found.verdict) >= order.index(guessed.verdict)
+        if found.verdict is Verdict.ask:
+            assert set(guessed.terms) <= set(found.terms)
+        if not unknown:
+            assert (found.verdict, found.terms) == (guessed.verdict, guessed.terms)
+    before = [WHENS[when] for when, _ in rules]
+    if None in before and True not in before[: before.index(None)]:
+        assert found.verdict is not Verdict.allow
 
 
 @given(RULES, RULES, st.booleans(), st.booleans(), st.sampled_from(Approval))
@@ -292,7 +355,7 @@ def test_no_policy_is_looser_than_the_tool_without_may_loosen_nor_than_the_first
         ruling(written(second, may_loosen=two), given_facts),
     ]
     route = ToolRoute(name="refund", kind=ToolKind.python, effect=Effect.once, approval=approval)
-    state = new_state().model_copy(update={"tools": (route,)})
+    state = new_state().evolve(tools=(route,))
     call = Call(tool_use_id="t1", tool="refund", kind=ToolKind.python, effect=Effect.once, step=1, arguments={})
 
     def strictness(*them: Ruling) -> int:
@@ -310,13 +373,18 @@ def test_the_terms_of_two_policies_that_ask_are_both_met() -> None:
     first = '[[rule]]\nthen = "ask"\napprovers = ["finance"]\nexpires = "4h"\non_expiry = "deny"'
     second = '[[rule]]\nthen = "ask"\nquorum = 2\nnot_requester = true\nexpires = "1h"'
     verdict = combine_rulings((ruling(first, facts(use())), ruling(second, facts(use()))), {})
-    assert verdict.terms is not None
-    assert verdict.terms.model_dump() == {
-        "approvers": ("finance",),
-        "quorum": 2,
-        "not_requester": True,
-        "expires": timedelta(hours=1),
-    }
+    assert [terms.model_dump() for terms in verdict.terms] == [
+        {"approvers": ("finance",), "expires": timedelta(hours=4)},
+        {"quorum": 2, "not_requester": True, "expires": timedelta(hours=1)},
+    ]
+    other = '[[rule]]\nthen = "ask"\napprovers = ["ops"]'
+    verdict = combine_rulings(tuple(ruling(text, facts(use())) for text in (first, other, first)), {})
+    assert [terms.approvers for terms in verdict.terms] == [("finance",), ("ops",)]
+
+
+def test_a_rule_that_asks_covers_one_call_even_without_terms_of_its_own() -> None:
+    verdict = combine_rulings((ruling('[[rule]]\nthen = "ask"', facts(use())),), {})
+    assert verdict.terms == (ApprovalTerms(),)
 
 
 def test_recorded_facts_are_those_that_rules_looked_at() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decisions.model_names import provider_of
+from perdure.decisions.model_names import provider_of
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
-from contracts.run.question import Question, QuestionKind
-from contracts.run.signals import Decision, HumanInput
-from decisions.run.question import QUESTION_DECISIONS, answer_rejection, expire_question, find_question
+from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
+from perdure.decisions.people.terms import expire_question
+from perdure.decisions.run.question import QUESTION_DECISIONS, TITLES, answer_rejection, find_question
+from perdure.decisions.text.formatting import format_doubt, waiting_for_people
+from perdure.features.follow_ups.client import question_of_task
+from perdure.features.follow_ups.contract import Task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALL = "c0ffee"
@@ -79,6 +82,13 @@ def test_every_kind_has_its_row_of_known_decisions() -> None:
     assert all(isinstance(decision, Decision) for row in QUESTION_DECISIONS.values() for decision in row)
 
 
+@pytest.mark.parametrize("kind", QuestionKind)
+def test_every_kind_is_shown_in_lists_and_in_the_web_ui(kind: QuestionKind) -> None:
+    """Without its words, a run that asks this would fail its workflow task."""
+    assert TITLES[kind]
+    assert waiting_for_people([question(kind.value)])
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -92,3 +102,24 @@ def test_a_choice_takes_one_of_its_options(answer: dict[str, Any], says: str | N
     asked = question("choice", options=("a.csv", "b.csv"))
     refused = answer_rejection(asked, HumanInput.model_validate(answer))
     assert refused is None if says is None else says in (refused or "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({}, ""),
+        ({"order": "A-1"}, ""),
+        ({"order": "A" * 120}, "A" * 120),
+        ({"order": "A-1", "cents": 999}, '"cents": 999'),
+    ],
+)
+def test_who_decides_to_run_a_call_again_sees_all_of_it(arguments: dict[str, Any], shown: str) -> None:
+    text = format_doubt("refund", arguments)
+    assert text.splitlines()[0].endswith("was interrupted and may have happened. Run it again?")
+    assert (shown in text, "{" in text) == (True, bool(shown))
+
+
+def test_the_options_of_a_follow_ups_question_have_nothing_hidden_in_them() -> None:
+    question = {"text": "Which one?", "options": ["a\u202eb", "a" + " " * 50 + "b"]}
+    task = Task(task_id="t1", kind="prompt", description="x", input=question, created_at=0, updated_at=0)
+    assert question_of_task(task).options == ("a[U+202E]b", "a [50 spaces] b")

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.failures import Escalation
-from contracts.reconcile import FindingKind, Place, Repair, StoreMark, WorkflowStatus
-from contracts.run.question import Question, QuestionKind
-from contracts.run.state import Ending, Pending, RunState, RunStatus
-from contracts.tool import Effect, ToolKind, ToolRoute
-from decisions import reconcile as judge
-from decisions.reconcile import LedgerKey, OpenClaim, Parent, Sweep
-from decisions.run.limits import merge_limits
+from perdure.contracts.failures import Escalation
+from perdure.contracts.run.signals import Question, QuestionKind
+from perdure.contracts.run.state import Ending, Pending, RunState, RunStatus, WorkflowStatus
+from perdure.contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.decisions.run.limits import merge_limits
+from perdure.features.reconciler import rules as judge
+from perdure.features.reconciler.contract import FindingKind, Place, Repair, StoreMark
+from perdure.features.reconciler.rules import LedgerKey, OpenClaim, Parent, Sweep
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HERE = Place(namespace="n-1", task_queue="perdure")
@@ -188,10 +188,7 @@ def test_a_store_of_a_run_that_is_gone_is_noted_before_it_is_cleared() -> None:
     here, long_ago = StoreMark(place=HERE), StoreMark(place=HERE, gone_since=NOW - DAY)
     assert judge.decide_sweep(None, HERE, NOW, claims=0, has_heir=False) is Sweep.leave
     assert judge.decide_sweep(here, HERE, NOW, claims=0, has_heir=False) is Sweep.note
-    assert (
-        judge.decide_sweep(here.model_copy(update={"gone_since": NOW}), HERE, NOW, claims=0, has_heir=False)
-        is Sweep.wait
-    )
+    assert judge.decide_sweep(here.evolve(gone_since=NOW), HERE, NOW, claims=0, has_heir=False) is Sweep.wait
     assert judge.decide_sweep(long_ago, HERE, NOW, claims=1, has_heir=False) is Sweep.name
     assert judge.decide_sweep(long_ago, HERE, NOW, claims=0, has_heir=True) is Sweep.wait
 

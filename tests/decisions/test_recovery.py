@@ -2,8 +2,8 @@
 
 import pytest
 
-from contracts.run.compaction import Recoveries, Recovery
-from decisions.run.recovery import next_recovery, record_recovery
+from perdure.contracts.run.turn import Recoveries, Recovery
+from perdure.decisions.run.recovery import next_recovery, record_recovery
 
 C, P, A = Recovery.compact, Recovery.prune, Recovery.ask
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from contracts.failures import Escalation, RunFailure
-from contracts.run.state import RunStatus
-from decisions.errors import IllegalMoveError
-from decisions.run import loop
+from perdure.contracts.failures import Escalation, RunFailure
+from perdure.contracts.run.state import RunStatus
+from perdure.decisions.errors import IllegalMoveError
+from perdure.decisions.run import loop
+from perdure.decisions.text.visible_text import find_written_call
 from tests.decisions.runs import new_player, new_turn
 
 
@@ -32,6 +33,71 @@ def test_three_unusable_replies_in_a_row_end_the_run_typed(reply: Any) -> None:
         assert player.settle() == loop.Think()
         player.reply(new_turn(reply["text"], stop=reply.get("stop")))
     assert (player.ending.status, player.ending.reason) == (RunStatus.failed, RunFailure.model_unusable)
+
+
+WRITTEN = [
+    'I will look first.\n\n```json\n{"name": "look", "arguments": {"at": "x"}}\n```',
+    '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
+    '[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]',
+    '{"type": "function", "function": {"name": "look", "arguments": "{}"}}',
+    '{"arguments": {"a": [1, {}]}, "name": "look"}',
+    '{"tool": "look", "input": {}}',
+    '<function=look>{"at": "x"}</function>',
+    '<function_calls><invoke name="look"><parameter name="at">x</parameter></invoke></function_calls>',
+    "<tool_call>look\n<arg_key>at</arg_key></tool_call>",
+    '{"name": "nothing", "arguments": {}} {"name" : "look" ,"parameters":{}}',
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_a_text_with_a_call_of_an_offered_tool_is_no_outcome(text: str) -> None:
+    player = new_player()
+    assert player.play(text) == loop.Think()
+    assert [part.kind for part in player.transcript.parts] == ["goal", "reply", "note"]
+    assert "a call of `look` as text" in player.transcript.parts[-1].content[0]["text"]
+    assert player.play("", ("look", {})) == loop.Think()  # which is made
+    for _ in range(3):
+        player.play(text)
+    assert (player.ending.status, player.ending.reason) == (RunStatus.failed, RunFailure.model_unusable)
+    assert player.ending.text.endswith("the last one had a call of look as text, which makes none")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Call look to see it.",
+        '{"name": "look", "found": 3}',
+        '{"name": "somebody", "arguments": {"at": "x"}}',
+        'The tool is `look("x")`, and its "arguments" are a list.',
+        "</tool_call> look",
+    ],
+)
+def test_other_text_is_an_outcome(text: str) -> None:
+    player = new_player()
+    player.play(text)
+    assert (player.ending.status, player.ending.text) == (RunStatus.completed, text)
+
+
+def test_an_answer_that_quotes_a_call_can_be_given_by_finish() -> None:
+    player = new_player()
+    player.play(WRITTEN[0])
+    player.play("", ("finish", {"outcome": WRITTEN[0]}))
+    assert (player.ending.status, player.ending.text) == (RunStatus.completed, WRITTEN[0])
+
+
+def test_a_written_call_is_looked_for_in_linear_time() -> None:
+    for text in ('"name"' + " " * 500_000, '"arguments":' * 50_000 + '"name": ' * 50_000, "<tool_call>" * 50_000):
+        assert find_written_call(text, {"look"}) is None
+
+
+def test_a_run_whose_replies_are_reasoning_alone_says_so() -> None:
+    player = new_player()
+    thought = [{"type": "thinking", "thinking": "The answer is 4."}]
+    for _ in range(3):
+        player.reply(new_turn("").evolve(content=thought))
+    assert "only reasoning" in player.transcript.parts[1].content[0]["text"]
+    assert player.ending.reason == RunFailure.model_unusable
+    assert player.ending.text.endswith("the last one had all its words as reasoning, and no answer")
 
 
 def test_a_usable_reply_resets_the_count_of_unusable_ones() -> None:
@@ -72,10 +138,21 @@ def test_frame_and_plan_are_read_from_what_the_model_says_first() -> None:
 
 def test_tokens_and_money_are_counted_and_an_unknown_price_stays_unknown() -> None:
     player = new_player()
-    for cost, total in ((0.5, 0.5), (0.25, 0.75), (None, None), (1.0, None)):
+    for cost, total in ((0.5, 0.5), (0.25, 0.75), (None, None), (1.0, None), (None, None)):
         player.play("", ("look", {}), cost_usd=cost)
         assert player.state.cost_usd == total
-    assert player.state.usage.input == 4
+    assert player.state.usage.input == 5
+    tokens = 2 * player.state.usage.total // 5
+    assert (player.state.known_usd, player.state.unpriced) == (1.75, {player.state.model: tokens})
+
+
+def test_what_is_known_of_the_cost_ends_a_run_at_its_budget() -> None:
+    player = new_player(budget_usd=1.0)
+    player.play("", ("look", {}), cost_usd=None)
+    player.play("", ("look", {}), cost_usd=0.9)
+    assert player.state.ending is None
+    player.play("", ("look", {}), cost_usd=0.2)
+    assert player.ending.reason == Escalation.money_budget
 
 
 def test_a_reply_while_calls_are_open_is_an_illegal_move() -> None:

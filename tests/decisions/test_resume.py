@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.failures import RunFailure
-from contracts.run.state import Ending, Pending, RunStatus
-from contracts.run.transcript import Part, PartKind
-from contracts.tool import Effect, ToolOutcome, error_outcome
-from decisions.ids import resumed_id
-from decisions.run.call_state import record_approval
-from decisions.run.reply import needs_approval
-from decisions.run.resume import (
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.run.state import Ending, Pending, RunStatus
+from perdure.contracts.run.transcript import Part, PartKind
+from perdure.contracts.tool import Effect, ToolOutcome, error_outcome
+from perdure.decisions.ids import resumed_id
+from perdure.decisions.run.call_state import record_approval
+from perdure.decisions.run.next_calls import needs_approval
+from perdure.decisions.run.resume import (
     StepNotFoundError,
     cut_after_step,
     fork_state,
@@ -22,8 +22,8 @@ from decisions.run.resume import (
     resume_rejection,
     resume_state,
 )
-from decisions.run.state import add_watcher, keep_received
-from decisions.run.transcript import add_message, goal_part, note_part, result_part
+from perdure.decisions.run.state import add_watcher, keep_received
+from perdure.decisions.run.transcript import add_message, goal_part, note_part, result_part
 from tests.decisions.runs import NOW, new_call, new_state
 
 
@@ -113,7 +113,7 @@ def test_a_resumed_run_carries_all_but_how_its_origin_ended() -> None:
     assert state.calls == origin.calls
     assert state.doubtful == (origin.calls[0].tool_use_id,)
     assert [owner_of(state, step) for step in (1, 4, 5)] == ["a", "a", None]
-    again = resume_state(state.model_copy(update={"step": 6}), "a.r3", "x3", NOW)
+    again = resume_state(state.evolve(step=6), "a.r3", "x3", NOW)
     assert again.doubtful == state.doubtful  # also where the heir ended before it could look
     assert [owner_of(again, step) for step in (4, 5, 6, 7)] == ["a", "a.r2", "a.r2", None]
 
@@ -125,7 +125,7 @@ def test_what_waited_for_approval_was_not_in_flight_and_what_was_approved_was() 
     assert (waiting.doubtful, waiting.expired) == ((), None)
     let, call = record_approval(origin, call)
     assert resume_state(let, "a.r2", "x2", NOW).doubtful == (call.tool_use_id,)
-    for_the_run = origin.model_copy(update={"approved_tools": ("guarded",)})
+    for_the_run = origin.evolve(approved_tools=("guarded",))
     assert resume_state(for_the_run, "a.r2", "x2", NOW).doubtful == (call.tool_use_id,)
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.run.signals import Decision, HumanInput
-from contracts.sender import Sender
-from decisions.people.signature import SignedQuestion, add_signature, signature_error
 from perdure.answer_keys import AnswerKeys, MissingKeyError, format_public, read_answer_keys
 from perdure.codec import InvalidKeysError
+from perdure.contracts.people import Sender
+from perdure.contracts.run.signals import Decision, HumanInput
+from perdure.decisions.people.signature import SignedQuestion, add_signature, signature_error
 
 ONE = "k1:" + "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
 OTHER = "k2:" + "QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI="
@@ -47,7 +47,7 @@ def test_a_signed_answer_holds_and_an_unsigned_one_does_where_no_key_is_named() 
     ],
 )
 def test_a_changed_answer_does_not(changed: dict[str, Any]) -> None:
-    assert signature_error(KEYS.public, ASKED, SIGNED.model_copy(update=changed)) is not None
+    assert signature_error(KEYS.public, ASKED, SIGNED.evolve(**changed)) is not None
 
 
 @pytest.mark.parametrize(

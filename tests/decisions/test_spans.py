@@ -1,8 +1,18 @@
 """What a span says: names, numbers and kinds, and nothing of the conversation."""
 
-from contracts.run.turn import ModelTurn, TurnRequest, Usage
-from contracts.tool import Effect, ToolCall, ToolOutcome, error_outcome
-from decisions.telemetry import event_attributes, request_attributes, result_attributes, run_attributes, span_name
+from typing import Any
+
+from perdure.contracts.run.turn import ModelTurn, TurnRequest, Usage
+from perdure.contracts.tool import Effect, ToolCall, ToolOutcome, error_outcome
+from perdure.decisions.telemetry import (
+    event_attributes,
+    request_attributes,
+    request_content,
+    result_attributes,
+    result_content,
+    run_attributes,
+    span_name,
+)
 
 CALL = ToolCall(step=3, tool="charge", tool_use_id="toolu_1", arguments={"card": "4711"}, effect=Effect.once)
 USAGE = Usage(input=5, output=2, cache_read=100, cache_write=10)
@@ -46,3 +56,17 @@ def test_an_event_tells_its_numbers_and_words_and_no_sentence() -> None:
 
 def test_a_span_names_its_run() -> None:
     assert run_attributes("run:a") == {"perdure.run_id": "a", "temporalWorkflowID": "run:a"}
+
+
+def test_content_is_read_by_the_convention_and_without_thinking() -> None:
+    content: list[dict[str, Any]] = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "text", "text": "so"},
+        {"type": "tool_use", "id": "t", "name": "look", "input": {"at": "x"}},
+    ]
+    (message,) = result_content(TURN.evolve(content=content))["gen_ai.output.messages"]
+    call = {"type": "tool_call", "id": "t", "name": "look", "arguments": {"at": "x"}}
+    assert message["parts"] == [{"type": "text", "content": "so"}, call]
+    assert request_content(CALL) == {"gen_ai.tool.call.arguments": {"card": "4711"}}
+    assert result_content(ToolOutcome(result="ok")) == {"gen_ai.tool.call.result": "ok"}
+    assert (request_content(None), result_content(None)) == ({}, {})

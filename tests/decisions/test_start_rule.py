@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.people.inbound import InboundEvent
-from decisions.people.inbound import render_goal, render_name
-from decisions.people.start_rule import StartRule, UnusableEventError, compile_start
-from decisions.policy.expression import ExpressionError
+from perdure.decisions.policy.rules import ExpressionError
+from perdure.features.starts.contract import InboundEvent
+from perdure.features.starts.rules import StartRule, UnusableEventError, compile_start, render_goal, render_name
 
 BASE = {
     "name": "x",
@@ -39,8 +38,9 @@ def event(kind: str = "a", **body: Any) -> InboundEvent:
     [(None, True), ("event.n > 1", True), ("event.n > 5", False), ("event.missing > 1", True), ("event.n", True)],
 )
 def test_an_event_is_left_out_only_if_its_condition_is_known_to_be_false(when: str | None, taken: bool) -> None:
-    assert rule(when=when).takes(event(n=2, text="t")) is taken
-    assert not rule(when=when).takes(event("b", n=2, text="t"))
+    reason = rule(when=when).rejection(event(n=2, text="t"))
+    assert reason == (None if taken else "`when` of start x is false for this event")
+    assert rule(when=when).rejection(event("b", n=2, text="t")) == "start x is for a, and this is b"
 
 
 def test_a_condition_that_cannot_be_evaluated_begins_nothing_and_says_so() -> None:
@@ -48,10 +48,33 @@ def test_a_condition_that_cannot_be_evaluated_begins_nothing_and_says_so() -> No
         rule(when="event.missing > 1").prepare(event(text="t"))
 
 
-@pytest.mark.parametrize("text", [None, [], {}, ""])
+@pytest.mark.parametrize("text", [[], {}])
 def test_a_field_without_a_text_is_named(text: Any) -> None:
     with pytest.raises(UnusableEventError, match="field text has no text"):
         rule().prepare(event(text=text))
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_what_a_sender_left_empty_is_an_empty_text(text: Any) -> None:
+    assert rule().prepare(event(text=text)).goal == "do "
+    added = rule(when="!event.text.contains('later')", fields={"text": "'it is: ' + event.text"})
+    assert added.prepare(event(text=text)).goal == 'do "it is: "'
+    assert rule(when="event.text == null").rejection(event(text=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"goal": "{text}"}, "the goal is empty"),
+        ({"conversation": "c-{text}"}, "the field text of the conversation is empty"),
+    ],
+)
+def test_work_without_a_goal_or_a_conversation_of_its_own_is_not_begun(changes: Any, reason: str) -> None:
+    for text in (None, ""):
+        with pytest.raises(UnusableEventError, match=reason):
+            rule(**changes).prepare(event(text=text))
+    with pytest.raises(UnusableEventError, match="dedupe is empty"):
+        rule(dedupe="event.text").identify(event(text=None))
 
 
 def test_the_identity_is_that_of_the_sender_or_of_the_expression() -> None:
@@ -78,7 +101,7 @@ def test_a_field_cannot_leave_its_quotes_or_take_the_place_of_another(one: str, 
         raise AssertionError(goal)
 
 
-@given(st.text())
+@given(st.text(min_size=1))
 def test_a_short_text_in_a_goal_is_one_json_string(text: str) -> None:
     goal = render_goal("{t}", {"t": text})
     if "\n" not in goal:

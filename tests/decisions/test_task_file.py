@@ -3,18 +3,19 @@ from typing import Any
 
 import pytest
 
-from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.mail.delivery import Ack, InboxMessage, MessageResult, Stage
-from contracts.run.state import RunStatus, RunView
-from contracts.run.turn import Usage
-from decisions.mailbox.files import is_of_another, render_task_page, status_of
+from perdure.contracts.run.limits import SubtaskStatus
+from perdure.contracts.run.state import RunStatus, RunView
+from perdure.contracts.run.turn import Usage
+from perdure.features.delegation.contract import DelegationState, DelegationStatus, SubtaskState
+from perdure.features.mailbox.contract import Ack, InboxMessage, MessageResult, Stage
+from perdure.features.mailbox.rules.files import is_of_another, render_task_page, status_of
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def letter(**more: Any) -> InboxMessage:
-    told = {"key": "k", "task": "t", "folder": "f", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
-    return InboxMessage.model_validate({**told, "sender": "a", "stage": Stage.running, "heard_at": AT, **more})
+def message(**more: Any) -> InboxMessage:
+    told = {"key": "k", "task": "t", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
+    return InboxMessage.model_validate({**told, "sender": "a", "stage": Stage.running, **more})
 
 
 def view(status: RunStatus = RunStatus.running, turns: int = 1) -> RunView:
@@ -62,16 +63,16 @@ BAD = MessageResult(ack=Ack.failed, details="")
 @pytest.mark.parametrize(
     ("of", "run", "delegations", "status"),
     [
-        (letter(), None, [], "planning"),
-        (letter(), view(turns=0), [], "planning"),
-        (letter(), view(), [], "in-progress"),
-        (letter(), view(), [RUNNING], "executing"),
-        (letter(), view(), [DONE, RUNNING], "executing"),
-        (letter(), view(), [DONE], "aggregating"),
-        (letter(), view(RunStatus.completed), [DONE], "done"),
-        (letter(), view(RunStatus.failed), [], "failed"),
-        (letter(ending=WELL), view(), [], "done"),
-        (letter(ending=BAD), None, [], "failed"),
+        (message(), None, [], "planning"),
+        (message(), view(turns=0), [], "planning"),
+        (message(), view(), [], "in-progress"),
+        (message(), view(), [RUNNING], "executing"),
+        (message(), view(), [DONE, RUNNING], "executing"),
+        (message(), view(), [DONE], "aggregating"),
+        (message(), view(RunStatus.completed), [DONE], "done"),
+        (message(), view(RunStatus.failed), [], "failed"),
+        (message(ending=WELL), view(), [], "done"),
+        (message(ending=BAD), None, [], "failed"),
     ],
 )
 def test_a_tasks_status_follows_from_its_run(
@@ -81,14 +82,14 @@ def test_a_tasks_status_follows_from_its_run(
 
 
 def test_the_page_of_a_task_that_is_delegated() -> None:
-    told = render_task_page(letter(), "Do it.\n", view(), [RUNNING], "")
+    told = render_task_page(message(), "Do it.\n", view(), [RUNNING], "")
     assert "mode: coordinating\nstatus: executing\n" in told
     assert "| s0 | b | dispatched |\n| s1 | b | pending |" in told
     assert "### s0\n\nfound | it" in told
 
 
 def test_the_page_of_a_task_that_is_done() -> None:
-    told = render_task_page(letter(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
+    told = render_task_page(message(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
     assert told.startswith('---\ntask_id: t1\nplan_id: p\nfrom: "x\\" y"\nmode: direct\nstatus: done\n')
     assert told.endswith("## Result\n\nHere it is.\n")
 
@@ -105,11 +106,11 @@ def test_the_page_of_a_task_that_is_done() -> None:
     ],
 )
 def test_a_page_says_whose_it_is(other: dict[str, str], is_another: bool) -> None:
-    written = render_task_page(letter(run_id="r"), "x", None, (), "").encode()
-    assert is_of_another(written, letter(**other)) is is_another
-    assert not is_of_another(render_task_page(letter(**other), "x", None, (), "").encode(), letter(**other))
+    written = render_task_page(message(run_id="r"), "x", None, (), "").encode()
+    assert is_of_another(written, message(**other)) is is_another
+    assert not is_of_another(render_task_page(message(**other), "x", None, (), "").encode(), message(**other))
 
 
 @pytest.mark.parametrize("text", [b"", b"my notes", b"---\nnotes: 1\n---\n"])
 def test_an_invalid_page_is_not_of_another_task(text: bytes) -> None:
-    assert not is_of_another(text, letter())
+    assert not is_of_another(text, message())

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.delegation import Spent
-from contracts.run.loop_detection import Rung, Tier
-from contracts.run.state import Call, RunState
-from contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
-from decisions.run.loop_detection import LoopCheck, check_for_loops, may_answer_loop, reset_detection
+from perdure.contracts.run.limits import Spent
+from perdure.contracts.run.loop_detection import Rung, Tier
+from perdure.contracts.run.state import Call, RunState
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
+from perdure.decisions.run.loop_detection import LoopCheck, check_for_loops, may_answer_loop, reset_detection
 from tests.decisions.runs import new_state
 
 SEARCH, SHELL, LOOK = "search", "shell", "look"
@@ -108,8 +108,8 @@ def test_work_is_never_nudged(turns: Any) -> None:
 def test_arguments_in_another_order_are_the_same() -> None:
     one, other = {"q": "x", "n": 1}, {"n": 1, "q": "x"}
     assert rungs_of(new_state(), [call(SEARCH, a, "r") for a in (one, other, one)]) == [None, None, N]
-    turned = call(SEARCH, 0, "r").model_copy(update={"arguments": other})
-    straight = turned.model_copy(update={"arguments": one})
+    turned = call(SEARCH, 0, "r").evolve(arguments=other)
+    straight = turned.evolve(arguments=one)
     assert rungs_of(new_state(), [straight, turned, straight]) == [None, None, N]
 
 
@@ -121,9 +121,9 @@ def test_a_pattern_is_reported_even_if_nothing_is_done() -> None:
 
 def test_a_pollable_tool_is_waited_for() -> None:
     state = new_state()
-    routes = tuple(r.model_copy(update={"pollable": r.name == "look"}) for r in state.tools)
+    routes = tuple(r.evolve(pollable=r.name == "look") for r in state.tools)
     polls = [call("look", "job", "pending")] * 10
-    assert set(rungs_of(state.model_copy(update={"tools": routes}), polls)) == {None}
+    assert set(rungs_of(state.evolve(tools=routes), polls)) == {None}
     assert N in rungs_of(state, polls)
 
 

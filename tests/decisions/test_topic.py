@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.followup import TaskResolved
-from contracts.models import MAX_NESTING
-from contracts.topic import MAX_EVENT, Event, Subscription, TopicState
-from decisions.followup import kinds, topic
-from decisions.followup.topic import MAX_SUBSCRIPTIONS, TIME_TO_LIVE
-from decisions.ids import topic_key
+from perdure.contracts.models import MAX_NESTING
+from perdure.decisions.ids import topic_key
+from perdure.features.follow_ups.contract import MAX_EVENT, Event, Subscription, Subscriptions, TaskResolved, TopicState
+from perdure.features.follow_ups.rules import kinds, topic
+from perdure.features.follow_ups.rules.topic import TIME_TO_LIVE
 
 
 def event(name: str, text: str = "hi", **fields: Any) -> Event:
@@ -127,13 +126,13 @@ def test_an_ended_subscriber_gets_no_more_events() -> None:
 
 def test_however_many_have_ended_those_that_wait_are_kept() -> None:
     state = topic.record_subscription(topic.open_topic("k", 0), subscribe("first"), 0)
-    for n in range(3 * MAX_SUBSCRIPTIONS):
+    for n in range(3 * Subscriptions.most):
         state = topic.record_subscription(
             topic.record_subscription(state, subscribe(f"{n}"), 1), subscribe(f"{n}", 0), 1
         )
     state = topic.record_event(state, event("r"), 1)
     assert [each.subscriber for each, _ in topic.pending_deliveries(state, 1)] == ["wf:first"]
-    assert len(state.subscriptions) == MAX_SUBSCRIPTIONS
+    assert len(state.subscriptions) == Subscriptions.most
 
 
 def test_what_it_keeps_is_bounded_and_what_it_drops_is_counted() -> None:
@@ -170,7 +169,7 @@ def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:
 def test_what_a_topic_carries_over_fits_one_payload() -> None:
     """2 MiB: with all events as large as it keeps, and each told to all who may wait."""
     state = topic.open_topic("k" * 1000, 0)
-    for number in range(MAX_SUBSCRIPTIONS):
+    for number in range(Subscriptions.most):
         subscriber = f"wf:{number:0500}"
         state = topic.record_subscription(state, Subscription(subscriber=subscriber, task_id=f"{number:0200}"), 0)
     for number in range(topic.MAX_EVENTS):
@@ -178,6 +177,6 @@ def test_what_a_topic_carries_over_fits_one_payload() -> None:
     due = list(topic.pending_deliveries(state, 1))
     for subscription, told in due:
         state = topic.record_delivery(state, subscription, told)
-    assert len(due) == MAX_SUBSCRIPTIONS * topic.MAX_EVENTS
+    assert len(due) == Subscriptions.most * topic.MAX_EVENTS
     assert next(topic.pending_deliveries(state, 1), None) is None
     assert len(state.model_dump_json()) < 2 * 1024 * 1024

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from contracts.run.transcript import Part, PartKind, TranscriptPage
-from contracts.tool import ToolError, ToolOutcome
-from decisions.run.transcript import (
+from perdure.contracts.run.transcript import Part, PartKind, TranscriptPage
+from perdure.contracts.tool import ToolError, ToolOutcome
+from perdure.decisions.run.transcript import (
     PAGE_BYTES,
     Transcript,
     add_message,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from decisions.builtin_tools import FINISH, builtin_schemas
+from perdure.decisions.tools import FINISH, builtin_schemas
 
 LINKED = {"properties": {"next": {"$ref": "#"}, "name": {"type": "string"}}, "required": ["name"]}
 TREE = {

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.text.formatting import truncate
-from decisions.text.visible_text import mark_hidden, render_arguments, render_values, render_visible
+from perdure.decisions.text.formatting import truncate
+from perdure.decisions.text.visible_text import mark_hidden, render_arguments, render_values, render_visible
 
 HIDDEN = [
     *("\u202e", "\u2066", "\u200b", "\u200e", "\u061c", "\u00ad", "\u2060", "\ufeff", "\u2062"),  # bidi and zero-width
@@ -131,3 +131,32 @@ def test_arguments_that_differ_in_a_hidden_character_look_different(text: str, h
     assert altered != render_arguments({"to": text})
     assert not set(altered) & {"\u200c", "\u200d", "\ufe0f"}
     assert render_visible(altered) == altered  # every door may render it again
+
+
+def test_a_text_of_several_lines_is_shown_line_by_line() -> None:
+    mail = {"to": "ann@shop.example", "body": 'Dear Ann,\n\nyour "cents": 1,\n  thanks \n', "cents": 500}
+    assert render_arguments(mail).split("\n") == [
+        "{",
+        '  "to": "ann@shop.example",',
+        '  "body":',
+        '    "Dear Ann,"',
+        '    ""',
+        '    "your \\"cents\\": 1,"',
+        '    "  thanks "',
+        '    "",',
+        '  "cents": 500',
+        "}",
+    ]
+    assert render_arguments({"text": "a" + 6 * "\n" + "b"}).count("\n") == 2  # counted
+    assert render_arguments({"text": "a\n" * 300}).count("\n") == 2  # nothing is pushed out of sight
+
+
+LINES = st.text(st.sampled_from(["a", "n", "\n", "\\", '"', ",", " ", ":", "1"]), max_size=12)
+
+
+@given(st.lists(LINES, max_size=2), st.lists(LINES, max_size=2), LINES, LINES)
+def test_two_calls_with_texts_of_several_lines_never_look_alike(
+    one: list[str], two: list[str], here: str, there: str
+) -> None:
+    first, second = {"to": here, "all": one, "z": 1}, {"to": there, "all": two, "z": 1}
+    assert (render_arguments(first) == render_arguments(second)) == (first == second)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import cli
+from perdure import cli
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 BASH = shutil.which("bash") or "/bin/bash"
 BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 WRITTEN = {"toml", "python", "markdown", "yaml", "json", "ini"}

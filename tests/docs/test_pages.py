@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-import cli
+from perdure import cli
 from tests.docs.pages import Command, commands_of, is_whole, pages
 from tests.docs.stage import Scene, not_shown, play
 
@@ -77,6 +77,11 @@ def test_a_command_goes_on_over_lines_quotes_and_heredocs() -> None:
         assert not is_whole(part)
     for whole in ("echo a \\\n b", "echo 'a\nb'", "cat <<E\nx\nE", "ls # what's there"):
         assert is_whole(whole)
+
+
+def test_the_tokens_that_a_page_shows_are_those_of_a_run() -> None:
+    assert not_shown(("2 turns · 2,099 → 57 tokens · 42 s",), "2 turns · 2,140 → 58 tokens · 3 s") is None
+    assert not_shown(("2 turns · 4,386 → 57 tokens · 42 s",), "2 turns · 2,099 → 57 tokens · 3 s") is not None
 
 
 def test_what_a_page_shows_may_differ_in_its_numbers_only() -> None:

@@ -12,16 +12,16 @@ from typing import Any
 
 from temporalio.client import Client
 
-import cli
-from devserver import embedded_server
+from perdure import cli
 from perdure.client.errors import RunNotFoundError
 from perdure.client.runs import query_run_state
 from perdure.converter import data_converter
+from perdure.devserver import embedded_server
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel
 from tests.preloaded import program
 from tests.waiting import PATIENCE, until
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 
 # What the person who runs the tests has set is not what the tests are about.
 OURS = ("TEMPORAL_", "PERDURE_", "ANTHROPIC_", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS")

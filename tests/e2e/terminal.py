@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.e2e.projects import ROOT, Project
+from tests.e2e.projects import Project
 from tests.preloaded import program
 from tests.screen import TerminalScreen
 from tests.waiting import PATIENCE
@@ -98,7 +98,7 @@ def in_foreground(project: Project, *args: str, columns: int = 80, rows: int = 2
     """The command owns its terminal, which is of this size, so that keys send it signals."""
     environment = project.environment(env)
     del environment["COLUMNS"]
-    command = [sys.executable, "-c", OWN_TERMINAL, sys.executable, str(ROOT / "cli.py"), *args]
+    command = [sys.executable, "-c", OWN_TERMINAL, sys.executable, "-Pm", "perdure.cli", *args]
     with _opened(project, command, environment, columns, rows) as (descriptor, process):
         yield Terminal(descriptor, process, TerminalScreen(columns))
 

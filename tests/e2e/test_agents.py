@@ -48,6 +48,7 @@ def test_each_agent_is_listed_with_its_tools_and_their_effects(office: Project) 
         "models": ["claude-haiku-4-5"],
         "tools": {"fetch": "read", "charge": "once"},
         "searched": {"tools": 0, "tokens": 0},
+        "pace": "live",
         "peers": ["scribe", "default"],
         "follow_ups": {"sessions": ["ops"]},
         "limits": {"max_steps": 5, "soft_limit": "PT5M"},
@@ -92,13 +93,13 @@ def test_each_broken_file_is_one_line_beside_the_others(office: Project) -> None
         office.write(f"agents/{name}.md", text)
     done = office.perdure("agents")
     assert done.code == 1
-    assert "charge (once)" in done.out
+    assert "default" in done.out
     lines = dict(zip(BROKEN, sorted(done.err.splitlines()), strict=True))
     for name, (_, says) in BROKEN.items():
         assert lines[name].startswith(f"perdure: {office.folder}/agents/{name}.md{says}")
     errors = [row["error"] for row in json.loads(office.perdure("agents", "--json").out) if "error" in row]
     assert sorted(errors) == [line.removeprefix("perdure: ") for line in lines.values()]
-    refused = office.perdure("run", "anything")
+    refused = office.perdure("run", "anything", "--agent", "odd")
     assert (refused.code, len(refused.err.splitlines())) == (1, 1)
 
 

@@ -53,7 +53,7 @@ def config(toml: str, *words: str) -> Case:
 
 
 def scout(agent_file: str, *words: str) -> Case:
-    return Case(GO, words, files={"agents/scout.md": agent_file})
+    return Case((*GO, "--agent", "scout"), words, files={"agents/scout.md": agent_file})
 
 
 def env(env: Mapping[str, str], *words: str, command: tuple[str, ...] = GO) -> Case:
@@ -155,7 +155,7 @@ CASES: dict[str, Case] = {
         "---\npeers: [scout, guide]\n---\nLook.\n", "scout.md", "peers", "'guide'", "default, scout"
     ),
     "an agent outside that is told how to work": Case(
-        GO,
+        (*GO, "--agent", "scribe"),
         ("scribe.md", "lives outside and takes no tools"),
         files={"agents/scribe.md": "---\nmailbox: true\ntools: [fetch]\n---\n"},
     ),
@@ -235,6 +235,12 @@ def run_in_bytes(project: Project, *command: str, typed: bytes = b"", **more: An
     line = [program("cli"), *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     return subprocess.run(line, cwd=project.folder, env=env, input=typed, timeout=60, check=False, **pipes)
+
+
+def test_a_goal_on_standard_input_has_no_byte_order_mark(make_project: MakeProject) -> None:
+    project = make_project()
+    done = run_in_bytes(project, "run", "-", "--dry-run", typed=b"\xef\xbb\xbf   \r\n", env={})
+    assert "empty" in done.stderr.decode()
 
 
 def test_a_goal_on_standard_input_that_is_no_text_is_one_line(make_project: MakeProject) -> None:

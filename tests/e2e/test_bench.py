@@ -10,15 +10,15 @@ from uuid import uuid4
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
-import cli
 from bench import peer
 from bench.__main__ import main as benchmark
 from bench.peer import NAMES, Dead, attempt
 from bench.peer_rows import _cells
 from bench.side import Report, Side
 from bench.work import Work
+from perdure import cli
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 
 
 def test_the_quick_benchmark_measures_both_sides_and_loses_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from devserver import embedded_server
+from perdure.devserver import embedded_server
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.projects import MakeProject, Project, use_model
 from tests.e2e.terminal import at_terminal

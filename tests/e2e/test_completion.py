@@ -42,7 +42,7 @@ def test_commands_options_and_agents_are_completed_without_a_server(make_project
     project = make_project()
     project.write("agents/clerk.md", "---\ntools: []\n---\nYou take notes.\n")
     project.write("agents/broken.md", "no front matter")
-    assert complete(project, "re") == ["resume", "replay", "redeliver"]
+    assert complete(project, "re") == ["resume", "redeliver", "replay"]
     assert complete(project, "schedule", "p") == ["pause"]
     assert complete(project, "list", "--w") == ["--waiting"]
     assert complete(project, "run", "--agent", "cl") == ["clerk"]

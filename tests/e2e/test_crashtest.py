@@ -10,18 +10,18 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from devserver import DevServer, embedded_server
 from perdure.client.connection import connect
-from perdure.commands.crashtest.case import CrashCase, open_script, read_crash_case
-from perdure.commands.crashtest.compare import PlayFacts, find_differences
-from perdure.commands.crashtest.crash import CrashOptions, CrashTest
-from perdure.commands.crashtest.kills import KillPoint, Target, plan_kills
-from perdure.commands.crashtest.play import Play, PlayPlan
-from perdure.commands.crashtest.report import crash_report_to_json, print_crash_report
+from perdure.devserver import DevServer, embedded_server
+from perdure.features.proof.case import read_crash_case
+from perdure.features.proof.contract import CrashCase, KillPoint, PlayFacts, Target
+from perdure.features.proof.crashtest import CrashOptions, CrashTest, Play, PlayPlan, open_script
+from perdure.features.proof.report import crash_report_to_json, print_crash_report
+from perdure.features.proof.rules import find_differences, plan_kills
+from perdure.settings import load_settings
 from perdure.testkit.model_server import ScriptedModel, calls, says
-from settings import load_settings
 from tests.e2e.projects import MakeProject, Project, use_model
 from tests.waiting import until
+from tests.workflows.test_notices import receiving
 
 CODE = '''
 import threading
@@ -219,11 +219,19 @@ async def test_the_kills_of_subtasks_are_in_the_report_by_their_names(delegating
     assert f"1-act {numbers[-1]}  WorkflowExecutionCompleted" in shown.file.getvalue()
 
 
-def test_a_sample_of_the_kills_of_a_right_agent_passes_and_leaves_nothing(shop: Project, tmp_path: Path) -> None:
-    done = shop.perdure(
-        *("crashtest", "refund.yaml", "--sample", "4", "--seed", "3", "--jobs", "4", "--junit", "crash.xml", "--json"),
-        TMPDIR=str(tmp_path),
-    )
+NOTIFY = '[[notify]]\nname = "ops"\nkind = "webhook"\nurl = "{url}"\nsecret_env = "OPS"\non = ["waiting", "ended"]\n'
+
+
+def test_a_sample_of_the_kills_of_a_right_agent_passes_announces_and_leaves_nothing(
+    shop: Project, tmp_path: Path
+) -> None:
+    settings = (shop.folder / "perdure.toml").read_text()
+    with receiving() as receiver:
+        shop.write("perdure.toml", settings + NOTIFY.format(url=receiver.url))
+        options = ("--sample", "4", "--seed", "3", "--jobs", "4", "--junit", "crash.xml", "--json")
+        done = shop.perdure("crashtest", "refund.yaml", *options, TMPDIR=str(tmp_path))
+        shop.write("perdure.toml", settings)
+    assert receiver.requests == []
     report = json.loads(done.out)
     assert (done.code, report["passed"], report["kills"]) == (0, True, 4), done
     assert {verdict["verdict"] for verdict in report["verdicts"]} <= {"same", "asked"}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import cli
+from perdure import cli
 from tests.waiting import until
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 GIT, MAKE = shutil.which("git"), shutil.which("make")
 PATIENCE = 300.0  # seconds; the first demo downloads and installs everything
 NOT_A_STRANGERS = ("TEMPORAL_", "PERDURE_", "ANTHROPIC_", "MAKE", "MFLAGS", "PYTEST_", "VIRTUAL_ENV")

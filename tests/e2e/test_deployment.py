@@ -13,11 +13,11 @@ import pytest
 import yaml
 from temporalio.client import Client
 
-import cli
-from devserver import DYNAMIC_CONFIG
+from perdure import cli
+from perdure.devserver import DYNAMIC_CONFIG
 from tests.e2e.projects import Served
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 BIN = Path(sys.executable).parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -20,16 +20,16 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, Describe
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
-import devserver
-from devserver import DevServer, ServerStartError, embedded_server
+from perdure import devserver
+from perdure.devserver import DevServer, ServerStartError, embedded_server
 from perdure.process import supervisor
 from tests.waiting import until
 
-ROOT = Path(devserver.__file__).parent
+ROOT = Path(devserver.__file__).parents[1]
 USER = """
 import asyncio, os, sys
 from pathlib import Path
-from devserver import embedded_server
+from perdure.devserver import embedded_server
 
 async def main():
     async with embedded_server(Path(sys.argv[1])) as server:

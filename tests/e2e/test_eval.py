@@ -22,6 +22,7 @@ SCRIPTS: dict[str, list[Any]] = {
     "write a list": [WRITE, calls(("finish", {"outcome": "written", "artifacts": ["artifacts/list.md"]}))],
     "which shop": [ASK, says("to the market")],
     "note it": [NOTE, says("noted")],
+    "note both": [calls(("note", {"text": "milk"}), ("note", {"text": "bread"})), says("noted")],
     "break": [fails(401, message="no such key")],
     "count them": [calls(("finish", {"outcome": "three", "result": {"total": 3, "of": [{"sku": "mug"}]}}))],
     "take your time": [slow(says("at last"), 120)],
@@ -181,3 +182,12 @@ def test_values_of_a_typed_result_are_compared_by_their_paths(table: Project) ->
     right, wrong = json.loads(done.out)["cases"]
     assert (done.code, right["passed"], wrong["passed"]) == (1, 1, 0)
     assert wrong["results"][0]["why"] == ["its result has total = 3, not 4"]
+
+
+def test_questions_that_are_asked_together_are_answered_in_their_order(table: Project) -> None:
+    table.write("both.yaml", "- goal: note both\n  expect: {asks: milk, answer: [approve, deny no], contains: noted}\n")
+    (case,) = json.loads(table.perdure("eval", "both.yaml", "--agent", "clerk", "--json").out)["cases"]
+    (result,) = case["results"]
+    assert (result["passed"], result["why"]) == (True, [])
+    first, second = result["asked"]
+    assert ("milk" in first, "bread" in second) == (True, True)

@@ -7,9 +7,12 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from contracts.run.export import Export
 from perdure.client.runs import wait_for_run_end
+from perdure.contracts.run.export import Export
+from perdure.testkit import model_server
 from perdure.testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.notes import CODE, PROJECT
 from tests.e2e.projects import MakeProject, Served, reply_by_goal, serve, until_asked, use_model
@@ -128,7 +131,8 @@ def test_artifacts_definition_subtasks_and_versions_are_in_it(exported: Exported
         ("helper", "whole", "completed")
     ]
     assert {"perdure", "temporalio", "python", "server", "workers", "builds"} == record["versions"].keys()
-    assert [notice["event"] for notice in record["notices"]] == ["agent_run.started", "agent_run.completed"]
+    events = [notice["event"] for notice in record["notices"] if notice["event"] != "agent.answer.signal"]
+    assert events == ["agent_run.started", "agent_run.completed"]
 
 
 def test_every_event_of_its_history_is_in_it_and_no_secret(exported: Exported) -> None:
@@ -174,3 +178,35 @@ def test_what_cannot_be_exported_is_refused_in_one_line(exported: Exported) -> N
     for folder in ("/", ".", "taken"):
         taken = exported.served.perdure("trace", "whole", "--export", folder)
         assert taken.error().startswith(f"perdure: {folder}: ")
+
+
+THOUGHT = "the customer is not to know this"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_records_have_the_models_thinking_only_if_the_project_says_so(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    original = model_server._message
+
+    def with_thinking(reply: Any, body: Any, turn: int) -> Any:
+        message = original(reply, body, turn)
+        thought = {"type": "thinking", "thinking": THOUGHT, "signature": "c2lnbmVk"}
+        return {**message, "content": [thought, *message["content"]]}
+
+    monkeypatch.setattr(model_server, "_message", with_thinking)
+    with ScriptedModel([calls(("finish", {"outcome": "done"}))]) as model:
+        project = make_project(**use_model(model))
+        project.write("perdure.toml", f"[model]\nrecord_thinking = {json.dumps(recorded)}\n")
+        assert project.perdure("run", "--id", "r1", "think").code == 0
+        plain = project.perdure("trace", "r1", "--export").out
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        project.write("record.key", pem)
+        assert project.perdure("trace", "r1", "--export", "r1.record", "--sign", "record.key").code == 0
+        verified = project.perdure("verify", "r1.record")
+    signed = (project.folder / "r1.record").read_text()
+    assert verified.code == 0, verified
+    assert [THOUGHT in text for text in (plain, signed)] == [recorded, recorded]
+    assert ["[not recorded]" in text for text in (plain, signed)] == [not recorded, not recorded]
+    assert ["c2lnbmVk" in text for text in (plain, signed)] == [recorded, recorded]  # it may hold the thought encrypted

@@ -6,10 +6,10 @@ import socket
 from functools import partial
 from typing import Any
 
-from contracts.conversation import LaneView, SubmitRequest
-from devserver import embedded_server
 from perdure.client import lanes
 from perdure.client.connection import connect
+from perdure.contracts.conversation import LaneView, SubmitRequest
+from perdure.devserver import embedded_server
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says
 from tests.e2e.projects import MakeProject, use_model
 from tests.waiting import until

@@ -4,11 +4,9 @@ import asyncio
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import cli
-from perdure.client.runs import follow_up_state
+from perdure.features.follow_ups.client import follow_up_state
 from tests.e2e.projects import Served
 
 TARGET = {"session_id": "x", "request_client": "discord"}
@@ -100,7 +98,7 @@ def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Serve
 
 
 def test_a_closed_standard_input_is_reported_in_one_line(worked: Served) -> None:
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(Path(cli.__file__)), "event", "-"]
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-Pm", "perdure.cli", "event", "-"]
     env = worked.project.environment({"TEMPORAL_ADDRESS": worked.address})
     done = subprocess.run(command, cwd=worked.project.folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from activities.mailbox.message import parse_message
-from contracts.mail.message import ReplyHead, ReplyStatus
+from perdure.features.mailbox.activities.message import parse_message
+from perdure.features.mailbox.contract import ReplyHead, ReplyStatus
 from perdure.testkit.model_server import Reply, ScriptedModel, calls
 from tests.e2e.projects import CommandResult, MakeProject, Project, serve_with_worker, use_model
 from tests.waiting import until

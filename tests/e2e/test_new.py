@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import cli
+from perdure import cli
 from perdure.testkit.model_server import ScriptedModel, calls, says
 from tests.e2e.projects import MakeProject
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 PATIENCE = 240.0
 LEFT_OUT = (".*", "build", "*.egg-info", "__pycache__", "tests", "bench", "docs", "examples")
 FILES = {"perdure.toml", "README.md", "pytest.ini", ".gitignore", "orders.py", "agents/my-shop.md"}
@@ -44,7 +44,7 @@ class Shop:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a build leaves its own files in the folder."""
     source, out = tmp_path_factory.mktemp("source") / "perdure", tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
     subprocess.run([*build, str(source)], check=True, capture_output=True, timeout=PATIENCE)
     (built,) = out.glob("perdure-*.whl")
@@ -75,7 +75,9 @@ def shop(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 def test_perdure_is_not_the_checkout_there(shop: Shop) -> None:
-    where = shop.command("python", "-c", "import cli, commands; print(cli.__file__, commands.__file__)").stdout
+    where = shop.command(
+        "python", "-c", "import perdure, perdure.workflows as w; print(perdure.__file__, w.__file__)"
+    ).stdout
     assert str(ROOT) not in where
 
 
@@ -105,17 +107,83 @@ def test_its_agent_runs(shop: Shop, tmp_path: Path) -> None:
     assert "waiting for the payment" in json.dumps(model.requests[-1])
 
 
-def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: MakeProject) -> None:
-    project = make_project()
-    project.write("tooling.py", "")
-    checks = {row["name"]: row for row in map(json.loads, project.perdure("doctor", "--json").out.splitlines())}
-    assert checks["module names"]["ok"]
-    project.write("worker.py", "")
-    project.write("settings/__init__.py", "")
-    done = project.perdure("doctor", "--json")
-    checks = {row["name"]: row for row in map(json.loads, done.out.splitlines())}
-    found = f"Perdure's own modules shadow `settings`, `worker` in {project.folder}; rename yours"
-    assert (done.code, checks["module names"]["ok"], checks["module names"]["found"]) == (1, False, found)
+OWN = ("activities", "workflows", "worker", "settings", "contracts", "decisions", "gateway", "process")
+HOST = """
+import asyncio
+import json
+import sys
+
+import activities
+import contracts
+import settings
+import worker
+import workflows
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from perdure import PerdurePlugin
+
+
+async def main():
+    async with await WorkflowEnvironment.start_local(dev_server_existing_path=sys.argv[1]) as server:
+        target = server.client.service_client.config.target_host
+        client = await Client.connect(target, plugins=[PerdurePlugin()])
+        async with Worker(client, task_queue="perdure", workflows=[workflows.Hello]):
+            print(await client.execute_workflow(workflows.Hello.run, id="h", task_queue="perdure"), flush=True)
+
+
+asyncio.run(main())
+"""
+HELLO = """
+from temporalio import workflow
+
+@workflow.defn
+class Hello:
+    @workflow.run
+    async def run(self) -> str:
+        return "own hello"
+"""
+
+
+@pytest.fixture(scope="module")
+def own_names(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """A project whose modules have names of Perdure's rooms; each has a tool."""
+    folder = tmp_path_factory.mktemp("names")
+    tables = []
+    for name in OWN:
+        path = folder / name / "__init__.py" if name in ("contracts", "process") else folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        tool = f'def look_{name}() -> str:\n    "Looks."\n    return "own {name}"\n'
+        path.write_text(tool + (HELLO if name == "workflows" else ""), encoding="utf-8")
+        tables.append(f'[tools.look_{name}]\nkind = "python"\neffect = "read"\ntarget = "{name}:look_{name}"\n')
+    (folder / "perdure.toml").write_text("".join(tables), encoding="utf-8")
+    (folder / "host.py").write_text(HOST, encoding="utf-8")
+    (folder / "agents").mkdir()
+    tools = ", ".join(f"look_{name}" for name in OWN)
+    (folder / "agents" / "all.md").write_text(f"---\ntools: [{tools}]\n---\nLook.\n", encoding="utf-8")
+    test = "".join(f"def test_{n}():\n    import {n}\n    assert {n}.look_{n}() == 'own {n}'\n" for n in OWN)
+    (folder / "test_own.py").write_text(test, encoding="utf-8")
+    return Shop(folder, shop.bin, "")
+
+
+def test_each_name_of_a_room_is_free_for_a_projects_module(own_names: Shop, tmp_path: Path) -> None:
+    script = [calls(*((f"look_{name}", {}) for name in OWN)), says("seen")]
+    with ScriptedModel(script) as model:
+        env = {"ANTHROPIC_BASE_URL": model.base_url, "PERDURE_HOME": str(tmp_path / "state")}
+        done = own_names.command("perdure", "run", "--json", "--agent", "all", "look", **env)
+        shown = json.dumps(model.requests[-1])
+        assert (done.returncode, [name for name in OWN if f"own {name}" not in shown]) == (0, []), done
+        for command in (("tools",), ("agents",), ("list",), ("doctor",)):
+            done = own_names.command("perdure", *command, **env)
+            assert done.returncode == 0, done
+
+
+def test_pytest_and_a_host_of_the_plugin_import_the_projects_own_modules(own_names: Shop) -> None:
+    done = own_names.command("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
+    assert f"{len(OWN)} passed" in done.stdout, done.stdout + done.stderr
+    done = own_names.command("python", "host.py", str(Path(sys.executable).parent / "temporal"))
+    assert "own hello" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_folder_with_something_in_it_is_refused(make_project: MakeProject) -> None:

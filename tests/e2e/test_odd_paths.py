@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import cli
+from perdure import cli
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 GIT = shutil.which("git")
 PATIENCE = 300.0
 KINDS = (

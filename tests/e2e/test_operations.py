@@ -19,15 +19,15 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-import cli
-from contracts.run.events import StartEvent
-from decisions.ids import root_span_id, trace_id
+from perdure import cli
 from perdure.client.runs import start_or_get_run
+from perdure.contracts.run.events import StartEvent
+from perdure.decisions.ids import root_span_id, trace_id
 from perdure.testkit.model_server import ScriptedModel, calls
 from tests.e2e.projects import Served
 from tests.waiting import until
 
-PAGE = Path(cli.__file__).parent / "docs" / "operations.md"
+PAGE = Path(cli.__file__).parents[1] / "docs" / "operations.md"
 CANARY = "tel-canary-4f2a9c"
 RUN = "run:watched"
 COMPLETED = "temporal_workflow_completed_total{"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contracts.run.state import RunStatus
 from perdure.client.runs import wait_for_run_end
+from perdure.contracts.run.state import RunStatus
 from perdure.testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.projects import MakeProject, Served, reply_by_goal, results_of, serve_with_worker, until_asked, use_model
 
@@ -66,7 +66,8 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     other = shop.perdure("approve", "noting", "--call", "c0ffee")
     assert (other.code, other.err) == (1, "perdure: question q1 is not about the call c0ffee\n")
     accepted = shop.perdure("approve", "noting", "--call", digest, "--by", "eva")
-    assert (accepted.code, accepted.out, accepted.err) == (0, "accepted\n", "")
+    call = f'q1, call {digest}: note milk\n\n{{\n  "text": "milk"\n}}\n'
+    assert (accepted.code, accepted.out, accepted.err) == (0, "accepted\n", call)
     await until_asked(shop.client, "noting", "q2")
     assert shop.perdure("deny", "noting", "--question", "q2", "--reason", "one is enough").out == "accepted\n"
     assert (await wait_for_run_end(shop.client, "noting")).status == RunStatus.completed
@@ -90,14 +91,19 @@ async def test_all_calls_of_a_turn_are_shown_and_one_is_changed_and_the_others_a
     ] * 4
     several = shop.perdure("approve", "several")
     assert (several.code, "name one of them: q1, q2, q3" in several.err) == (1, True)
-    for wrong in ("[]", "{", "@nowhere.json"):
+    for wrong in ("[]", "{", "@nowhere.json", '{"text": "rye", "text": "white"}'):
         assert "--arguments" in shop.perdure("approve", "several", "--question", "q2", "--arguments", wrong).err
+    edits = ("approve", "several", "--question", "q2", "--edit")
+    for editor in ("/nosuch/editor", "false"):
+        failed = shop.perdure(*edits, EDITOR=editor, VISUAL="")
+        assert (failed.code, failed.out, len(failed.err.splitlines())) == (1, "", 1)
+        assert "the editor of $VISUAL or $EDITOR does not work" in failed.err
     refused = shop.perdure("approve", "several", "--question", "q2", "--arguments", '{"text": 5}')
     assert (refused.code, "the changed arguments cannot be used" in refused.err) == (1, True)
     changed = shop.perdure(
         "approve", "several", "--question", "q2", "--arguments", '{"text": "rye bread"}', "--by", "eva"
     )
-    assert (changed.out, changed.err) == ("accepted\n", "")
+    assert changed.out == "accepted\n"
     together = shop.perdure("approve", "several", "--all").out.splitlines()
     assert [line.partition(":")[0] for line in together] == ["q1", "q3"]
     assert (await wait_for_run_end(shop.client, "several")).status == RunStatus.completed

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import PendingActivityState
 
-from activities.telemetry.attributes import PENDING_TOOLS
+from perdure.activities.telemetry.attributes import PENDING_TOOLS
 from perdure.client.runs import wait_for_run_end
 from perdure.testkit.model_server import ScriptedModel, calls
 from tests.e2e.projects import MakeProject, Served, reply_by_goal, results_of, serve_with_worker, until_asked, use_model

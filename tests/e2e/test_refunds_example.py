@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from devserver import embedded_server
 from examples.refunds.refunds import Refund
 from perdure.client.errors import RunNotFoundError
 from perdure.client.runs import query_run_state
 from perdure.converter import data_converter
+from perdure.devserver import embedded_server
 from perdure.testkit.model_server import ScriptedModel, calls
 from tests.waiting import until
 
@@ -94,15 +94,6 @@ async def test_a_programs_workflow_uses_an_agents_result_and_our_commands_see_th
     ]
     listed = await asyncio.to_thread(project.perdure, "list", TEMPORAL_ADDRESS=address)
     assert {f"claim-{one}" for one in claims} <= set(listed.out.split())
-
-
-async def test_a_programs_module_that_hides_one_of_ours_is_named(make_project: Any) -> None:
-    project = make_project()
-    shutil.copy(EXAMPLE / "refunds.py", project.folder)
-    hiding = project.write("workflows.py", "")
-    with refunds_process(project, project.folder / "refunds.py") as process:
-        _, err = await asyncio.to_thread(process.communicate, timeout=60)
-    assert err.splitlines()[-1] == f"ImportError: {hiding} hides Perdure's own module workflows: rename it"
 
 
 def test_the_page_shows_the_code_of_the_example() -> None:

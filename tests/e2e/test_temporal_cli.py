@@ -15,19 +15,19 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.project import Project
-from activities.providers.anthropic import MessagesModel
-from contracts.agent import Agent
-from contracts.model_settings import ModelOptions
-from contracts.run.limits import LimitOverrides
-from contracts.tool import ToolKind, ToolOutcome
+from perdure.activities.project import Project
+from perdure.activities.providers.anthropic import MessagesModel
 from perdure.client.run_events import RunEnded, RunStarted
 from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.client.watch import Watch
+from perdure.contracts.agent import Agent
+from perdure.contracts.model_settings import ModelOptions
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.tool import ToolKind, ToolOutcome
+from perdure.process.worker import build_worker
 from perdure.testkit.model_server import Reply, ScriptedModel, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.waiting import PATIENCE
-from worker import build_worker
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from decisions.errors import ReportedError
-from perdure.client.records import timestamp
+from perdure.client.records import record as timestamp
+from perdure.decisions.errors import ReportedError
 from perdure.testkit.model_server import ScriptedModel, says
 from tests.e2e.projects import MakeProject, Project, use_model
 
@@ -131,7 +131,26 @@ def test_a_stamped_record_holds_and_says_before_when_it_was_signed(project: Proj
     told = json.loads(project.perdure("verify", "r1.record", "--tsa-cert", "ca.pem", "--json").out)
     assert told["holds"]
     assert told["stamped_at"].startswith("20")
-    assert "its time stamp was not checked: give --tsa-cert" in project.perdure("verify", "r1.record").out
+    assert "who made its time stamp was not checked: give --tsa-cert" in project.perdure("verify", "r1.record").out
+    told = json.loads(project.perdure("verify", "r1.record", "--json").out)
+    assert (told["holds"], told["timestamp"], told["stamped_at"]) == (True, "not checked", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda _: {"timestamp": "AAAA"}, "the time stamp is not valid: "),
+        (
+            lambda line: {"sig": b64encode(b64decode(line["sig"])[::-1]).decode()},
+            "it is of something else",
+        ),
+    ],
+)
+def test_a_time_stamp_that_was_made_up_is_found_without_the_roots_of_an_authority(
+    project: Project, change: Callable[[dict[str, Any]], dict[str, Any]], finding: str
+) -> None:
+    done = project.perdure("verify", rewrite(project, **change(last_line(project))))
+    assert (done.code, finding in done.out) == (1, True), done
 
 
 def test_openssl_agrees(project: Project, authority: Path) -> None:

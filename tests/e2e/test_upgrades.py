@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from devserver import _find_binary
 from perdure.client.run_list import find_run
+from perdure.devserver import _find_binary
 from perdure.testkit.model_server import calls
+from perdure.workflows.handlers import UnknownWorkflow
 from tests.e2e.projects import Served
 from tests.replay.altered import Unguarded
 from tests.waiting import until
 from tests.workflows.conftest import worlds
-from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))

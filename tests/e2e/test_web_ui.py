@@ -14,10 +14,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
-from contracts.run.events import StartEvent
-from devserver import embedded_server
 from perdure.client.connection import connect, register_search_attributes
 from perdure.client.runs import start_or_get_run
+from perdure.contracts.run.events import StartEvent
+from perdure.devserver import embedded_server
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
 from tests.browser import browsing, needs_browser, picture
 from tests.e2e.projects import MakeProject, turn_of

@@ -26,10 +26,10 @@ async def lines(gateway: Gateway, count: int, **fields: Any) -> list[Json]:
 
 async def test_each_request_is_one_line(gateway: Gateway) -> None:
     run_id = await gateway.start()
-    await gateway.get(f"/v1/runs/{run_id}?note=secret-of-the-query")
+    await gateway.get(f"/v1/runs/{run_id}?note=secret-of-the-query")  # an unknown parameter
     [line] = await lines(gateway, 1, run_id=run_id)
-    assert (line["logger"], line["level"], line["event"]) == ("gateway.access_log", "info", "gateway.request")
-    assert (line["method"], line["route"], line["status"]) == ("GET", "/v1/runs/{run_id}", 200)
+    assert (line["logger"], line["level"], line["event"]) == ("perdure.gateway.requests", "info", "gateway.request")
+    assert (line["method"], line["route"], line["status"]) == ("GET", "/v1/runs/{run_id}", 400)
     assert (line["token"], line["address"]) == ("tester", "127.0.0.1")
     assert 0 <= line["duration_ms"] < 60_000
     assert "secret-of-the-query" not in gateway.log.read_text(encoding="utf-8")

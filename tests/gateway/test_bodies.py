@@ -1,12 +1,17 @@
 """What is no plain JSON is refused: nothing that two readers may understand differently gets in."""
 
+import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from gateway.problems import ApiError
-from gateway.requests import read_body_json
+from perdure.gateway.problems import ApiError
+from perdure.gateway.requests import read_body_json
 from tests.gateway.conftest import Gateway
+from tests.waiting import PATIENCE
 
 BAD = {
     "twice": b'{"goal": "a", "goal": "b"}',
@@ -81,3 +86,37 @@ async def test_unknown_addresses_and_methods_are_problems(
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert status != 405 or answer.headers["Allow"]
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Webhook-Signature", "Idempotency-Key"])
+async def test_a_header_that_two_readers_may_read_differently_is_refused(gateway: Gateway, name: str) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http:
+        right = f"Bearer {gateway.token}"
+        for values in ((right, "Bearer other"), ("Bearer other", right), (right, right)):
+            answer = await http.get("/v1/runs", headers=[(name, value) for value in values])
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"the header {name.lower()} is there twice")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /healthz HTTP/1.1\nHost: a\n\n",
+        "GET /healthz HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
+        "\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+        "POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n\n\nGET /healthz HTTP/1.1\nHost: a\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_head_whose_lines_end_in_a_line_feed_alone_is_refused(gateway: Gateway, head: str, size: int) -> None:
+    address = urlsplit(gateway.url)
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as peer:
+        with suppress(ConnectionError):
+            for start in range(0, len(head), size):
+                peer.sendall(head[start : start + size].encode())
+        received = b""
+        with suppress(ConnectionError):
+            while piece := peer.recv(65536):
+                received += piece
+    answers = received.split(b"HTTP/1.1 ")[1:]
+    assert answers[-1].startswith(b"400 ")
+    assert not any(answer.startswith(b"200 ") for answer in answers)

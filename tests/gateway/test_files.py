@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from activities.media.store import keep_media
-from activities.storage.store import LocalStores
-from activities.storage.workspace import OutsideWorkspaceError, Workspace
-from contracts.media import MAX_MEDIA_BYTES
-from gateway.problems import ApiError
-from gateway.requests import MAX_BODY_BYTES
-from gateway.routes.files import _parse_range, upload_file
+from perdure.activities.media.store import keep_media
+from perdure.activities.storage.store import LocalStores
+from perdure.activities.storage.workspace import OutsideWorkspaceError, Workspace
 from perdure.client.files import ArtifactReader
+from perdure.contracts.media import MAX_MEDIA_BYTES
+from perdure.gateway.problems import ApiError
+from perdure.gateway.requests import MAX_BODY_BYTES
+from perdure.gateway.routes.files import _parse_range, upload_file
 from tests.gateway.conftest import Gateway, make_token
 from tests.gateway.test_runs import wait_for_end
 

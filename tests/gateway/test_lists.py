@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-import gateway.lists
-from activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
-from gateway.lists import SharedReads
-from gateway.problems import ApiError
+import perdure.gateway.lists
+from perdure.activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
+from perdure.gateway.lists import SharedReads
+from perdure.gateway.problems import ApiError
 
 
 async def test_a_flood_of_different_lists_is_bounded_and_a_shared_list_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.lists, "MAX_LIST_DELAY", 0.5)
+    monkeypatch.setattr(perdure.gateway.lists, "MAX_LIST_DELAY", 0.5)
     reads, started = SharedReads(), 0
 
     async def start() -> str:

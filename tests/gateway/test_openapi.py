@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-import cli
+from perdure import cli
 from tests.gateway.conftest import Gateway
 
 ROUTE = re.compile(r"`((?:GET|POST|DELETE) [^`]+)`")
@@ -56,7 +56,7 @@ async def test_the_description_names_problems_and_scopes(gateway: Gateway) -> No
 
 
 async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> None:
-    text = (Path(cli.__file__).parent / "docs" / "gateway.md").read_text(encoding="utf-8")
+    text = (Path(cli.__file__).parents[1] / "docs" / "gateway.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in text.splitlines() if ROUTE.match(line, 2)]
     told = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
     paths = (await gateway.get("/openapi.json")).json()["paths"]

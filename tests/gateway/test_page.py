@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.browser import browsing, needs_browser, picture
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_files import png, upload
-from tests.gateway.test_runs import wait_for_end
+from tests.gateway.test_runs import dry_run, wait_for_end
 from tests.waiting import PATIENCE
 
 
@@ -64,6 +64,25 @@ async def test_the_questions_are_filtered(gateway: Gateway, driver: Any) -> None
     shows(driver, "#waiting", "No such question is open.")
     for run_id in (asks, pays):
         await gateway.post(f"/v1/runs/{run_id}/cancel", {})
+
+
+@needs_browser
+async def test_a_dry_run_lists_its_calls_and_its_plan_is_made_real(gateway: Gateway, driver: Any) -> None:
+    run_id = await dry_run(gateway)
+    enter(driver, gateway, run_id)
+    shows(driver, "#runs li", "dry run, completed")
+    shows(driver, "#facts", "dry run, completed")
+    shows(driver, "#end", "dry run, completed")
+    shows(driver, "#steps", "calls that change something are not made")
+    shows(driver, "#dry", "charge (once)")
+    shows(driver, "#dry pre", '"amount": 42')
+    driver.find_element(By.CSS_SELECTOR, "#dry button").click()
+    shows(driver, "#notice", f"started with the plan of {run_id}")
+    started = driver.find_element(By.ID, "run-title").text
+    assert started != run_id
+    shows(driver, "#steps", "a result from outside")  # the charge is made, without a question
+    assert driver.find_element(By.ID, "dry").is_displayed() is False
+    await gateway.post(f"/v1/runs/{started}/cancel", {})
 
 
 SHRINK = """

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 import httpx
 
-from devserver import embedded_server
+from bench.actions import free_port
+from perdure.devserver import embedded_server
 from tests.e2e.projects import MakeProject
 from tests.gateway.conftest import make_token
 from tests.waiting import until
@@ -41,7 +42,8 @@ async def test_without_temporal_it_says_so_and_lives(make_project: MakeProject) 
     project = make_project()
     token = await asyncio.to_thread(make_token, project, "me", "runs:start", "runs:read")
     with ExitStack() as stack:
-        async with embedded_server(project.home) as server:
+        # At the usual port, the server of another test may begin once this one has ended.
+        async with embedded_server(project.home, port=free_port()) as server:
             process = stack.enter_context(project.running("gateway", "--port", "0", TEMPORAL_ADDRESS=server.address))
             url = process.until("gateway").split()[1]
             process.until("Ctrl-C")

@@ -9,9 +9,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.routes.runs import READ_QUERY_TIMEOUT
+from perdure.gateway.routes.runs import READ_QUERY_TIMEOUT
 from tests.gateway.conftest import Gateway, Gateways, make_token
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 PROBLEM = "application/problem+json"
 
@@ -42,7 +42,7 @@ async def test_a_start_with_a_schema_ends_with_a_typed_result(gateway: Gateway) 
     assert told["event"]["payload"]["result"] == {"total": 3}
     wrong = {"payload": {"goal": "count: all", "output_schema": {"type": "sentence"}}}
     refused = await gateway.post("/v1/runs", wrong)
-    assert refused.status_code == 409
+    assert (refused.status_code, refused.json()["field"]) == (422, "payload.output_schema")
     assert "payload.output_schema: not a JSON Schema" in refused.json()["detail"]
 
 
@@ -62,8 +62,11 @@ async def test_a_null_result_differs_from_no_result(gateway: Gateway) -> None:
 
 
 async def test_a_start_with_a_plan_needs_the_scope_of_an_approval(gateway: Gateway) -> None:
-    plan = {"run_id": "dry", "calls": [{"step": 1, "tool": "pay", "call": "0" * 24}]}
-    body = {"payload": {"goal": "say: planned", "plan": plan}}
+    tried = await gateway.post("/v1/runs", {"payload": {"goal": "say: tried", "dry_run": True}})
+    dry = tried.json()["run_id"]
+    trial: Any = await wait_for_end(gateway, dry)
+    assert trial["event"]["payload"]["dry_run"]
+    body: Any = {"payload": {"goal": "say: planned", "plan": {"run_id": dry, "calls": []}}}
     starter = await asyncio.to_thread(make_token, gateway.project, f"starter-{uuid4().hex[:8]}", "runs:start")
     refused = await gateway.post("/v1/runs", body, Authorization=f"Bearer {starter}")
     assert (refused.status_code, "human:answer" in refused.json()["detail"]) == (403, True)
@@ -71,7 +74,41 @@ async def test_a_start_with_a_plan_needs_the_scope_of_an_approval(gateway: Gatew
     assert both.status_code == 422
     answer = await gateway.post("/v1/runs", body)
     told: Any = await wait_for_end(gateway, answer.json()["run_id"])
-    assert told["event"]["payload"]["plan"] == {"run_id": "dry", "missing": plan["calls"], "unplanned": []}
+    plan = told["event"]["payload"]["plan"]
+    assert (plan["run_id"], plan["by"] != "", plan["missing"], plan["unplanned"]) == (dry, True, [], [])
+    body["payload"]["plan"]["run_id"] = "no-such-run"
+    refused = await gateway.post("/v1/runs", body)
+    assert (refused.status_code, "there is no dry run no-such-run" in refused.json()["detail"]) == (422, True)
+
+
+async def dry_run(gateway: Gateway) -> str:
+    """A dry run that would have charged 42."""
+    answer = await gateway.post("/v1/runs", {"payload": {"goal": "charge: the card", "dry_run": True}})
+    run_id: str = answer.json()["run_id"]
+    await wait_for_end(gateway, run_id)
+    return run_id
+
+
+async def test_a_dry_run_is_called_so_and_its_plan_is_made_real(gateway: Gateway) -> None:
+    run_id = await dry_run(gateway)
+    details, told = (await gateway.get(f"/v1/runs/{run_id}")).json(), await wait_for_end(gateway, run_id)
+    listed = next(run for run in (await gateway.get("/v1/runs")).json()["runs"] if run["run_id"] == run_id)
+    assert (details["known"]["dry_run"], listed["dry_run"], details["state"]["dry_run"]) == (True, True, True)
+    assert told["event"]["payload"]["dry_run"]  # type: ignore[index]
+    events = [event for _, event in await gateway.events(run_id)]
+    assert events[0]["dry_run"]
+    assert [call["arguments"] for call in events[-1]["event"]["payload"]["dry_calls"]] == [{"amount": 42}]
+    unknown = await gateway.post(f"/v1/runs/{run_id}/plan", {"without": [9]})
+    assert (unknown.status_code, "has no step 9; it has: 1" in unknown.json()["detail"]) == (409, True)
+    for scope in ("runs:start", "human:answer"):
+        token = await asyncio.to_thread(make_token, gateway.project, f"one-{uuid4().hex[:8]}", scope)
+        refused = await gateway.post(f"/v1/runs/{run_id}/plan", {}, Authorization=f"Bearer {token}")
+        assert refused.status_code == 403
+    started = await gateway.post(f"/v1/runs/{run_id}/plan", {})
+    assert started.status_code == 202
+    state = (await gateway.get(started.headers["Location"])).json()["state"]
+    assert not state.get("dry_run")
+    await gateway.post(f"{started.headers['Location']}/cancel", {})
 
 
 async def test_fifty_callers_with_one_key_start_one_run(gateway: Gateway) -> None:
@@ -276,16 +313,24 @@ async def test_of_two_results_the_first_counts_and_the_second_is_a_conflict(gate
 
 
 async def test_pages_of_the_list_join(gateway: Gateway) -> None:
-    for _ in range(3):
-        await wait_for_end(gateway, await gateway.start())
-    whole = [run["run_id"] for run in (await gateway.get("/v1/runs?limit=200")).json()["runs"]]
+    """Other tests' runs may come in between; each of these three is on one page."""
+    own = [await gateway.start() for _ in range(3)]
+    for run_id in own:
+        await wait_for_end(gateway, run_id)
+
+    async def are_listed() -> bool:
+        whole = [run["run_id"] for run in (await gateway.get("/v1/runs?limit=200")).json()["runs"]]
+        return {*own} <= {*whole}
+
+    await until(are_listed)
     paged: list[str] = []
     cursor = ""
     while len(paged) < 3:
         part = (await gateway.get(f"/v1/runs?limit=1{cursor and '&cursor=' + cursor}")).json()
-        paged += [run["run_id"] for run in part["runs"]]
+        paged += [run["run_id"] for run in part["runs"] if run["run_id"] in own]
         cursor = part["cursor"]
-    assert paged[:3] == whole[:3]
+        assert cursor or len(paged) == 3
+    assert sorted(paged) == sorted(own)
     forged = await gateway.get("/v1/runs?cursor=Zm9yZ2Vk")
     assert (forged.status_code, forged.json()["field"]) == (422, "cursor")
 
@@ -358,6 +403,18 @@ async def test_a_run_without_a_worker_is_shown_as_the_server_knows_it(gateways: 
         await lonely.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
 
 
+async def test_a_run_has_the_same_fields_from_the_gateway_and_the_command(gateway: Gateway) -> None:
+    run_id = await gateway.start()
+    await gateway.get(f"/v1/runs/{run_id}/result?wait=30")
+    plain, whole = [(await gateway.get(f"/v1/runs/{run_id}{query}")).json() for query in ("", "?subtasks=true")]
+    shown = gateway.project.perdure("show", run_id, "--json", TEMPORAL_ADDRESS=gateway.address)
+    row = json.loads(shown.out)
+    assert (plain["subtasks"], whole["subtasks"], plain["end"]["status"]) == (None, [], "completed")
+    assert {**plain["known"], **plain["state"]}.items() <= row.items()
+    assert row.keys() - plain["known"].keys() - plain["state"].keys() == whole.keys() - {"known", "state"}
+    assert row["end"] == whole["end"]
+
+
 async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(gateway: Gateway) -> None:
     run_id = f"team/cancel/{uuid4().hex[:8]}"
     said = gateway.project.perdure("run", "-d", "ask: which colour", "--id", run_id, TEMPORAL_ADDRESS=gateway.address)
@@ -409,12 +466,6 @@ async def test_a_turn_is_taken_out_of_its_conversation_once(gateway: Gateway) ->
     assert (await gateway.delete(f"/v1/conversations/{uuid4().hex}/turns/{run_id}")).status_code == 404
 
 
-async def test_a_folders_bridge_alone_names_a_mailbox(gateway: Gateway) -> None:
-    body = {"request_id": "r1", "goal": "say: hello", "mailbox": "clerk"}
-    refused = await gateway.post(f"/v1/conversations/{uuid4().hex}/requests", body)
-    assert (refused.status_code, refused.json()["field"]) == (422, "mailbox")
-
-
 async def test_a_conversation_that_no_lane_could_look_for_is_refused(gateway: Gateway) -> None:
     refused = await gateway.post("/v1/conversations/a%00b/requests", {"request_id": "r1", "goal": "say: hello"})
     assert (refused.status_code, refused.json()["field"]) == (422, "conversation_id")
@@ -462,3 +513,28 @@ async def test_questions_are_listed_by_tool_kind_age_group_and_person(gateway: G
         assert (refused.status_code, refused.json()["field"]) == (422, field)
     for run_id in (asks, pays):
         await gateway.post(f"/v1/runs/{run_id}/cancel", {})
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        ("/v1/runs?agent=x", "cursor, limit, waiting"),
+        ("/v1/questions?agents=x", "agent, for_me, group, kind, limit, older_than, tool"),
+        ("/v1/runs/none?verbose=1", "the parameters are: subtasks"),
+        ("/v1/conversations/none?verbose=1", "it takes no parameters"),
+    ],
+)
+async def test_an_unknown_parameter_is_refused_with_the_known_ones(gateway: Gateway, path: str, known: str) -> None:
+    answer = await gateway.get(path)
+    assert answer.status_code == 400
+    assert known in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("agent", ["'", "'x", "def'", 'def"ault', "def\\ault", "default' OR AgentName != 'x"])
+async def test_a_filter_with_a_quote_matches_exactly(gateway: Gateway, agent: str) -> None:
+    run_id = await gateway.waiting()
+    none = (await gateway.get(f"/v1/questions?agent={quote(agent)}")).json()["questions"]
+    own = (await gateway.get("/v1/questions?agent=default")).json()["questions"]
+    assert none == []
+    assert run_id in [question["run_id"] for question in own]
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {})

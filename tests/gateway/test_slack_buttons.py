@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from gateway.signatures import InvalidEventError
-from gateway.slack import ButtonPress, read_press
+from perdure.features.starts.routes import ButtonPress, read_press
+from perdure.features.starts.signatures import InvalidEventError, Webhook
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_webhooks import slack
 
@@ -75,13 +75,15 @@ async def test_an_unsigned_press_is_refused(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"payload=", b"payload={}", b"payload=[1]", b"payload=%7B%22type%22%3A%22block_actions%22%7D"]
+    "payload",
+    [b"", b"{}", b"[1]", b'{"type":"block_actions"}', b'{"type":"a","type":"block_actions","actions":[]}'],
 )
-def test_a_body_that_is_no_interaction_is_refused(body: bytes) -> None:
+def test_a_payload_that_is_no_interaction_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidEventError):
-        assert read_press(body) is not None
+        assert read_press(payload) is not None
 
 
 def test_a_press_is_read_from_its_button_alone() -> None:
-    read = read_press(form("r1", option=2))
-    assert read == ButtonPress("r1", "q1", 2, "U1", "https://127.0.0.1:9/not-slack")
+    sent = {"content-type": "application/x-www-form-urlencoded"}
+    read = read_press(Webhook("slack", "s").read_payload(sent, form("r1", option=2)))
+    assert read == ButtonPress("r1", "q1", None, 2, "U1", "https://127.0.0.1:9/not-slack")

@@ -14,17 +14,17 @@ import pytest
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 
-import gateway.routes.health
-import gateway.routes.sse
-import gateway.server
-from activities.security.secrets import NO_SECRETS
-from gateway.app import make_app
-from gateway.auth import CurrentGateway, Gateway, ScopedRoute
-from gateway.problems import ApiError
-from gateway.requests import BoundedBodies
-from gateway.routes.sse import MAX_STREAMS, EventStream, open_event_stream
-from gateway.server import open_listener, serve_gateway
-from gateway.tokens import Tokens
+import perdure.gateway.routes.health
+import perdure.gateway.routes.sse
+import perdure.gateway.server
+from perdure.activities.security import NO_SECRETS
+from perdure.gateway.app import make_app
+from perdure.gateway.auth import CurrentGateway, Gateway, ScopedRoute
+from perdure.gateway.problems import ApiError
+from perdure.gateway.requests import BoundedBodies
+from perdure.gateway.routes.sse import MAX_STREAMS, EventStream, open_event_stream
+from perdure.gateway.server import open_listener, serve_gateway
+from perdure.gateway.tokens import Tokens
 from tests.waiting import until
 
 
@@ -57,8 +57,8 @@ def app_of(here: Gateway) -> FastAPI:
 async def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[tuple[Gateway, int]]:
     settings = SimpleNamespace(secrets=NO_SECRETS)
     here = Gateway(SimpleNamespace(settings=settings), Tokens(tmp_path / "tokens.json"))  # type: ignore[arg-type]
-    monkeypatch.setattr(gateway.server, "make_app", app_of)
-    monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 0.5)
+    monkeypatch.setattr(perdure.gateway.server, "make_app", app_of)
+    monkeypatch.setattr(perdure.gateway.server, "HEAD_PATIENCE", 0.5)
     monkeypatch.setattr("uvicorn.Config", partial(uvicorn.Config, timeout_keep_alive=1))
     patient = BoundedBodies.__init__
     monkeypatch.setattr(BoundedBodies, "__init__", lambda self, app: patient(self, app, patience=0.5))
@@ -127,9 +127,9 @@ async def test_two_lengths_of_one_body_end_with_400_and_the_connection(
 
 async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    monkeypatch.setattr(gateway.server, "MAX_CONNECTIONS", 5)
+    monkeypatch.setattr(perdure.gateway.server, "MAX_CONNECTIONS", 5)
     async with serve(monkeypatch, tmp_path) as (here, port):
-        monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 60)
+        monkeypatch.setattr(perdure.gateway.server, "HEAD_PATIENCE", 60)
         with socket.create_connection(("127.0.0.1", port)) as busy:
             busy.sendall(b"GET /flood?patience=60 HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: here.streams == 1)
@@ -144,18 +144,18 @@ async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.Monke
 async def test_many_requests_for_readiness_cost_one_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     looks = 0
 
-    async def look(_: Any) -> gateway.routes.health.Readiness:
+    async def look(_: Any) -> perdure.gateway.routes.health.Readiness:
         nonlocal looks
         looks += 1
         await asyncio.sleep(0)
-        return gateway.routes.health.Readiness(ready=False, temporal=True, worker=False)
+        return perdure.gateway.routes.health.Readiness(ready=False, temporal=True, worker=False)
 
-    monkeypatch.setattr(gateway.routes.health, "_look", look)
-    monkeypatch.setattr(gateway.routes.health, "LOOK_EVERY", 60)
+    monkeypatch.setattr(perdure.gateway.routes.health, "_look", look)
+    monkeypatch.setattr(perdure.gateway.routes.health, "LOOK_EVERY", 60)
     whole = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     async with serve(monkeypatch, tmp_path) as (_, port):
         answers = await asyncio.gather(*(send(port, whole) for _ in range(20)))
-        monkeypatch.setattr(gateway.routes.health, "LOOK_EVERY", 0)
+        monkeypatch.setattr(perdure.gateway.routes.health, "LOOK_EVERY", 0)
         await send(port, whole)
     assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
     assert looks == 2
@@ -197,7 +197,7 @@ async def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_silent_stream_sends_keep_alives_and_ends_when_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.routes.sse, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(perdure.gateway.routes.sse, "KEEP_ALIVE", 0.01)
     more, stopping = asyncio.Event(), asyncio.Event()
 
     async def values() -> AsyncGenerator[int]:
@@ -206,7 +206,7 @@ async def test_a_silent_stream_sends_keep_alives_and_ends_when_stopped(monkeypat
         yield 2
         await asyncio.Event().wait()
 
-    paced = gateway.routes.sse._with_keep_alive(values(), stopping)
+    paced = perdure.gateway.routes.sse._with_keep_alive(values(), stopping)
     assert [await anext(paced) for _ in range(3)] == [1, None, None]
     more.set()
     while (value := await anext(paced)) is None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import pytest
@@ -75,27 +76,55 @@ async def test_an_issue_begins_one_run_and_gets_its_answer(gateway: Gateway) -> 
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "why"),
     [
-        opened("no label"),
-        opened("by a bot", "agent", person="Bot"),
-        opened("too old", "agent", age=4000),
-        {**opened("closed", "agent"), "action": "closed"},
+        (opened("no label"), "`when` of start issues is false for this event"),
+        (opened("by a bot", "agent", person="Bot"), "only events by people begin work"),
+        (opened("too old", "agent", age=4000), "only events of the last 60 minutes begin work: GitHub signs no time"),
+        (
+            {**opened("closed", "agent"), "action": "closed"},
+            "start issues is for issues.opened, issues.labeled, and this is issues.closed",
+        ),
+        ({"zen": "Keep it logically awesome."}, "this is no event of the scheme github that begins work"),
     ],
-    ids=["no label", "a bot", "too old", "another kind"],
+    ids=["no label", "a bot", "too old", "another kind", "a ping"],
 )
-async def test_an_event_that_is_not_meant_begins_nothing(gateway: Gateway, value: Json) -> None:
-    answer = await post_github(gateway, value)
-    assert not answer["accepted"]
-    assert "started" not in answer
+async def test_an_event_that_is_not_meant_begins_nothing_and_the_answer_says_why(
+    gateway: Gateway, value: Json, why: str
+) -> None:
+    assert await post_github(gateway, value) == {"accepted": False, "why": why}
+
+
+async def test_a_delivery_as_a_form_is_the_same_event_as_one_as_json(gateway: Gateway) -> None:
+    value = opened(f"As a form {uuid4().hex[:6]}", "agent")
+    value["issue"]["body"] = None
+    form = urlencode({"payload": json.dumps(value)}).encode()
+    headers = github(form, event="issues") | {"Content-Type": "application/x-www-form-urlencoded"}
+    first = (await post_webhook(gateway, "github", form, headers)).json()
+    assert first["accepted"], first
+    assert await post_github(gateway, value) == first
+    report = await gateway.client.get_workflow_handle(first["started"][0]).result()
+    state = (await gateway.get(f"/v1/runs/{report['run_id']}")).json()["state"]
+    assert state["goal"] == f'say: answer the issue "{value["issue"]["title"]}" of "a/b". '
+    ping = urlencode({"payload": json.dumps({"zen": "Design for failure."})}).encode()
+    headers = github(ping, event="ping") | {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    assert (await post_webhook(gateway, "github", ping, headers)).json()["accepted"] is False
+    for body in (b"", b"a=1", b"payload={}&payload"):
+        headers = github(body) | {"Content-Type": "application/x-www-form-urlencoded"}
+        assert (await post_webhook(gateway, "github", body, headers)).status_code == 422
+    assert (await post_webhook(gateway, "github", form, github(json.dumps(value).encode()))).status_code == 401
 
 
 async def test_a_mention_is_a_turn_of_the_channels_conversation(gateway: Gateway) -> None:
     channel = f"C{uuid4().hex[:8]}"
     for number in (1, 2):
-        body = json.dumps(mention(channel, f"<@U0> hello {number}", f"Ev{number}{channel}")).encode()
+        body = json.dumps(
+            mention(channel, f"<@U0> is {number} &lt; 3 &amp;&amp; so on?", f"Ev{number}{channel}")
+        ).encode()
         answer = (await post_webhook(gateway, "slack", body, slack(body))).json()
-        await gateway.client.get_workflow_handle(answer["started"][0]).result()
+        report = await gateway.client.get_workflow_handle(answer["started"][0]).result()
+        state = (await gateway.get(f"/v1/runs/{report['run_id']}")).json()["state"]
+        assert state["goal"] == f'say: "@U0 is {number} < 3 && so on?"'
     lane = (await gateway.get(f"/v1/conversations/slack-{channel}")).json()
     assert lane["conversation_id"] == f"slack-{channel}"
     assert [sent["replyTo"] for sent in read_outbox(gateway, channel)] == ["1515449522.000016"] * 2

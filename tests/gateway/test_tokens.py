@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.tokens import (
+from perdure.gateway.tokens import (
     Scope,
     Token,
     TokenFileError,
@@ -23,7 +23,7 @@ from gateway.tokens import (
     read_tokens,
     token_digest,
 )
-from settings import ProjectError
+from perdure.settings import ProjectError
 from tests.e2e.projects import Project
 from tests.gateway.conftest import Gateway, Gateways, make_token
 
@@ -31,6 +31,7 @@ NOW = datetime.now(UTC)
 # Each route that needs a token, and the scope that opens it.
 ROUTES = [
     ("POST", "/v1/runs", "runs:start"),
+    ("POST", "/v1/runs/nobody/plan", "runs:start"),
     ("GET", "/v1/runs", "runs:read"),
     ("GET", "/v1/runs/nobody", "runs:read"),
     ("GET", "/v1/runs/nobody/events", "runs:read"),

@@ -14,13 +14,21 @@ import pytest
 from pydantic import ValidationError
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
-from contracts.topic import Event
-from decisions.followup import topic as topic_rules
-from decisions.followup.topic import platform_name
-from decisions.ids import topic_key, topic_workflow_id
-from gateway.signatures import GITHUB_WINDOW, WINDOW, Challenge, IgnoredEvent, InvalidEventError, Webhook, read_webhooks
-from settings import ProjectError, load_settings
-from settings.file import WebhookSettings
+from perdure.decisions.ids import platform_name, topic_key, topic_workflow_id
+from perdure.features.follow_ups.contract import Event
+from perdure.features.follow_ups.rules import topic as topic_rules
+from perdure.features.starts.signatures import (
+    GITHUB_WINDOW,
+    WINDOW,
+    Challenge,
+    IgnoredEvent,
+    InvalidEventError,
+    Webhook,
+    read_slack_text,
+    read_webhooks,
+)
+from perdure.settings import ProjectError, load_settings
+from perdure.settings.file import WebhookSettings
 from tests.gateway.conftest import PLAIN_SECRET, SECRET, Gateway
 
 Json = dict[str, Any]
@@ -303,3 +311,24 @@ def test_the_secret_of_a_webhook_is_redacted_whatever_its_variable_is_called(tmp
         load_settings({"HOOK": PLAIN_SECRET}, tmp_path).secrets.redact(f"it is {PLAIN_SECRET}")
         == "it is [redacted HOOK]"
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("is a &lt; b &amp;&amp; c?", "is a < b && c?"),
+        ("the text &amp;lt; and &amp;amp;", "the text &lt; and &amp;"),
+        ("<@U1> and <@U2|eva> in <#C9|general> or <#C8>", "@U1 and @eva in #general or #C8"),
+        ("<!here> <!subteam^S1|@ops> <!subteam^S2> <!date^1392734382^{date}|Feb 18>", "@here @ops @subteam Feb 18"),
+        ("<https://a.b/?x=1&amp;y=2>", "https://a.b/?x=1&y=2"),
+        ("<http://a.b|a.b> <mailto:e@a.b|e@a.b>", "a.b e@a.b"),
+        ("<https://evil.example|the &lt;bank&gt;>", "the <bank> (https://evil.example)"),
+        ("1 < 2", "1 < 2"),
+    ],
+)
+def test_a_message_of_slack_is_read_as_people_see_it(written: str, seen: str) -> None:
+    assert read_slack_text(written) == seen
+    message = {"type": "message", "channel": "C1", "user": "U1", "text": written, "ts": "1515449522.000016"}
+    read = Webhook("slack", "s", frozenset({"slack"})).read_event({}, {"type": "event_callback", "event": message})
+    assert isinstance(read, Event)
+    assert read.data.text == seen

@@ -6,12 +6,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.mcp.connection import Connection
-from activities.mcp.tool import McpTool
-from activities.storage.workspace import Workspace
-from activities.tools.interface import CallContext
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
-from decisions.mcp import effect_of
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.tools.interface import CallContext
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from perdure.features.mcp.activities.connection import Connection
+from perdure.features.mcp.activities.tool import McpTool
+from perdure.features.mcp.rules import effect_of
 from tests.activities.calls import new_context
 
 PATIENCE = 60.0  # seconds: far more than what is waited for takes

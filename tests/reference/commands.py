@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-import cli
+from perdure import cli
 from tests.reference.markdown import code, fenced, page, table
 
 INTRO = """\
@@ -18,7 +18,7 @@ An error is one line on standard error. With `--json` standard output has JSON a
 
 def commands() -> str:
     parts = [INTRO, "## Exit codes", _exit_codes()]
-    for title, section in cli.SECTIONS.items():
+    for title, section in cli.sections().items():
         parts.append(f"## {title}")
         parts.append(
             table(

@@ -5,22 +5,24 @@ from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel
 
-from contracts.run.limits import LimitOverrides
-from decisions.run.limits import DEFAULTS
-from settings.agents import _FrontMatter
-from settings.file import (
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.decisions.run.limits import DEFAULTS
+from perdure.features.follow_ups.settings import OutboxSettings
+from perdure.features.mcp.settings import _Http, _Stdio
+from perdure.features.notices.settings import NotifySettings
+from perdure.features.starts.settings import StartSettings
+from perdure.settings.agents import _FrontMatter
+from perdure.settings.file import (
+    FeatureSettings,
     FetchSettings,
     ModelSettings,
-    OutboxSettings,
     PriceSettings,
+    ProjectSettings,
     ProviderSettings,
     WebhookSettings,
     WorkerSettings,
 )
-from settings.mcp import _Http, _Stdio
-from settings.notify import NotifySettings
-from settings.start import StartSettings
-from settings.tools import (
+from perdure.settings.tools import (
     HttpToolSettings,
     McpToolSettings,
     PythonToolSettings,
@@ -90,6 +92,8 @@ def _environment() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "project": _of(ProjectSettings),
+    "features": _of(FeatureSettings),
     "model": _of(ModelSettings, "providers"),
     "providers": _of(ProviderSettings),
     "prices": _of(PriceSettings),

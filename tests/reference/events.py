@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from contracts.conversation import DropRequest, Headers, SubmitRequest, Submitted, WhenBusy
-from contracts.followup import CancelCommand, CreateCommand, LifecycleEvent, Outbound, TaskCommand, TaskResolved
-from contracts.mail.message import PickPolicy, ReplyHead, TaskHead
-from contracts.run.events import (
+from perdure.contracts.conversation import DropRequest, Headers, SubmitRequest, Submitted, WhenBusy
+from perdure.contracts.run.events import (
     CompletedEvent,
     EscalatedEvent,
     ResumeEvent,
@@ -16,11 +14,19 @@ from contracts.run.events import (
     ToolRequestEvent,
     ToolResultEvent,
 )
-from contracts.run.question import QuestionKind
-from contracts.run.signals import CancelRequest, Decision, HumanInput
-from contracts.topic import Event
-from decisions.followup.kinds import KINDS
-from decisions.run.question import DIRECTED, QUESTION_DECISIONS
+from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput, QuestionKind
+from perdure.decisions.run.question import DIRECTED, QUESTION_DECISIONS
+from perdure.features.follow_ups.contract import (
+    CancelCommand,
+    CreateCommand,
+    Event,
+    LifecycleEvent,
+    Outbound,
+    TaskCommand,
+    TaskResolved,
+)
+from perdure.features.follow_ups.rules.kinds import KINDS
+from perdure.features.mailbox.contract import PickPolicy, ReplyHead, TaskHead
 from tests.reference.examples import EXAMPLES
 from tests.reference.failures import list_words
 from tests.reference.fields import Fields

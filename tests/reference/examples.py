@@ -4,10 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from contracts.conversation import DropRequest, SubmitRequest, Submitted
-from contracts.followup import CancelCommand, CreateCommand, LifecycleEvent, Outbound, TaskCommand, TaskResolved
-from contracts.mail.message import ReplyHead, TaskHead
-from contracts.run.events import (
+from perdure.contracts.conversation import DropRequest, SubmitRequest, Submitted
+from perdure.contracts.run.events import (
     CompletedEvent,
     EscalatedEvent,
     ResumeEvent,
@@ -15,8 +13,17 @@ from contracts.run.events import (
     ToolRequestEvent,
     ToolResultEvent,
 )
-from contracts.run.signals import CancelRequest, HumanInput
-from contracts.topic import Event
+from perdure.contracts.run.signals import CancelRequest, HumanInput
+from perdure.features.follow_ups.contract import (
+    CancelCommand,
+    CreateCommand,
+    Event,
+    LifecycleEvent,
+    Outbound,
+    TaskCommand,
+    TaskResolved,
+)
+from perdure.features.mailbox.contract import ReplyHead, TaskHead
 
 REPLY = {
     "type": "evt.adapter.message.created",

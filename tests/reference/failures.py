@@ -2,11 +2,11 @@
 
 from enum import StrEnum
 
-from contracts.conversation import LaneFault
-from contracts.failures import Escalation, RunFailure, Stop, ToolFault
-from contracts.followup import FollowUpFailure
-from contracts.reconcile import FindingKind
-from gateway.problems import ProblemKind
+from perdure.contracts.conversation import LaneFault
+from perdure.contracts.failures import Escalation, RunFailure, Stop, ToolFault
+from perdure.features.follow_ups.contract import FollowUpFailure
+from perdure.features.reconciler.contract import FindingKind
+from perdure.gateway.problems import ProblemKind
 from tests.reference.markdown import code, page, table
 from tests.reference.meanings import meanings
 

@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from perdure.contracts.bounds import Latest
 from tests.reference.markdown import code, format_default, table
 from tests.reference.meanings import meanings
 
@@ -76,12 +77,20 @@ class Fields:
 def _inner(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
     """The model in a field, and whether there may be several of it."""
     models = [each for each in _parts(info.annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
-    origin = getattr(info.annotation, "__origin__", None)
+    origin = getattr(_plain(info.annotation), "__origin__", None)
     return (models[0], origin in (tuple, list)) if len(models) == 1 and origin is not dict else (None, False)
 
 
+def _plain(annotation: Any) -> Any:
+    """The plain tuple that a `Latest` is in JSON."""
+    if not (isinstance(annotation, type) and issubclass(annotation, Latest)):
+        return annotation
+    entry: Any = get_args(vars(annotation)["__orig_bases__"][0])[0]
+    return tuple[entry, ...]
+
+
 def _parts(annotation: Any) -> list[Any]:
-    arguments = getattr(annotation, "__args__", ())
+    arguments = getattr(_plain(annotation), "__args__", ())
     return [part for each in arguments for part in _parts(each)] if arguments else [annotation]
 
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from activities.security.secrets import NO_SECRETS
-from contracts.conversation import LaneView
-from contracts.run.state import RunView
-from gateway.app import ROUTERS, make_app
-from gateway.auth import Gateway
-from gateway.problems import ProblemDetails
-from gateway.tokens import Scope
+from perdure.activities.security import NO_SECRETS
+from perdure.contracts.conversation import LaneView
+from perdure.contracts.run.state import RunView
+from perdure.gateway.app import ROUTERS, make_app
+from perdure.gateway.auth import Gateway
+from perdure.gateway.problems import ProblemDetails
+from perdure.gateway.tokens import Scope
 from tests.reference import events, workflow
 from tests.reference.fields import Fields
 from tests.reference.markdown import code, page, slug, table

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import cli
+from perdure import cli
 from tests.reference.commands import commands
 from tests.reference.configuration import fill_tables
 from tests.reference.events import events
@@ -11,7 +11,7 @@ from tests.reference.failures import failures
 from tests.reference.http import http
 from tests.reference.workflow import workflows
 
-REFERENCE = Path(cli.__file__).parent / "docs" / "reference"
+REFERENCE = Path(cli.__file__).parents[1] / "docs" / "reference"
 
 
 def _configuration() -> str:

@@ -16,12 +16,13 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 from temporalio.envconfig import ClientConfigProfile
 
-import cli
-from contracts.duration import Duration
-from contracts.run.limits import LimitOverrides
-from settings import DEFAULT_MODEL
-from settings.agents import _FrontMatter
-from settings.file import ProjectFile
+from perdure import cli
+from perdure.contracts.models import Duration
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.settings import DEFAULT_MODEL
+from perdure.settings.agents import _FrontMatter
+from perdure.settings.file import file_model
+from perdure.workflows.execution import FILES, HEARTBEAT
 from tests.reference import events, workflow
 from tests.reference.configuration import FIELDS, KINDS, TABLES
 from tests.reference.examples import EXAMPLES
@@ -34,9 +35,8 @@ from tests.reference.variables import VARIABLES
 from tests.replay.record import HISTORIES, SUFFIX
 from tests.test_help import ALL
 from tests.test_house import folder_of, shipped
-from workflows.policies import FILES, HEARTBEAT
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -106,7 +106,7 @@ def test_every_message_that_is_explained_has_an_example() -> None:
 def test_the_examples_of_a_project_load() -> None:
     page = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
     first, *others = [
-        ProjectFile.model_validate(tomllib.loads(t)) for t in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        file_model().model_validate(tomllib.loads(t)) for t in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     ]
     assert first.tools.keys() == {"charge", "lookup", "notify"}
     assert others

@@ -51,12 +51,10 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         Variable(
             "TEMPORAL_ADDRESS",
             "The server's `host:port`. A remote server needs TLS or an API key.",
-            "",
-            "temporalio",
         ),
         Variable("TEMPORAL_NAMESPACE", "The namespace.", "`default`", "temporalio"),
         Variable("TEMPORAL_API_KEY", "The API key; enables TLS.", "", "temporalio"),
-        Variable("TEMPORAL_TLS", "`true` enables TLS.", "", "temporalio"),
+        Variable("TEMPORAL_TLS", "`true` enables TLS."),
         Variable(
             "TEMPORAL_TLS_SERVER_CA_CERT_PATH", "The server's CA certificate, if it is not public.", "", "temporalio"
         ),
@@ -99,6 +97,10 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         Variable("OTEL_EXPORTER_OTLP_PROTOCOL", "The protocol. Only `http/protobuf` is supported.", "`http/protobuf`"),
         Variable("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "The protocol, for spans only."),
         Variable("OTEL_TRACES_EXPORTER", "`none` disables spans."),
+        Variable(
+            "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
+            "`true` puts replies, arguments and results into [spans](../operations.md#spans), redacted.",
+        ),
         Variable("OTEL_SDK_DISABLED", "`true` disables spans."),
         Variable("OTEL_SERVICE_NAME", "The service name in spans.", "`perdure`", "opentelemetry-sdk"),
     ),

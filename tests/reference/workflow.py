@@ -16,29 +16,44 @@ from pydantic import BaseModel
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-import activities
-from activities.model.turn import PAUSES
-from activities.run.status import LONGEST_LOOK, SIGNALLED_LOOK
-from activities.telemetry import attributes
-from contracts.conversation import ConversationStart, LaneView
-from contracts.delegation import DelegationState
-from contracts.followup import FollowUpState
-from contracts.mail.mailbox import DeadLetter, MailboxStart, MailboxView
-from contracts.run.fused_turn import READS_TIME
-from contracts.run.journal import Journal
-from contracts.run.state import RunStatus, RunView
-from contracts.run.transcript import TranscriptPage
-from contracts.run.turn import TURN_MARGIN
-from contracts.tool import CALL_MARGIN, Effect
-from contracts.topic import TopicState
-from decisions import ids
-from perdure.process.workflows import WORKFLOWS
+from perdure import activities, features
+from perdure.activities.model.turn import PAUSES
+from perdure.activities.run.status import LONGEST_LOOK, SIGNALLED_LOOK
+from perdure.activities.telemetry import attributes
+from perdure.contracts.conversation import ConversationStart, LaneView
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.state import RunStatus, RunView
+from perdure.contracts.run.transcript import TranscriptPage
+from perdure.contracts.run.turn import READS_TIME, TURN_MARGIN
+from perdure.contracts.tool import CALL_MARGIN, Effect
+from perdure.decisions import ids
+from perdure.features.batches import policies as batch_policies
+from perdure.features.delegation.contract import DelegationState
+from perdure.features.follow_ups.contract import FollowUpState, TopicState
+from perdure.process.workflows import all_workflows
+from perdure.workflows import handlers
+from perdure.workflows.execution import (
+    ANSWERING_TURNS,
+    FILES,
+    HEARTBEAT,
+    KEEPING,
+    LOCAL_ACTIVITY,
+    LOOK_BACK,
+    MAILING,
+    MAX_RECONCILE_TIME,
+    NOTIFYING,
+    RECONCILE_RETRIES,
+    SENDING,
+    SUMMARY_MARGIN,
+    TOOL_RETRIES,
+    WATCHING,
+    WITHDRAWING,
+)
 from tests.reference import events
 from tests.reference.failures import list_words
 from tests.reference.fields import Fields
 from tests.reference.markdown import code, duration, page, slug, table
 from tests.reference.meanings import docstring
-from workflows import handlers, policies
 
 INTRO = """\
 A person or a program can start and speak to workflows without any of our code, with the `temporal` CLI, an SDK or the
@@ -52,7 +67,6 @@ IDS = (
     ("Delegation", ids.delegation_workflow_id("<run id>", 3).replace("3", "<step>")),
     ("FollowUp", ids.follow_up_workflow_id("<workflowId>")),
     ("EventTopic", ids.topic_workflow_id("<platform>:<channel>:<message>")),
-    ("Mailbox", ids.mailbox_workflow_id("<agent>")),
 )
 OTHER_IDS = (
     ("the run of a `dedupe_key`", code("k-<digest of the key>"), "two starts with one key find the same run"),
@@ -72,7 +86,6 @@ INPUTS = {
     "Delegation": "a run's own; started by runs alone",
     "FollowUp": "[`cmd.workflow.create`](events.md#cmdworkflowcreate)",
     "EventTopic": '`{"key"}`: the id without `topic:`',
-    "Mailbox": "[MailboxStart](#mailboxstart), or none",
 }
 ANSWERS: tuple[type[BaseModel], ...] = (
     RunView,
@@ -82,10 +95,8 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     DelegationState,
     FollowUpState,
     TopicState,
-    MailboxView,
-    DeadLetter,
 )
-TAKEN: tuple[type[BaseModel], ...] = (ConversationStart, MailboxStart)
+TAKEN: tuple[type[BaseModel], ...] = (ConversationStart,)
 INNER = ("Snapshot",)  # answers that are a run's own business, and not laid out here
 
 
@@ -108,7 +119,7 @@ def workflows() -> str:
 def spoken_to() -> list[type]:
     """The workflows that somebody may speak to."""
     known = dict(IDS)
-    return [each for each in WORKFLOWS if each.__name__ in known]
+    return [each for each in all_workflows() if each.__name__ in known]
 
 
 def _types() -> str:
@@ -228,7 +239,7 @@ FROM_HERE = {
 ATTRIBUTES = """\
 Runs and follow-ups carry them; a worker registers them where they are not there. They change with the status of a run,
 not with each step, since each change is an event of its history. `perdure list` and the Web UI filter by them:
-`AgentStatus = "waiting_on_human"`. There is no memo; the current details of a run have its plan, question and cost."""
+`AgentStatus = "waiting_on_human"`. The current details of a run have its plan, question and cost."""
 
 
 def _attributes() -> str:
@@ -247,75 +258,74 @@ def meanings_of(module: Any) -> dict[str, str]:
 
 
 ACTIVITIES = f"""\
-They are on the task queue of their workflow, but for `carry`, which the bridges of a folder take from
-`mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
-close; a lost worker is noticed by the heartbeat timeout, which `[worker] heartbeat` sets.
+They are on the task queue of their workflow, but for `dispatch_mail` and `withdraw_mail`, which the bridge of an agent
+that lives outside takes from `mail:<agent>`, and the activities of [queue tools](../queue-tools.md), which are others'
+own. *Time* is from start to close; a lost worker is noticed by the heartbeat timeout, which `[worker] heartbeat` sets.
 `open_run`, `join_conversation` and `close_segment` are local activities at first,
-once and for {duration(policies.LOCAL_ACTIVITY["schedule_to_close_timeout"])} at most, and as the table has them if that
+once and for {duration(LOCAL_ACTIVITY["schedule_to_close_timeout"])} at most, and as the table has them if that
 fails. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
 
 Policy = Mapping[str, Any]
 TURN: Policy = {
     "start_to_close_timeout": f"`turn_limit` and {duration(TURN_MARGIN)}",
-    "heartbeat_timeout": policies.HEARTBEAT,
-    "retry_policy": f"{len(PAUSES)} times, after {', '.join(f'{each:g}s' for each in PAUSES)}, or as the provider asks",
+    "heartbeat_timeout": HEARTBEAT,
+    "retry_policy": f"{PAUSES.retries} times, after {', '.join(f'{s:g}s' for s in PAUSES)}, or as the provider asks",
 }
 POLICIES: dict[str, Policy] = {
+    "dispatch_mail": MAILING,
+    "withdraw_mail": WITHDRAWING,
     "plan": TURN,
     "reflect": TURN,
-    "summarize": policies.FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(policies.SUMMARY_MARGIN)}"},
-    "accept_outcome": policies.FILES
-    | {"start_to_close_timeout": f"`turn_limit` and {duration(policies.SUMMARY_MARGIN)}"},
-    "create_batch": policies.CREATING_BATCH,
-    "look_at_batch": policies.LOOKING_AT_BATCH,
-    "deliver_batch": policies.DELIVERING_BATCH,
-    "fail_turns": policies.DELIVERING_BATCH,
+    "summarize": FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(SUMMARY_MARGIN)}"},
+    "accept_outcome": FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(SUMMARY_MARGIN)}"},
+    "create_batch": batch_policies.CREATING_BATCH,
+    "look_at_batch": batch_policies.LOOKING_AT_BATCH,
+    "deliver_batch": batch_policies.DELIVERING_BATCH,
+    "fail_turns": batch_policies.DELIVERING_BATCH,
     "call_tool": {
         "start_to_close_timeout": f"the tool's `timeout` and {duration(CALL_MARGIN)}",
-        "heartbeat_timeout": policies.HEARTBEAT,
-        "retry_policy": policies.TOOL_RETRIES,
+        "heartbeat_timeout": HEARTBEAT,
+        "retry_policy": TOOL_RETRIES,
     },
     "read_and_reflect": {
         "start_to_close_timeout": f"`turn_limit` and {duration(READS_TIME + TURN_MARGIN)}",
-        "heartbeat_timeout": policies.HEARTBEAT,
+        "heartbeat_timeout": HEARTBEAT,
         "retry_policy": "never: `call_tool` and `reflect` do what is left",
     },
-    "keep_result": policies.KEEPING,
-    "notify": policies.SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},
-    "send_notice": policies.NOTIFYING,
-    "is_question_open": policies.NOTIFYING,
-    "watch_run": policies.WATCHING
+    "keep_result": KEEPING,
+    "notify": SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},
+    "send_notice": NOTIFYING,
+    "is_question_open": NOTIFYING,
+    "watch_run": WATCHING
     | {
         "retry_policy": f"until it is done, up to {duration(LONGEST_LOOK)} apart, "
         f"or {duration(SIGNALLED_LOOK)} if the run signals its end"
     },
-    "answer_turn": policies.ANSWERING_TURNS,
-    "open_turn": policies.LOOK_BACK,
-    "look_at_turns": policies.LOOKING_AT_TURNS,
-    "carry": policies.CARRYING,
+    "answer_turn": ANSWERING_TURNS,
+    "open_turn": LOOK_BACK,
     "reconcile": {
-        "start_to_close_timeout": policies.MAX_RECONCILE_TIME,
-        "heartbeat_timeout": policies.HEARTBEAT,
-        "retry_policy": policies.RECONCILE_RETRIES,
+        "start_to_close_timeout": MAX_RECONCILE_TIME,
+        "heartbeat_timeout": HEARTBEAT,
+        "retry_policy": RECONCILE_RETRIES,
     },
 }
 
 
 def _activities() -> str:
-    rows = [
-        (code(name), summary, *_policy(POLICIES.get(name, policies.FILES)))
-        for name, summary in sorted(activity_names())
-    ]
+    rows = [(code(name), summary, *_policy(POLICIES.get(name, FILES))) for name, summary in sorted(activity_names())]
     return table(("activity", "does", "time", "heartbeat", "tried again"), rows)
 
 
 def activity_names() -> Iterator[tuple[str, str]]:
     """Of every activity, with the first sentence of its docstring."""
-    for info in pkgutil.walk_packages(activities.__path__, "activities."):
+    for info in (
+        *pkgutil.walk_packages(activities.__path__, "perdure.activities."),
+        *pkgutil.walk_packages(features.__path__, "perdure.features."),
+    ):
         module = import_module(info.name)
         for each in vars(module).values():
             if inspect.isclass(each) and each.__module__ == module.__name__:
-                for name, function in vars(each).items():
+                for name, function in [*vars(each).items()]:
                     if hasattr(function, "__temporal_activity_definition"):
                         yield name, docstring(function).split("\n\n")[0]
 

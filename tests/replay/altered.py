@@ -8,7 +8,7 @@ from typing import Any
 
 from temporalio import workflow
 
-from workflows.agent_run.agent_run import AgentRun
+from perdure.workflows.agent_run.agent_run import AgentRun
 
 PATCH = "pause-at-start"
 PAUSE = timedelta(milliseconds=50)

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from activities.conversation import submit_to_lane
-from activities.storage.workspace import folder_name
-from contracts.conversation import SubmitRequest
-from decisions import ids
+from perdure.activities.conversation import submit_to_lane
+from perdure.activities.storage.workspace import folder_name
+from perdure.contracts.conversation import SubmitRequest
+from perdure.decisions import ids
 from perdure.testkit.model_server import Reply, calls, says
 from tests.timeline import timeline
 from tests.workflows.conftest import Run, World
@@ -116,7 +116,7 @@ CHOICES = ({"name": "sales", "options": ["a.csv", "b.csv"]},)
 async def a_turn_that_chooses(it: World) -> Run:
     """Of a lane that closes after it."""
     chat = new_id()
-    request = SubmitRequest.model_validate({"request_id": "a", "goal": "sum", "choices": CHOICES, "mailbox": "nobody"})
+    request = SubmitRequest.model_validate({"request_id": "a", "goal": "sum", "choices": CHOICES})
     submitted = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
     run: Run = await wait_for_run(it, submitted)
     return run

@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from activities.people.channels import Channel
-from contracts.people.inbound import InboundEvent, InboundRequest
-from contracts.people.notice import Notice, NoticeKind, NoticeRequest, NoticeRoute
-from contracts.sender import Sender
-from decisions.people.start_rule import compile_start
+from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
+from perdure.features.notices.channels import Channel
+from perdure.features.notices.contract import Notice, NoticeRequest
+from perdure.features.starts.contract import InboundEvent, InboundRequest
+from perdure.features.starts.rules import compile_start
 from tests.workflows.conftest import Run, World
 
 ROUTE = NoticeRoute(channel="ops", on=tuple(NoticeKind), patience=timedelta(seconds=0.1))
@@ -40,12 +40,11 @@ def _compile(name: str, **changes: Any) -> Any:
 
 def _open_project(it: World) -> None:
     """Give the project, which its worker holds already, a channel and the starts."""
-    changes = {
-        "channels": (Channel(ROUTE, ("*",), SilentSender()),),
+    parts = {
+        "notices": (Channel(ROUTE, ("*",), SilentSender()),),
         "starts": tuple(_compile(name, **changes) for name, changes in STARTS.items()),
     }
-    for name, value in changes.items():
-        object.__setattr__(it.project, name, value)
+    object.__setattr__(it.project, "parts", parts)
 
 
 async def begins_announced(it: World) -> Run:
@@ -62,10 +61,20 @@ def begins_notice(kind: NoticeKind, channel: str = "ops") -> Callable[[World], A
         run = await it.run_to_end()
         run_id = run.id.removeprefix("run:")
         notice = Notice(kind=kind, run_id=run_id, agent="default", title="t", text="x", question_id="q1")
-        request = NoticeRequest(notice=notice, routes=(ROUTE.model_copy(update={"channel": channel}),))
+        request = NoticeRequest(notice=notice, routes=(ROUTE.evolve(channel=channel),))
         return await it.start_raw(request, workflow_type="Notify", id=f"notice:{run_id}:played")
 
     return begin
+
+
+async def begins_shared_calls(it: World) -> Run:
+    """The calls of a request, which two runs reserve one after the other; nobody uses them any more."""
+    shared = await it.start_raw({"root": "r1"}, workflow_type="SharedCalls", id=f"calls:{it.queue}")
+    for run in ("r1", "r1.1-a"):
+        call = {"tool_use_id": f"toolu_{run}", "tool": "refund", "arguments": {"cents": 1}}
+        await shared.execute_update("reserve", {"run": run, "calls": [call], "needs_history": True})
+    await shared.cancel()
+    return shared
 
 
 def begins_event(start: str) -> Callable[[World], Awaitable[Run]]:

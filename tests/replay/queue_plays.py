@@ -9,7 +9,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from contracts.tool import Effect, QueueRoute, ToolKind
+from perdure.contracts.tool import Effect, QueueRoute, ToolKind
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World

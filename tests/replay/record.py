@@ -18,7 +18,7 @@ from time import monotonic
 from temporalio.client import Client, WorkflowFailureError
 
 from perdure.client.runs import wait_for_run_end
-from perdure.process.shutdown import exit_now
+from perdure.process.streams import exit_now
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
 from tests.workflows.conftest import World, worlds
@@ -64,7 +64,7 @@ async def format_end(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
-    if kind in ("EventTopic", "Conversation", "Mailbox", "ModelBatches", "Notify", "Inbound"):
+    if kind in ("EventTopic", "Conversation", "ModelBatches", "Notify", "Inbound", "SharedCalls"):
         try:
             await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:

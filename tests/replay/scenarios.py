@@ -18,26 +18,26 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.ledger import LedgerEntry
-from activities.followup.topic import signal_event
-from activities.providers.prices import Price
-from activities.run.status import read_snapshot
-from activities.storage.store import LocalStore
-from activities.tools.interface import PreflightTool
-from contracts.agent import Agent
-from contracts.failures import ToolFault
-from contracts.model_settings import BatchSettings
-from contracts.people.notice import NoticeKind
-from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
-from contracts.topic import Event
-from decisions.policy.rules import parse_policy
-from decisions.tool_requests import nonce_of
+from perdure.activities.effects.ledger import LedgerEntry
+from perdure.activities.providers.prices import Price
+from perdure.activities.run.status import read_snapshot
+from perdure.activities.storage.store import LocalStore
+from perdure.activities.tools.interface import PreflightTool
 from perdure.client.runs import fork_run, resume_run, wait_for_run_end
+from perdure.contracts.agent import Agent
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.model_settings import BatchSettings
+from perdure.contracts.people import NoticeKind
+from perdure.contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
+from perdure.decisions.policy.rules import parse_policy
+from perdure.decisions.tool_requests import nonce_of
+from perdure.features.follow_ups.activities import signal_event
+from perdure.features.follow_ups.contract import Event
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import Reply, Script, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.replay import lane_plays, mail_plays
-from tests.replay.people_plays import begins_announced, begins_event, begins_notice
+from tests.replay.people_plays import begins_announced, begins_event, begins_notice, begins_shared_calls
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import say
@@ -306,7 +306,7 @@ async def resumes_edited(it: World) -> Run:
     run = await ended_run(it)
     agents = it.project.agents
     assert isinstance(agents, dict)
-    agents["default"] = agents["default"].model_copy(update={"prompt": "Be brief."})
+    agents["default"] = agents["default"].evolve(prompt="Be brief.")
     return await resume_run(it.client, it.queue, run.id)
 
 
@@ -604,7 +604,6 @@ lane = partial(
     Scenario, ends="cancelled", script=lane_plays.asks_or_says, type="Conversation", begins=lane_plays.a_lane
 )
 turn = partial(Scenario, ends="completed", script=lane_plays.asks_or_says)
-mailbox = partial(Scenario, ends="cancelled", script=[], type="Mailbox", begins=mail_plays.a_mailbox)
 follow_up = partial(Scenario, script=[], type="FollowUp", begins=follows(REPLIES))
 topic = partial(Scenario, script=[], type="EventTopic")
 delegation = partial(Scenario, type="Delegation", begins=begins_with("/delegation:1"), limits=PEERS)
@@ -848,7 +847,7 @@ SCENARIOS = (
     turn("turn-reads-later", begins=lane_plays.a_turn_that_cannot_read, play=lane_plays.it_can_read_again),
     lane("lane-closes", ends="over", begins=lane_plays.a_closing_lane, play=lane_plays.a_choice_is_made),
     turn("turn-chooses", begins=lane_plays.a_turn_that_chooses, play=lane_plays.its_choice_is_made),
-    # mailboxes
+    # peers outside
     delegation(
         "delegation-outside",
         "done",
@@ -856,9 +855,6 @@ SCENARIOS = (
         play=mail_plays.a_peer_outside_replies,
         limits=OUTSIDE,
     ),
-    mailbox("mailbox", play=mail_plays.everything_is_said_to_it),
-    mailbox("mailbox-looks", play=mail_plays.its_runs_are_looked_at),
-    mailbox("mailbox-rotated", play=mail_plays.it_rotates, rotates=True),
     # follow-ups, and the topics where they meet events
     Scenario(
         "waits-for-a-reply",
@@ -951,6 +947,7 @@ SCENARIOS = (
     Scenario("event-begins-a-run", "over", [FINISH], type="Inbound", begins=begins_event("run")),
     Scenario("event-begins-a-turn", "over", [FINISH], type="Inbound", begins=begins_event("turn")),
     Scenario("event-begins-nothing", "cancelled", [FINISH], type="Inbound", begins=begins_event("unusable")),
+    Scenario("shared-calls", "cancelled", [], type="SharedCalls", begins=begins_shared_calls),
     # rotated
     Scenario(
         "rotated",

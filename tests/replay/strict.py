@@ -6,9 +6,11 @@ for their names.
 
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
-from workflows.sandbox import Sandbox
+from perdure.registry import BUILT_IN
+from perdure.workflows.sandbox import Sandbox
 
-PASSING = ("activities", "contracts", "pydantic_core", "cryptography")
+OF_FEATURES = tuple(f"perdure.features.{name}.{part}" for name in BUILT_IN for part in ("activities", "contract"))
+PASSING = ("perdure.activities", "perdure.contracts", "perdure.registry", *OF_FEATURES, "pydantic_core", "cryptography")
 
 
 def strict_runner() -> Sandbox:

@@ -13,38 +13,34 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
-from activities.conversation import Conversations
-from activities.delegation import Delegations
-from activities.followup.followup import FollowUps
-from activities.mailbox.client import Mailboxes
-from activities.model.batches import BatchTurns
-from activities.model.fused_turn import FusedTurns
-from activities.model.turn import Turns
-from activities.people.inbound import InboundStarts
-from activities.people.notices import Notices
-from activities.reconcile.reconcile import Reconciler
-from activities.run.files import RunFiles
-from activities.run.fork import Inheritances
-from activities.run.status import RunWatcher
-from activities.tools.call import ToolCalls
-from activities.tools.queue import QueueResults
-from contracts.failures import Escalation, RunFailure
-from contracts.followup import FollowUpFailure
-from contracts.run.state import RunStatus
-from decisions.run.question import QUESTION_DECISIONS
+from perdure.activities.conversation import Conversations
+from perdure.activities.model.fused_turn import FusedTurns
+from perdure.activities.model.turn import Turns
+from perdure.activities.run.files import Inheritances, RunFiles
+from perdure.activities.run.status import RunWatcher
+from perdure.activities.tools.call import ToolCalls
+from perdure.activities.tools.outside import QueueResults
+from perdure.contracts.failures import Escalation, RunFailure
+from perdure.contracts.run.state import RunStatus
 from perdure.converter import data_converter
-from perdure.process.workflows import WORKFLOWS
+from perdure.decisions.run.question import QUESTION_DECISIONS
+from perdure.features.batches.activities import BatchTurns
+from perdure.features.batches.workflow import ModelBatches
+from perdure.features.delegation.activities import Delegations
+from perdure.features.delegation.workflow import Delegation
+from perdure.features.follow_ups.activities import FollowUps
+from perdure.features.follow_ups.contract import FollowUpFailure
+from perdure.features.follow_ups.workflow import EventTopic, FollowUp
+from perdure.features.notices.activities import Notices
+from perdure.features.reconciler.activities import Reconciler
+from perdure.features.starts.activities import InboundStarts
+from perdure.process.workflows import all_workflows
+from perdure.workflows.agent_run.agent_run import AgentRun
+from perdure.workflows.conversation import Conversation
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS
 from tests.replaying import replay_history
-from workflows.agent_run.agent_run import AgentRun
-from workflows.conversation.conversation import Conversation
-from workflows.delegation import Delegation
-from workflows.followup import FollowUp
-from workflows.mailbox import Mailbox
-from workflows.model_batches.pool import ModelBatches
-from workflows.topic import EventTopic
 
 WAITS = ("asks: Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
@@ -52,7 +48,7 @@ THIS_VERSION = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
 WORKFLOW_DEFINITIONS = [
     workflow._Definition.must_from_class(each)
-    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Mailbox, ModelBatches)
+    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, ModelBatches)
 ]
 OWNERS = (
     Turns,
@@ -68,7 +64,6 @@ OWNERS = (
     RunWatcher,
     Delegations,
     Conversations,
-    Mailboxes,
     QueueResults,
 )
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
@@ -87,7 +82,7 @@ def history(path: Path) -> WorkflowHistory:
 
 async def replay(path: Path, *workflows: type) -> None:
     """As a production worker would. Raises where the code does not fit the history."""
-    await replay_history(history(path), data_converter, workflows or WORKFLOWS)
+    await replay_history(history(path), data_converter, workflows or all_workflows())
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -151,7 +146,7 @@ def all_steps() -> set[str]:
             f"local {name}"
             for name in ("open_run", "open_run failed", "join_conversation", "close_segment", "write_batch_request")
         ),
-        *(f"workflow {name}" for each in WORKFLOWS if (name := workflow._Definition.must_from_class(each).name)),
+        *(f"workflow {name}" for each in all_workflows() if (name := workflow._Definition.must_from_class(each).name)),
         *(f"signal {name or OTHER}" for each in WORKFLOW_DEFINITIONS for name in each.signals),
         *(f"update {name}" for each in WORKFLOW_DEFINITIONS for name in each.updates),
         *(f"escalated {reason}" for reason in Escalation),

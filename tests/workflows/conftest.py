@@ -21,45 +21,44 @@ from temporalio.converter import DataConverter
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker
 
-from activities.project import Project
-from activities.providers.anthropic import MessagesModel
-from activities.providers.batch_api import MessageBatches
-from activities.providers.fallback import FallbackModel, Provider
-from activities.providers.port import Model
-from activities.providers.prices import Price
-from activities.providers.rate_limit import RateLimiter
-from activities.security.secrets import NO_SECRETS, Secrets
-from activities.tools.interface import Tool
-from contracts.agent import Agent
-from contracts.duration import HEARTBEAT_TIMEOUT
-from contracts.model_settings import BatchSettings, ModelOptions, Pace
-from contracts.run.events import StartEvent
-from contracts.run.limits import LimitOverrides
-from contracts.tool import RETRY_DELAYS
-from decisions import ids
-from decisions.model_names import DEFAULT
-from perdure.client.connection import has_worker_commands
+from perdure.activities.project import Project
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.fallback import FallbackModel, Provider
+from perdure.activities.providers.port import Model
+from perdure.activities.providers.prices import Price
+from perdure.activities.providers.rate_limit import RateLimiter
+from perdure.activities.security import NO_SECRETS, Secrets
+from perdure.activities.tools.interface import Tool
 from perdure.client.runs import fork_run, resume_run, start_or_get_run
 from perdure.codec import AesGcmCodec
+from perdure.contracts.agent import Agent
+from perdure.contracts.model_settings import BatchSettings, ModelOptions, Pace
+from perdure.contracts.models import HEARTBEAT_TIMEOUT
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.tool import RETRY_DELAYS
 from perdure.converter import with_encryption
+from perdure.decisions.model_names import DEFAULT
+from perdure.features.batches.rules import batch_pool_id
 from perdure.process.models import create_http_client
-from perdure.process.workflows import WORKFLOWS
+from perdure.process.worker import build_worker
+from perdure.process.workflows import all_workflows
+from perdure.settings import Deployment
+from perdure.settings.file import WorkerSettings
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import Script, ScriptedModel
-from settings import Deployment
-from settings.file import WorkerSettings
+from perdure.workflows.execution import TOOL_RETRIES
 from tests.replaying import replay_history
+from tests.shared_model import SharedModel
 from tests.waiting import PATIENCE
-from worker import build_worker
-from workflows import policies
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 # Without a sticky cache every workflow task replays its run from the first event, so a decision that depends on
 # anything else cannot hide: PERDURE_TEST_NO_CACHE=1 runs this whole folder so.
 GRACE = WorkerSettings().grace
 CACHES = os.environ.get("PERDURE_TEST_NO_CACHE") != "1"
-# PERDURE_TEST_FUSED=1 runs this folder with reads fused. These files are always played in both shapes: together they
-# cover what must hold in either, from one result per tool use to spans.
+# PERDURE_TEST_FUSED=1 runs this folder with reads fused. These files are played in both shapes: together they cover
+# what must hold in either, from one result per tool use to spans. All but the first are fused in `make test-all` alone.
 FUSES = os.environ.get("PERDURE_TEST_FUSED") == "1"
 IN_BOTH_SHAPES = {
     f"test_{name}"
@@ -119,7 +118,7 @@ class World:
     @property
     def pool(self) -> Run:
         """The pool of batches."""
-        return self.client.get_workflow_handle(ids.batch_pool_id(self.queue))
+        return self.client.get_workflow_handle(batch_pool_id(self.queue))
 
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, **payload}})
@@ -163,7 +162,7 @@ class World:
         client: Client | None = None,
         *,
         deployment: Deployment | None = None,
-        workflows: tuple[type, ...] = WORKFLOWS,
+        workflows: tuple[type, ...] = all_workflows(),
         observers: Sequence[Interceptor] = (),
         slots: int = 100,
     ) -> AsyncIterator[None]:
@@ -179,13 +178,10 @@ class World:
             grace=self.grace,
             search_attributes=self.searchable,
         )
-        with patch("worker.WORKFLOWS", workflows):
+        with patch("perdure.process.worker.all_workflows", lambda: workflows):
             reader = self.within(MessagesModel(model))
             at = client or self.client
-            hears = await has_worker_commands(at)
-            worker = build_worker(
-                at, self.project, self.queue, reader, deployment, observers, sizes, hears_cancels=hears
-            )
+            worker = build_worker(at, self.project, self.queue, reader, deployment, observers, sizes)
         async with model, _leaving(worker):
             yield
 
@@ -314,17 +310,15 @@ class World:
         return sum(task.workflow_task_failed_event_attributes.cause not in mended for task in tasks)
 
 
-def with_batches(model: Model) -> Model:
-    """Put a router around the model that has the batches of the model's server."""
-    assert isinstance(model, MessagesModel)
-    client = model._client
-    assert isinstance(client, AsyncAnthropic)
-    return FallbackModel({DEFAULT: Provider(model, RateLimiter(DEFAULT), MessageBatches(client))})
+def with_router(model: Model) -> Model:
+    """Put a router around the model, as a worker does."""
+    return FallbackModel({DEFAULT: Provider(model, RateLimiter(DEFAULT))})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fuses" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in IN_BOTH_SHAPES:
-        metafunc.parametrize("fuses", [False, True], ids=["apart", "fused"])
+        marks = () if metafunc.module.__name__.endswith(".test_agent_run") else pytest.mark.slow
+        metafunc.parametrize("fuses", [pytest.param(False, id="apart"), pytest.param(True, id="fused", marks=marks)])
 
 
 @pytest.fixture
@@ -337,11 +331,12 @@ def fuses() -> bool:
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> float:
     """Tool calls are retried after this share of the delays of their policy."""
     share = 0.1
-    for effect, policy in policies.TOOL_RETRIES.items():
+    for effect, policy in TOOL_RETRIES.items():
         initial, most = policy.initial_interval * share, policy.maximum_interval
         quick = replace(policy, initial_interval=initial, maximum_interval=most and most * share)
-        monkeypatch.setitem(policies.TOOL_RETRIES, effect, quick)
-    monkeypatch.setattr("activities.model.fused_turn.RETRY_DELAYS", [delay * share for delay in RETRY_DELAYS])
+        monkeypatch.setitem(TOOL_RETRIES, effect, quick)
+    quick_delays = replace(RETRY_DELAYS, first=RETRY_DELAYS.first * share, most=RETRY_DELAYS.most * share)
+    monkeypatch.setattr("perdure.activities.model.fused_turn.RETRY_DELAYS", quick_delays)
     return share
 
 
@@ -397,9 +392,9 @@ def worlds(client: Client, workspaces: Path, *, in_one: bool = FUSES) -> MakeWor
         )
         if pooling:
             project = replace(project, pace=Pace.batch, batches=pooling)
-        with ScriptedModel(script, batches=batches) as model:
+        with SharedModel(script, batches=batches) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches, grace, searchable, heartbeat=heartbeat)
-            it.within = with_batches if pooling else it.within
+            it.within = with_router if pooling else it.within
             try:
                 if not works:
                     yield it

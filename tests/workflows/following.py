@@ -12,10 +12,10 @@ from temporalio import workflow
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from activities.followup.outbox import Outbox
-from activities.followup.topic import signal_event
-from contracts.topic import Event
-from perdure.process.workflows import WORKFLOWS
+from perdure.features.follow_ups.activities import signal_event
+from perdure.features.follow_ups.contract import Event
+from perdure.features.follow_ups.outbox import Outbox
+from perdure.process.workflows import all_workflows
 from perdure.testkit.model_server import Script, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
@@ -52,7 +52,10 @@ class Lane:
 
 
 # In the place of the real one, where there is one.
-WITH_LANE = (*(each for each in WORKFLOWS if workflow._Definition.must_from_class(each).name != "Conversation"), Lane)
+WITH_LANE = (
+    *(each for each in all_workflows() if workflow._Definition.must_from_class(each).name != "Conversation"),
+    Lane,
+)
 
 
 @dataclass
@@ -194,10 +197,10 @@ def make_follow_ups(world: MakeWorld) -> MakeFollowUps:
         **options: Any,
     ) -> AsyncIterator[FollowUpWorld]:
         async with world(script, *tools, works=False, **options) as it:
-            it.project = replace(it.project, outbox=outbox)
+            it.project = replace(it.project, parts={"follow_ups": outbox})
             it.worker = partial(it.worker, workflows=workflows)  # type: ignore[method-assign]
             here = FollowUpWorld(it)
-            allowed = it.project.agents["default"].model_copy(update={"follow_ups": (here.session,)})
+            allowed = it.project.agents["default"].evolve(follow_ups=(here.session,))
             it.project = replace(it.project, agents={**it.project.agents, "default": allowed})
             if not works:
                 yield here
@@ -206,7 +209,7 @@ def make_follow_ups(world: MakeWorld) -> MakeFollowUps:
                 yield here
                 if workflows is WITH_LANE:
                     await _close_lanes(it)
-            with patch("tests.workflows.conftest.WORKFLOWS", workflows):
+            with patch("tests.workflows.conftest.all_workflows", lambda: workflows):
                 await it.replay()
 
     return make

@@ -6,10 +6,10 @@ from uuid import uuid4
 
 from temporalio.service import RPCError
 
-from activities.storage.store import LocalStore, LocalStores
-from contracts.conversation import LaneView, SubmitRequest, Submitted
-from decisions import ids
+from perdure.activities.storage.store import LocalStore, LocalStores
 from perdure.client import lanes
+from perdure.contracts.conversation import LaneView, SubmitRequest, Submitted
+from perdure.decisions import ids
 from perdure.testkit.model_server import Reply, says
 from tests.workflows.conftest import Run, World
 from tests.workflows.script import texts

@@ -12,8 +12,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from perdure.client.run_list import find_run
-from perdure.client.runs import query_run_state, wait_for_run_end
+from perdure.client.details import read_details
 from perdure.terminal.report import print_run
 from tests.waiting import PATIENCE
 from tests.workflows.conftest import Run, World
@@ -73,6 +72,5 @@ def trace_events(folder: Path, *names: str) -> list[dict[str, Any]]:
 async def printed_run(it: World, run: Run, width: int = 160) -> str:
     """The page that `perdure show` prints."""
     screen = io.StringIO()
-    found, end = await find_run(it.client, run.id), await wait_for_run_end(it.client, run.id)
-    print_run(Console(file=screen, width=width), found, await query_run_state(it.client, run.id), end, Path("/nowhere"))
+    print_run(Console(file=screen, width=width), await read_details(it.client, id_of(run)), Path("/nowhere"))
     return screen.getvalue()

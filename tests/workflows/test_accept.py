@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from activities.model.accept import ACCEPT_TRIES, load_check
-from activities.providers.prices import Price
-from activities.storage.store import LocalStores
-from activities.tools.files import WriteFile
-from activities.tools.python import BadTargetError
-from contracts.agent import Agent
-from contracts.people.rubric import Rubric
-from decisions.run.outcome import MAX_REJECTIONS
+from perdure.activities.model.accept import ACCEPT_TRIES, load_check
+from perdure.activities.providers.prices import Price
+from perdure.activities.storage.store import LocalStores
+from perdure.activities.tools.files import WriteFile
+from perdure.activities.tools.python import BadTargetError
 from perdure.client.records.export import Exporter
+from perdure.contracts.agent import Agent
+from perdure.contracts.policy import Rubric
+from perdure.decisions.run.outcome import MAX_REJECTIONS
 from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from tests.workflows import checks
 from tests.workflows.conftest import MakeWorld

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from contracts.run.events import StartEvent
-from contracts.run.state import RunStatus
-from contracts.tool import Effect, ToolKind
 from perdure.client.runs import start_or_get_run, wait_for_run_end
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.state import RunStatus
+from perdure.contracts.tool import Effect, ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World

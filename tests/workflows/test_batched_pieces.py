@@ -6,16 +6,16 @@ import pytest
 from pydantic_core import to_json
 from temporalio.api.enums.v1 import EventType
 
-from activities.demo.sse import estimate_tokens
-from activities.model import batches as batch_activities
-from activities.model import pieces as stored_pieces
-from activities.model.pieces import MAX_CONTINUATIONS, BatchedPieces
-from activities.providers.prices import Price
-from activities.storage.store import Store
-from contracts.failures import Escalation
-from contracts.run.batch import BatchCreation
+from perdure.activities.model.turn import MAX_CONTINUATIONS
+from perdure.activities.providers.prices import Price
+from perdure.activities.storage.store import Store
+from perdure.contracts.failures import Escalation
+from perdure.features.batches import activities as batch_activities
+from perdure.features.batches.activities import BatchedPieces, save_batched_pieces
+from perdure.features.batches.contract import BatchCreation
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import ScriptedAnswer, calls, expires, fails, says
+from perdure.testkit.rehearsal.sse import estimate_tokens
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.runs import cancel_run, expect_cancelled, id_of, result_of, trace_events
 from tests.workflows.script import message_blocks, texts, tool_results
@@ -183,7 +183,7 @@ async def test_a_delivery_that_fails_after_a_piece_was_stored_adds_it_once(
     stored: list[str] = []
 
     def save_and_fail(store: Store, entry: str, pieces: BatchedPieces) -> None:
-        stored_pieces.save_batched_pieces(store, entry, pieces)
+        save_batched_pieces(store, entry, pieces)
         stored.append(entry)
         if len(stored) == 1:
             raise RuntimeError("the worker is lost")

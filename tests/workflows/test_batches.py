@@ -1,6 +1,7 @@
 """Model turns in batches, over HTTP to the scripted batch API, on the real server."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,19 +18,23 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client
 
-from activities.model import batches as batch_activities
-from activities.providers.prices import Price
-from contracts.agent import Agent
-from contracts.failures import RunFailure
-from contracts.model_settings import BatchSettings, ModelOverrides
-from contracts.run.batch import BatchEntry, Gathering, PoolView
-from contracts.tool import Approval, Effect
-from decisions.ids import trace_id
-from perdure.client.batches import format_pool, query_pool
-from perdure.client.event_reader import LEFT_BATCH
+from perdure.activities.providers.prices import Price
 from perdure.client.run_events import ActivityFailed, BatchWait, RunEvent
 from perdure.client.run_list import find_run
+from perdure.client.runs import resume_run
 from perdure.client.watch import Watch
+from perdure.contracts.agent import Agent
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.model_settings import BatchSettings, ModelOverrides
+from perdure.contracts.tool import Approval, Effect
+from perdure.decisions.ids import trace_id
+from perdure.features.batches import FEATURE
+from perdure.features.batches import activities as batch_activities
+from perdure.features.batches import provider as batch_api
+from perdure.features.batches import workflow as pool
+from perdure.features.batches.client import format_pool, query_pool
+from perdure.features.batches.contract import BatchEntry, Gathering, PoolView
+from perdure.features.batches.workflow import MAX_BATCH_BYTES
 from perdure.testkit import model_server
 from perdure.testkit.message_batches import ScriptedBatches
 from perdure.testkit.model_server import Script, ScriptedAnswer, calls, expires, fails, says
@@ -40,15 +45,15 @@ from tests.workflows.script import FINISH, count_replies, is_summary
 from tests.workflows.test_build_moves import build, look, replay
 from tests.workflows.test_spans import recording_spans
 from tests.workflows.test_versioning import are_left, builds, make_current
-from workflows.model_batches import pool
-from workflows.model_batches.pool import MAX_BATCH_BYTES
 
+READS = 1 + batch_activities.READ_PAUSES.retries
 QUICK = BatchSettings(size=100, wait=timedelta(seconds=1))
 
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_activities, "LOOK_PAUSES", (timedelta(seconds=0.1),) * 2)
+    for name in ("LOOK_PAUSES", "READ_PAUSES", "SEND_PAUSES", "FIND_PAUSES"):
+        monkeypatch.setattr(batch_activities, name, replace(getattr(batch_activities, name), first=0.1, most=0.1))
 
 
 pytestmark = pytest.mark.usefixtures("quick_looks")
@@ -416,7 +421,7 @@ async def test_people_see_what_a_run_waits_for(world: MakeWorld) -> None:
         assert format_pool(shown).startswith(f"0 model calls wait to be sent; {batches.batches[0].id}: 2 since 20")
         await cancel_run(runs[0], "signal")
         await watching
-        assert ActivityFailed("plan", LEFT_BATCH) in seen
+        assert ActivityFailed("plan", FEATURE.paces["batch"].left) in seen
         batches.end_batches()
         await result_of(runs[1])
         assert (await find_run(it.client, id_of(runs[1]))).waiting_for == ""
@@ -438,3 +443,132 @@ async def test_the_span_of_a_batched_turn_is_in_the_trace_of_its_run(world: Make
     assert turn.attributes["gen_ai.request.model"] == "scripted"
     assert int(str(turn.attributes["gen_ai.usage.output_tokens"])) > 0
     assert turn.context.trace_id == int(trace_id(it.client.namespace, run.id), 16)
+
+
+FOREIGN = {"custom_id": "theirs", "result": {"type": "expired"}}
+
+
+def line_of(result: dict[str, Any]) -> str:
+    return json.dumps(result) + "\n"
+
+
+async def test_a_strangers_result_in_a_batch_is_left_out(world: MakeWorld) -> None:
+    batches = ScriptedBatches(write_results=lambda lines, _: "".join([line_of(FOREIGN), *lines]))
+    async with batching(world, [FINISH], batches=batches) as it:
+        for run in [await it.start(), await it.start()]:
+            await result_of(run)
+        assert (batches.calls["create"], batches.calls["results"], len(batches.paid)) == (1, 1, 2)
+
+
+async def test_a_batch_of_strangers_only_counts_as_a_try(world: MakeWorld) -> None:
+    batches = ScriptedBatches(write_results=lambda *_: line_of(FOREIGN))
+    async with batching(world, [FINISH], batches=batches) as it:
+        failure = await failure_of(await it.start())
+        assert (failure.type, "another program only" in failure.message) == (RunFailure.model_unavailable, True)
+        assert batches.calls["create"] == batch_activities.MAX_TRIES
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "creates"),
+    [("retrieve", [0]), ("results", [0]), ("list", [0])],
+)
+async def test_a_batch_that_is_not_found_at_first_is_paid_once(
+    world: MakeWorld, endpoint: str, creates: list[int]
+) -> None:
+    cut = creates if endpoint == "list" else []
+    batches = ScriptedBatches(missing={endpoint: 2}, cut_creates=cut)
+    async with batching(world, [FINISH], batches=batches) as it:
+        await result_of(await it.start())
+        assert (batches.calls["create"], len(batches.paid)) == (1, 1)
+
+
+async def test_a_look_that_fails_in_the_middle_of_a_batch_begins_its_count_anew(world: MakeWorld) -> None:
+    batches = ScriptedBatches(seconds=None)
+    looks = iter("0101010101010101")
+    found = batches._is_found
+
+    def is_found(endpoint: str, batch: Any) -> bool:
+        return found(endpoint, batch) and (endpoint != "retrieve" or next(looks, "1") == "1")
+
+    batches._is_found = is_found  # type: ignore[method-assign]
+    async with batching(world, [FINISH], batches=batches) as it:
+        run = await it.start()
+        await it.until(lambda: batches.calls["retrieve"] > 16)
+        batches.end_batches()
+        await result_of(run)
+        assert len(batches.paid) == 1
+
+
+def partly(lines: list[str], read: int) -> str:
+    """Two reads break off, at the end of a line and within one; the third is whole, and has each line twice."""
+    return (lines[0], "".join(lines)[:-20], "".join(lines * 2))[min(read, 2)]
+
+
+async def test_results_that_come_in_part_are_read_again_and_delivered_once(world: MakeWorld) -> None:
+    batches = ScriptedBatches(write_results=partly)
+    async with batching(world, [FINISH], batches=batches) as it:
+        runs = [await it.start() for _ in range(3)]
+        for run in runs:
+            await result_of(run)
+            assert len(trace_events(it.project.workspaces / id_of(run), "plan")) == 1
+        assert (batches.calls["create"], batches.calls["results"], len(batches.paid)) == (1, 3, 3)
+
+
+@pytest.mark.parametrize("body", ["<html>gone</html>", "[1]\n", '{"custom_id": 1}\n', "null"])
+async def test_results_that_cannot_be_read_fail_the_run_in_words_and_are_read_again_by_resume(
+    world: MakeWorld, body: str
+) -> None:
+    is_whole = False
+    batches = ScriptedBatches(write_results=lambda lines, _: "".join(lines) if is_whole else body)
+    async with batching(world, [FINISH], batches=batches) as it:
+        run = await it.start()
+        failure = await failure_of(run)
+        assert failure.type == RunFailure.model_unavailable
+        assert "line 1 is no result of a request" in failure.message
+        assert body.strip()[:20] in failure.message
+        assert batches.calls["results"] == READS
+        is_whole = True
+        await result_of(await resume_run(it.client, it.queue, id_of(run)))
+        assert (batches.calls["create"], len(batches.paid)) == (1, 1)
+
+
+async def test_resume_looks_for_the_batch_that_was_sent_once_and_sends_it_anew_only_then(world: MakeWorld) -> None:
+    batches = ScriptedBatches(missing={"retrieve": 2 * READS})
+    async with batching(world, [FINISH], batches=batches) as it:
+        run = await it.start()
+        for _ in range(2):
+            failure = await failure_of(run)
+            assert (failure.type, "does not find the batch" in failure.message) == (RunFailure.model_unavailable, True)
+            assert batches.calls["create"] == 1
+            run = await resume_run(it.client, it.queue, id_of(run))
+        await it.until(lambda: batches.calls["create"] == 2)
+        await it.pool.signal("leave", {"id": "unknown"})
+
+
+async def test_runs_that_are_resumed_share_the_batch_that_they_were_sent_in(world: MakeWorld) -> None:
+    batches = ScriptedBatches(missing={"retrieve": READS})
+    script = [calls(("look", {}), text="Plan: look."), FINISH]
+    async with batching(world, script, ScriptedTool("look"), batches=batches) as it:
+        runs = [await it.start(f"goal {number}") for number in range(3)]
+        for run in runs:
+            await failure_of(run)
+        for again in [await resume_run(it.client, it.queue, id_of(run)) for run in runs[:2]]:
+            await failure_of(again)  # the second batch, of the second turn, is not found either
+        assert batches.calls["create"] == 2
+        assert [len(batch.requests) for batch in batches.batches] == [3, 2]
+
+
+async def test_a_result_that_is_too_large_fails_its_run_alone(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_api, "MAX_LINE_BYTES", 20_000)
+
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        return says("x" * 100_000) if "long" in str(body["messages"]) else FINISH
+
+    async with batching(world, script) as it:
+        large, small = await it.start("a long one"), await it.start("a short one")
+        failure = await failure_of(large)
+        assert (failure.type, "longer than" in failure.message) == (RunFailure.model_refused, True)
+        await result_of(small)
+        assert len(it.model.batches.batches) == 1

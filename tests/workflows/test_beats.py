@@ -14,15 +14,15 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.worker import ActivityInboundInterceptor, ActivityOutboundInterceptor, Interceptor
 
-from activities.effects.beats import Pulse, beat_interval
-from activities.providers.port import ModelCall, ModelReply
-from contracts.run.turn import Usage
-from contracts.tool import QueueRoute, ToolKind
+from perdure.activities.effects.attempts import Pulse, beat_interval
+from perdure.activities.providers.port import ModelCall, ModelReply
 from perdure.client.run_events import PartialText
 from perdure.client.watch import Watch
+from perdure.contracts.run.turn import Usage
+from perdure.contracts.tool import QueueRoute, ToolKind
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
-from workflows import policies
+from perdure.workflows.execution import HEARTBEAT
 
 FINISH = calls(("finish", {"outcome": "done"}))
 LIVE = 0.5  # seconds after which a watcher has what the model wrote
@@ -76,7 +76,7 @@ async def test_a_call_shorter_than_the_interval_never_beats(world: Any) -> None:
         run = await it.start()
         await run.result()
         assert beats == {}
-        assert await heartbeat_timeouts(run) == {policies.HEARTBEAT}
+        assert await heartbeat_timeouts(run) == {HEARTBEAT}
 
 
 async def test_a_longer_one_beats_at_the_interval_of_the_workers_own_timeout(world: Any) -> None:
@@ -95,13 +95,13 @@ async def heartbeat_timeouts(run: Any) -> set[timedelta]:
 
 
 async def test_a_queue_tool_keeps_its_own_timeout(world: Any) -> None:
-    queue = QueueRoute(task_queue="no-worker", activity="weigh", heartbeat=policies.HEARTBEAT + timedelta())
+    queue = QueueRoute(task_queue="no-worker", activity="weigh", heartbeat=HEARTBEAT + timedelta())
     weigh = ScriptedTool("weigh", kind=ToolKind.queue, queue=queue)
     async with world([calls(("weigh", {})), FINISH], weigh, heartbeat=timedelta(seconds=4)) as it:
         run = await it.start()
 
         async def both() -> bool:
-            return await heartbeat_timeouts(run) == {it.heartbeat, policies.HEARTBEAT}
+            return await heartbeat_timeouts(run) == {it.heartbeat, HEARTBEAT}
 
         await it.until(both)
 
@@ -140,22 +140,29 @@ async def test_who_watches_sees_what_the_model_writes_at_once_and_costs_nothing_
 
 
 @pytest.mark.parametrize("commands", [True, False])
-async def test_a_cancel_reaches_a_read_by_a_command_or_by_the_next_beat(
+async def test_a_cancel_ends_a_run_whether_or_not_its_read_hears_of_it(
     world: Any, no_commands_client: Client, client: Client, commands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.effects.beats.ALIVE_EVERY", 1.0)
-    begun = asyncio.Event()
+    monkeypatch.setattr("perdure.workflows.agent_run.agent_run.READ_STOP_TIME", timedelta(seconds=1))
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def look(*_: Any) -> str:
         begun.set()
-        await asyncio.sleep(30)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
         return "seen"
 
+    limit = timedelta(seconds=8)  # a heartbeat every 5 s
     script, server = [calls(("look", {})), FINISH], client if commands else no_commands_client
-    async with counted(world, script, ScriptedTool("look", look), server=server) as (it, beats):
+    async with counted(world, script, ScriptedTool("look", look), server=server, heartbeat=limit) as (it, beats):
         run = await it.start()
         await begun.wait()
         await run.cancel()
         with pytest.raises(WorkflowFailureError):
-            await asyncio.wait_for(run.result(), 10)
+            await run.result()
+        if not commands:
+            assert not ended.is_set(), "the run has not waited for it"
+        await it.until(ended.is_set)
     assert beats == ({} if commands else {"read_and_reflect" if it.project.fuse_reads else "call_tool": 1})

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from activities.providers.prices import Price, call_cost
-from contracts.failures import Escalation
-from contracts.run.events import StartEvent
-from contracts.run.state import RunState
-from contracts.run.turn import Usage
-from decisions.text.formatting import run_details
+from perdure.activities.providers.prices import Price, call_cost
+from perdure.contracts.failures import Escalation
+from perdure.contracts.run.events import StartEvent
+from perdure.contracts.run.state import RunState
+from perdure.contracts.run.turn import Usage
+from perdure.decisions.text.formatting import run_details
+from perdure.settings import ProjectError, load_settings
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
-from settings import ProjectError, load_settings
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.runs import failure_of, printed_run, result_of
 from tests.workflows.script import FINISH, count_replies, is_summary
@@ -92,8 +92,10 @@ async def test_without_a_price_only_tokens_are_limited_and_the_page_says_so(worl
         screen = await printed_run(it, run)
         assert (await it.state(run))["cost_usd"] is None
     assert event["type"] == "agent.completed"
-    assert "USD unknown, scripted has no price" in run_details(RunState.model_validate(snapshot["state"]))
-    assert "USD unknown" in screen
+    details = run_details(RunState.model_validate(snapshot["state"]))
+    assert "USD unknown, scripted without a price in" in details
+    assert "which budget" in details
+    assert "USD unknown, scripted without a price in [prices]" in screen
 
 
 async def test_without_a_price_a_budget_of_tokens_holds(world: MakeWorld) -> None:
@@ -179,7 +181,7 @@ def test_a_budget_of_nothing_is_refused_with_its_line(
     (tmp_path / "agents").mkdir()
     (tmp_path / file).write_text(text.format(name, written))
     with pytest.raises(ProjectError, match=f"{place}: limits.{name}: ") as refused:
-        load_settings({}, tmp_path)
+        load_settings({}, tmp_path).agent("thrifty")
     assert "\n" not in str(refused.value)
 
 

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from unittest.mock import patch
 
-from activities.reconcile.reconcile import Reconciler
-from contracts.reconcile import WAKE_SIGNAL
+from perdure.contracts.run.signals import WAKE_SIGNAL
 from perdure.doctor import _check_deployment
+from perdure.features.reconciler.activities import Reconciler
+from perdure.settings import Deployment
 from perdure.testkit.model_server import calls, says
-from settings import Deployment
 from tests.replaying import replay_history
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.following import FollowUpWorld
 from tests.workflows.lane import lane_of, new_id, run_of, say, until_idle, wait_for_run
-from tests.workflows.mail import FakeBridge, message, new_agent
 from tests.workflows.script import FINISH
 from tests.workflows.test_versioning import are_left, builds, executions, make_current, move
 
@@ -130,7 +129,6 @@ class Sleepers:
 
     it: World
     chat: str
-    bridge: FakeBridge
     followed: FollowUpWorld
     follow_up: Run
     topic: Run
@@ -142,21 +140,18 @@ class Sleepers:
         await followed.wait_for_reply(follow_up, "t1")
         await followed.until_task(follow_up, "t1", "blocked")
         topic = await followed.publish(followed.reply(userId="C", userName="Cy"))
-        sleepers = cls(it, new_id(), FakeBridge(it, new_agent()), followed, follow_up, topic)
+        sleepers = cls(it, new_id(), followed, follow_up, topic)
         await sleepers.use(1)
         return sleepers
 
     @property
     def handles(self) -> list[Run]:
-        return [lane_of(self.it, self.chat), self.bridge.box, self.follow_up, self.topic]
+        return [lane_of(self.it, self.chat), self.follow_up, self.topic]
 
     async def use(self, time: int) -> None:
         """Each has something to do, and does it: on whichever build."""
         await say(self.it, self.chat, f"turn {time}")
         await until_idle(self.it, self.chat, time)
-        async with self.bridge.working():
-            await self.bridge.deliver_all(message(f"m{time}"))
-            await self.bridge.until_over(f"m{time}")
         await self.followed.add(self.follow_up, "wait", f"w{time}", delayMs=5)
         await self.followed.until_task(self.follow_up, f"w{time}", "resolved")
         await self.followed.publish(self.followed.reply(userId="C", userName="Cy"))
@@ -186,7 +181,7 @@ async def test_what_never_ends_moves_with_the_next_thing_that_comes_for_it(world
             await old.aclose()
             await sleepers.use(3)
             await sleepers.end()
-            assert [len(await executions(it, each)) for each in sleepers.handles] == [2, 2, 2, 2]
+            assert [len(await executions(it, each)) for each in sleepers.handles] == [2, 2, 2]
             await replay(it, *sleepers.handles)
 
 
@@ -198,10 +193,10 @@ async def test_the_reconciler_wakes_what_sleeps_on_an_old_build(world: MakeWorld
         assert await look(it) == 0
         async with it.worker(await it.another_client(), deployment=build(it, 2)):
             await make_current(it, build(it, 2))
-            assert await look(it, repairs=False) == 4
-            assert "it is current, new runs use it; other builds hold 4: temporal workflow list" in await doctor(it, 2)
+            assert await look(it, repairs=False) == 3
+            assert "it is current, new runs use it; other builds hold 3: temporal workflow list" in await doctor(it, 2)
             assert await sleepers.are_on(1)
-            assert await look(it) == 4
+            assert await look(it) == 3
             await sleepers.until_on(2)
             await it.until(lambda: are_left(it, build(it, 1)))
             assert (await doctor(it, 2)).endswith("it is current, new runs use it")
@@ -209,8 +204,7 @@ async def test_the_reconciler_wakes_what_sleeps_on_an_old_build(world: MakeWorld
             assert await look(it) == 0
             await sleepers.use(2)
             await sleepers.end()
-            views = [await sleepers.handles[0].query("lane"), await sleepers.handles[1].query("acks")]
-            assert not [view["notices"] for view in views if view["notices"]]  # a wake is none
+            assert not (await sleepers.handles[0].query("lane"))["notices"]  # a wake is none
             await replay(it, *sleepers.handles)
 
 
@@ -219,7 +213,7 @@ async def test_what_older_code_kept_on_its_build_replays_after_a_command_moved_i
 ) -> None:
     """Older code did not look at the build: its histories have tasks that could have moved, and did not."""
     async with world(lambda _: says("hi"), works=False) as it, AsyncExitStack() as old:
-        with patch("workflows.rotation._has_new_build", lambda: False):
+        with patch("perdure.workflows.rotation._has_new_build", lambda: False):
             await old.enter_async_context(it.worker(deployment=build(it, 1)))
             await make_current(it, build(it, 1))
             sleepers = await Sleepers.begin(it)
@@ -232,9 +226,9 @@ async def test_what_older_code_kept_on_its_build_replays_after_a_command_moved_i
             for each in sleepers.handles:
                 await move(it, each, build(it, 2))
             await sleepers.use(3)
-            assert [len(await executions(it, each)) for each in sleepers.handles] == [1, 1, 1, 1]
+            assert [len(await executions(it, each)) for each in sleepers.handles] == [1, 1, 1]
             async with it.worker(await it.another_client(), deployment=build(it, 3)):
                 await make_current(it, build(it, 3))
-                assert await look(it) == 4
+                assert await look(it) == 3
                 await sleepers.until_on(3)
                 await replay(it, *sleepers.handles)

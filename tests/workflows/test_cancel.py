@@ -13,10 +13,11 @@ from temporalio.api.common.v1 import Payload
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.converter import PayloadCodec
 
-import activities.run.files
-from contracts.tool import Approval, Effect, ToolKind
+import perdure.activities.run.files
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
+from perdure.workflows.execution import LOCAL_ACTIVITY
 from tests.workflows.conftest import MakeWorld, Run, connect_like
 from tests.workflows.runs import expect_cancelled
 from tests.workflows.script import FINISH
@@ -161,8 +162,10 @@ class Closing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started, self.go_on = threading.Event(), threading.Event()
-        self._finish = activities.run.files._finish_files
-        monkeypatch.setattr("activities.run.files._finish_files", self._held)
+        self._finish = perdure.activities.run.files._finish_files
+        monkeypatch.setattr("perdure.activities.run.files._finish_files", self._held)
+        # Until it is given up as a local activity, the run takes no message.
+        monkeypatch.setitem(LOCAL_ACTIVITY, "schedule_to_close_timeout", timedelta(seconds=0.5))
 
     def _held(self, *args: Any) -> None:
         self.started.set()

@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
-from activities.project import Project
-from activities.providers.anthropic import MessagesModel
-from activities.providers.port import Model
-from activities.storage.store import LocalStores
-from contracts.agent import Agent
-from contracts.run.evaluation import Case
-from contracts.run.export import Export
-from contracts.tool import Approval, Effect, ToolKind
+from perdure.activities.project import Project
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.port import Model
+from perdure.activities.storage.store import LocalStores
 from perdure.client.errors import RejectedError
 from perdure.client.records.export import Exporter
-from perdure.commands.replay.candidate import Candidate, replay_run
-from perdure.commands.replay.columns import Comparison
-from perdure.commands.replay.play import STAND_IN, Beyond
-from perdure.commands.replay.recording import must_be_replayable
+from perdure.contracts.agent import Agent
+from perdure.contracts.run.export import Export
+from perdure.contracts.tool import Approval, Effect, ToolKind
+from perdure.features.proof.contract import Case
+from perdure.features.proof.replay import STAND_IN, Beyond, Candidate, Comparison, must_be_replayable, replay_run
 from perdure.process.models import create_http_client
-from perdure.testkit.model_server import Script, ScriptedModel, calls, fails, says
+from perdure.settings import load_settings
+from perdure.testkit.model_server import Script, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
-from settings import load_settings
 from tests.media_files import image_bytes
+from tests.shared_model import SharedModel
 from tests.workflows import checks
 from tests.workflows.conftest import KEY, MakeWorld, Run, World
 from tests.workflows.runs import failure_of, result_of
@@ -51,7 +49,7 @@ class Tried(Candidate):
     async def open(self, agent: str) -> AsyncIterator[tuple[Project, Model]]:
         assert self.project is not None
         assert agent in self.project.agents
-        with ScriptedModel(self.script) as model:
+        with SharedModel(self.script) as model:
             client = AsyncAnthropic(
                 api_key=KEY, base_url=model.base_url, max_retries=0, http_client=create_http_client()
             )
@@ -247,7 +245,7 @@ async def test_a_case_that_does_not_pass_fails_the_candidate_alone(world: MakeWo
         comparison, _ = await replayed(it, run, [FINISH], case)
         assert [bool(column.why) for column in comparison.columns] == [False, False, True]
         assert not comparison.has_passed
-        others = [case.model_copy(update={"goal": goal}) for goal in ("a", "b")]
+        others = [case.evolve(goal=goal) for goal in ("a", "b")]
         with pytest.raises(RejectedError, match="no case has its goal"):
             await replayed(it, run, [FINISH], *others)
 
@@ -299,7 +297,7 @@ def scheduled(record: Export) -> list[dict[str, Any]]:
 async def test_what_a_tool_says_of_bad_arguments_is_part_of_a_faithful_replay(world: MakeWorld) -> None:
     """A candidate's bad arguments are no departure: the tool would not have been called."""
     look, _ = tools()
-    look.schema = look.schema.model_copy(update={"input_schema": {"type": "object", "required": ["order"]}})
+    look.schema = look.schema.evolve(input_schema={"type": "object", "required": ["order"]})
     bad = calls(("look", {}))
     async with world([bad, LOOK, FINISH], look) as it:
         run = await it.run_to_end()
@@ -308,7 +306,7 @@ async def test_what_a_tool_says_of_bad_arguments_is_part_of_a_faithful_replay(wo
 
         def with_more(project: Project) -> Project:
             changed = ScriptedTool("look")
-            changed.schema = look.schema.model_copy(update={"input_schema": {"type": "object", "required": ["place"]}})
+            changed.schema = look.schema.evolve(input_schema={"type": "object", "required": ["place"]})
             return replace(project, tools={"look": changed})
 
         other, _ = await replayed(it, run, [LOOK], current=with_more)

@@ -13,23 +13,23 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.testing import WorkflowEnvironment
 
-from activities.reconcile.reconcile import Reconciler
-from activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
-from contracts.reconcile import ReconcileReport
+from perdure.activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
 from perdure.client.connection import connect, refresh_api_key, register_search_attributes
 from perdure.client.errors import NotSearchableError, TemporalUnavailableError
 from perdure.client.run_list import iterate_runs, list_page
 from perdure.converter import data_converter
+from perdure.features.reconciler.activities import Reconciler
+from perdure.features.reconciler.contract import ReconcileReport
 from perdure.process.workflows import workflow_interceptors
+from perdure.settings.file import WorkerSettings
 from perdure.testkit.model_server import calls
-from settings.file import WorkerSettings
 from tests.conftest import TEMPORAL, dynamic_config
 from tests.proxy import Proxy, proxied
 from tests.replaying import replay_history
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import make_follow_ups
 from tests.workflows.lane import echo, lane_of, new_id, say, until_idle
-from tests.workflows.mail import FakeBridge, message, new_agent
+from tests.workflows.mail import Mailbox
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -129,17 +129,17 @@ async def test_a_run_keeps_to_what_it_began_with_when_the_setting_changes(world:
 
 
 async def test_conversations_mailboxes_and_follow_ups_work_without_search_attributes(
-    world: MakeWorld, bare: Client
+    world: MakeWorld, bare: Client, tmp_path: Path
 ) -> None:
     chat = new_id()
     async with world(echo, server=bare, searchable=False) as it:
         await say(it, chat, "my name is Ada")
         await until_idle(it, chat, 1)
-        bridge = FakeBridge(it, new_agent())
-        async with bridge.working():
-            await bridge.deliver(message("a"))
-            await bridge.until_over("a")
-        workflows = [lane_of(it, chat), bridge.box]
+        box = Mailbox(it, tmp_path / "box")
+        async with box.served():
+            box.put("a")
+            await box.until_over("a")
+        workflows = [lane_of(it, chat)]
     async with make_follow_ups(world)(server=bare, searchable=False) as here:
         follow_up = await here.create()
         await here.wait_for_reply(follow_up)

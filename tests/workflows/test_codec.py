@@ -22,22 +22,22 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.model.transcript_cache import record_name
-from contracts.tool import Approval, Effect, ToolKind
+from perdure.activities.model.transcript_cache import record_name
 from perdure.client.errors import TemporalUnavailableError
 from perdure.client.run_events import ActivityFailed
 from perdure.client.watch import Watch
 from perdure.codec import ENCRYPTED, AesGcmCodec
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.converter import data_converter, with_encryption
-from perdure.process.encryption_marker import check_encryption, marker_id, set_marker
+from perdure.process.queue_marker import check_marker, marker_id, set_marker
 from perdure.process.workflows import run_query_worker
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
+from perdure.workflows import execution
 from tests.workflows.conftest import MakeWorld, Run, World, connect_like
 from tests.workflows.lane import echo, new_id, say, store_of, until_idle, wait_for_run, wait_until_held
 from tests.workflows.runs import expect_cancelled, failure_of
 from tests.workflows.script import texts
-from workflows import execution
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
 ASK = calls(("ask_human", {"question": "the question, unseen", "options": ["a", "b"]}))
@@ -260,7 +260,7 @@ async def start_worker_with(client: Client, queue: str, *names: str) -> None:
 
 async def start_client_with(client: Client, queue: str, *names: str, has_worker: Any = is_polled) -> None:
     """As a client with these keys does at its start."""
-    await check_encryption(await client_with(client, *names), queue, codec(*names) if names else None, has_worker)
+    await check_marker(await client_with(client, *names), queue, codec(*names) if names else None, has_worker)
 
 
 @pytest.fixture

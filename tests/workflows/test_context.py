@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from activities.providers.anthropic import MessagesModel
-from activities.providers.port import ModelCall, ModelReply
-from contracts.failures import Escalation
-from contracts.run.compaction import ContextFull, Recoveries
-from contracts.run.state import RunState
-from decisions.run.compaction import ENTRIES
-from decisions.run.limits import DEFAULTS
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.contracts.failures import Escalation
+from perdure.contracts.run.state import RunState
+from perdure.contracts.run.turn import ContextFull, Recoveries
+from perdure.decisions.run.compaction import ENTRIES
+from perdure.decisions.run.limits import DEFAULTS
 from perdure.testkit.model_server import ScriptedAnswer, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
+from perdure.workflows.agent_run.compaction import free_context
 from tests.workflows.conftest import MakeWorld
 from tests.workflows.runs import cancel_run, expect_cancelled, result_of, trace_events
 from tests.workflows.script import FINISH, is_summary, same_prefix, without_cache_marks
-from workflows.agent_run.compaction import free_context
 
 SUMMARY = says("So far: 1 was read, and it says lorem.")
 WINDOW = 20_000
@@ -78,7 +78,7 @@ async def test_at_seventy_percent_the_old_messages_become_a_summary(world: MakeW
 async def test_a_run_goes_on_without_a_summary_that_fails(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
+    monkeypatch.setattr("perdure.activities.model.summarize.SUMMARY_TRIES", 1)
     answers = reads(16)
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
@@ -201,7 +201,7 @@ async def test_a_summary_has_all_the_time_of_a_turn(world: MakeWorld) -> None:
 
 async def test_any_error_of_a_summary_leaves_the_run_going(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what nobody thought of."""
-    monkeypatch.setattr("activities.model.summarize.SUMMARY_TRIES", 1)
+    monkeypatch.setattr("perdure.activities.model.summarize.SUMMARY_TRIES", 1)
     reply = MessagesModel.reply
 
     async def odd(self: MessagesModel, call: ModelCall) -> ModelReply:

@@ -23,15 +23,14 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.conversation import MAX_SUBMITS_IN_FLIGHT, submit_to_lane
-from activities.run import status
-from contracts.conversation import SubmitRequest, Submitted
-from contracts.run.state import RunView
-from contracts.tool import Effect
-from decisions import ids
-from decisions.run.transcript import SHOW_JOURNAL
+from perdure.activities.conversation import MAX_SUBMITS_IN_FLIGHT, submit_to_lane
+from perdure.activities.run import status
+from perdure.client.details import read_details
 from perdure.client.errors import RejectedError
-from perdure.client.run_list import find_run
+from perdure.contracts.conversation import SubmitRequest, Submitted
+from perdure.contracts.tool import Effect
+from perdure.decisions import ids
+from perdure.decisions.run.transcript import SHOW_JOURNAL
 from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Reply, calls, says
 from perdure.testkit.tools import ScriptedTool
@@ -658,7 +657,7 @@ async def test_a_lane_that_rotated_records_the_end_of_its_turn_as_any_lane_does(
 
 
 async def test_a_full_lane_refuses_with_a_hint(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decisions.conversation.lane.MAX_QUEUED", 2)
+    monkeypatch.setattr("perdure.decisions.lane.MAX_QUEUED", 2)
     async with waiting_turn(world, "runs") as (it, chat, gate, _):
         for text in ("one", "two"):
             await say(it, chat, text, text)
@@ -681,7 +680,7 @@ async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_
     chat = new_id()
     async with world(echo) as it:
         for goal in ("first", "second"):
-            request = SubmitRequest(request_id=goal, goal=goal, mailbox="nobody")
+            request = SubmitRequest(request_id=goal, goal=goal)
             taken = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
             it.started.append(ids.conversation_workflow_id(chat))
             event = await asyncio.wait_for((await wait_for_run(it, taken)).result(), 20)
@@ -689,7 +688,6 @@ async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_
             await asyncio.wait_for(lane_of(it, chat).result(), 20)
         view = await query_view(it, chat)
     assert [turn.request_id for turn in view.recent] == ["second"]
-    assert "mailbox nobody is gone" in view.notices[0]
 
 
 async def test_a_request_that_a_closing_lane_refuses_leaves_no_lane_open(world: MakeWorld) -> None:
@@ -710,8 +708,7 @@ async def test_the_work_begins_once_a_person_has_made_each_choice(world: MakeWor
         first = (await it.until_state(run, status="waiting_on_human", question=True))["question"]
         assert not it.model.requests
         shown = StringIO()
-        view = await run.query("state", result_type=RunView)
-        print_run(Console(file=shown, width=120), await find_run(it.client, taken.run_id), view, None, Path("/nowhere"))
+        print_run(Console(file=shown, width=120), await read_details(it.client, taken.run_id), Path("/nowhere"))
         assert "one of: a.csv, b.csv" in shown.getvalue()
         with pytest.raises(WorkflowUpdateFailedError):
             await run.execute_update("answer", {"text": "c.csv"})

@@ -12,14 +12,18 @@ import pytest
 from rich.console import Console
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.security.secrets import Secrets
-from activities.telemetry.attributes import AGENT_NAME
-from contracts.agent import Agent
-from contracts.run.limits import LimitOverrides
-from contracts.tool import Effect, ToolOutcome
-from decisions import ids
-from decisions.delegation import CONTEXT
+from perdure.activities.security import Secrets
+from perdure.activities.telemetry.attributes import AGENT_NAME
+from perdure.client.details import RunRecord, read_details
 from perdure.client.run_list import find_run, iterate_runs, list_subtree
+from perdure.client.watch import Watch
+from perdure.contracts.agent import Agent
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.tool import Effect, ToolOutcome
+from perdure.decisions import ids
+from perdure.features.delegation.events import DelegationFinished
+from perdure.features.delegation.rules import CONTEXT
+from perdure.terminal.event_lines import format_event
 from perdure.terminal.report import print_tree
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -439,9 +443,10 @@ async def test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them(world:
         found = await tree(it, run)
         assert all(each.status is not WorkflowExecutionStatus.RUNNING for each in found.values())
         root = await find_run(it.client, run.id)
-        found_below = await list_subtree(it.client, root)
-        assert [depth for depth, each in found_below if each.agent == "chief"] == [1] * 5
-        assert all(depth == 2 for depth, each in found_below if each.agent != "chief")
+        found_below = (await read_details(it.client, root.run_id)).subtasks
+        assert found_below is not None
+        assert [each.depth for each in found_below if each.agent == "chief"] == [1] * 5
+        assert all(each.depth == 2 for each in found_below if each.agent != "chief")
         assert [found.run_id async for found in iterate_runs(it.client) if found.run_id.startswith(root.run_id)] == [
             root.run_id
         ]
@@ -674,3 +679,28 @@ async def test_a_secret_in_the_reply_of_a_subtask_is_redacted_everywhere(world: 
             raw = await it.raw_history(it.client.get_workflow_handle(workflow_id))
             assert secret.encode() not in raw
         assert not any(secret in str(body) for body in it.model.requests)
+
+
+@pytest.mark.parametrize(
+    ("join", "status"), [("all", "failed"), ("any", "done")], ids=["one fails all", "one is enough, and it comes later"]
+)
+async def test_subtasks_that_failed_are_named_at_each_door(world: MakeWorld, join: str, status: str) -> None:
+    def peer(body: dict[str, Any]) -> ScriptedAnswer:
+        if 'subtask_id: "bad"' in goal_of(body):
+            return calls(("escalate", {"reason": "not today"}))
+        return slow(calls(("finish", {"outcome": "fine"})), 1.0)
+
+    answers = script([delegates(task("bad"), task("good"), join=join), FINISH], peer)
+    async with world(answers, agents=[LEAD, WRITER]) as it:
+        run = await it.run_to_end(agent="lead")
+        other = await it.run_to_end(agent="writer")
+        await tree(it, run)
+        found, plain = await find_run(it.client, run.id), await find_run(it.client, other.id)
+        events = [event async for event in Watch(it.client, run.id, follow=False).events()]
+        row = RunRecord.of(found)
+    (ended,) = [event for event in events if isinstance(event, DelegationFinished)]
+    first, *rows = map(str, format_event(ended, 100))
+    assert first.endswith(f"delegation {status}: 1 of 2 subtasks failed")
+    assert any("bad escalated" in row for row in rows)
+    assert (row.shown_status, row.subtasks_failed) == ("completed, subtasks failed", True)
+    assert not plain.has_failed_subtasks

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from contracts.agent import Agent
-from contracts.tool import Effect
-from decisions import builtin_tools
+from perdure.contracts.agent import Agent
+from perdure.contracts.tool import Effect
+from perdure.decisions.tools import builtin_schemas
 from perdure.testkit.model_server import calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, World
@@ -22,7 +22,7 @@ from tests.workflows.script import FINISH, count_replies
 
 def edit_agent(it: World, prompt: str = "Be brief.", **fields: Any) -> None:
     """The next worker's project has another definition of the agent."""
-    agent = it.project.agents["default"].model_copy(update={"prompt": prompt, **fields})
+    agent = it.project.agents["default"].evolve(prompt=prompt, **fields)
     it.project = replace(it.project, agents={"default": agent})
 
 
@@ -137,11 +137,11 @@ async def test_other_descriptions_of_built_in_tools_are_no_changed_definition(
 ) -> None:
     """They are code, as the next release has them; the run goes on with what it was told of them."""
     script = HangsOnce(FINISH)
-    offered = builtin_tools.builtin_schemas(delegates=False, journal=True, follow_ups=False)
-    older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in offered)
+    offered = builtin_schemas(delegates=False, journal=True, follow_ups=False)
+    older = tuple(schema.evolve(description=f"{schema.description} So.") for schema in offered)
     async with world(script, works=False) as it:
         with monkeypatch.context() as release:
-            release.setattr("decisions.builtin_tools.ALL_SCHEMAS", older[:-1])
+            release.setattr("perdure.decisions.tools.all_schemas", lambda: older[:-1])
             it.grace = timedelta(seconds=0.1)
             async with it.worker():
                 run = await it.start()
@@ -216,7 +216,7 @@ async def test_a_project_that_has_moved_on_since_the_question_is_asked_about_aga
     async with world(script, works=False) as it, interrupt_run(it, lambda: script.asked == 1) as run:
         await it.until_state(run, question=True)
         assert isinstance(it.project.agents, dict)  # of the worker that is at work
-        it.project.agents["default"] = it.project.agents["default"].model_copy(update={"prompt": "Charge twice."})
+        it.project.agents["default"] = it.project.agents["default"].evolve(prompt="Charge twice.")
         await run.execute_update("answer", {"question_id": "q1", "decision": "use_new"})
         state = await it.until_state(run, question=True)
         assert state["question"]["id"] == "q2"

@@ -2,17 +2,30 @@
 
 import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-from contracts.agent import Agent
-from contracts.tool import Approval, Effect, QueueRoute, ToolKind
-from decisions.run import call_state
+from perdure.activities.run.outcome import end_from_event
+from perdure.client.details import RunRecord
+from perdure.client.errors import RejectedError
+from perdure.client.run_events import RunStarted, event_to_json
+from perdure.client.run_list import find_run, iterate_runs
+from perdure.client.runs import plan_from_dry_run
+from perdure.client.watch import Watch
+from perdure.contracts.agent import Agent
+from perdure.contracts.tool import Approval, Effect, QueueRoute, ToolKind
+from perdure.decisions.run import call_state
+from perdure.features.mcp_server.commands import RunTools
+from perdure.session import Session
+from perdure.settings import load_settings
+from perdure.terminal.event_lines import format_end, format_event
 from perdure.testkit.model_server import calls, says
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.conftest import MakeWorld
+from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.runs import printed_run
 from tests.workflows.script import FINISH
 
 OUTSIDE = (ToolKind.queue, ToolKind.signal)  # their reads wait for a result from outside
@@ -57,7 +70,7 @@ async def test_a_dry_run_makes_reads_only_whatever_the_tool_is(world: MakeWorld,
 
 async def test_the_model_is_shown_the_example_of_a_tool(world: MakeWorld) -> None:
     pay = ScriptedTool("pay", effect=Effect.once)
-    pay.route = pay.route.model_copy(update={"example": '{"receipt": "R-1"}'})
+    pay.route = pay.route.evolve(example='{"receipt": "R-1"}')
     async with world([calls(("pay", {"cents": 5})), FINISH], pay) as it:
         run = await it.start(dry_run=True)
         await run.result()
@@ -137,3 +150,52 @@ async def test_a_planned_call_with_other_arguments_is_asked_about_and_told_at_th
         assert [call["call"] for call in plan["missing"]] == [dry["dry_calls"][0]["call"]]
         assert [call["tool"] for call in plan["unplanned"]] == ["pay"]
         assert pay.calls == []
+
+
+async def test_each_door_says_dry_run_and_lists_the_calls_that_were_not_made(world: MakeWorld) -> None:
+    pay = ScriptedTool("pay", effect=Effect.once)
+    script = [calls(("pay", {"cents": 5}), ("ask_human", {"question": "Go on?"})), says("Done three.")]
+    listed = ["this dry run would have made:", '1  pay  once  {"cents": 5}']
+    async with world(script, pay) as it:
+        run = await it.start(dry_run=True)
+        await it.until_question(run, "q1")
+        open_page = await printed_run(it, run)
+        await it.answer(run, text="yes")
+        event = await run.result()
+        page, found = await printed_run(it, run), await find_run(it.client, run.id)
+        events = [event async for event in Watch(it.client, run.id, follow=False).events()]
+        rows = [RunRecord.of(each) async for each in iterate_runs(it.client) if each.run_id == found.run_id]
+        answered = await run_tools(it).run_state(found.run_id)
+        real = await it.start()
+        await it.until_question(real, "q1")
+        assert not (await find_run(it.client, real.id)).is_dry_run
+    assert all(line in open_page and line in page for line in listed)
+    assert page.splitlines()[0].startswith(f"{found.run_id}  dry run, completed")
+    assert [(row.dry_run, row.shown_status) for row in rows] == [(True, "dry run, completed")]
+    assert (event["payload"]["dry_run"], answered.dry_run) == (True, True)
+    assert [call["tool"] for call in answered.dry_calls] == ["pay"]
+    first = next(each for each in events if isinstance(each, RunStarted))
+    end = list(map(str, format_end(end_from_event(event), "", "", 100)))
+    assert str(next(format_event(first, 100))).startswith("dry run")
+    assert json.loads(event_to_json(first))["dry_run"] is True
+    assert end[0].startswith("■ dry run, completed")
+    assert [line.strip() for line in end[-3:-1]] == listed
+    assert end[-1].endswith(f"perdure run --plan {found.run_id}")
+
+
+def run_tools(it: World) -> RunTools:
+    return RunTools(Session(it.client, load_settings({}, Path("/")), None), may_approve=False)
+
+
+async def test_a_plan_without_steps_of_the_dry_run_is_told_by_one_line(world: MakeWorld) -> None:
+    pay = ScriptedTool("pay", effect=Effect.once)
+    async with world([calls(("pay", {"cents": 5})), says("done"), says("done")], pay) as it:
+        dry, real = await it.run_to_end(dry_run=True), await it.run_to_end()
+        planned = await plan_from_dry_run(it.client, dry.id, [])
+        assert planned.plan is not None
+        assert ([call.tool for call in planned.plan.calls], planned.dry_run) == (["pay"], False)
+        assert (await plan_from_dry_run(it.client, dry.id, [1])).plan == planned.plan.evolve(calls=())
+        with pytest.raises(RejectedError, match="the plan has no step 7; it has: 1"):
+            await plan_from_dry_run(it.client, dry.id, [7])
+        with pytest.raises(RejectedError, match="is not a dry run"):
+            await plan_from_dry_run(it.client, real.id, [])

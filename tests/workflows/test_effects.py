@@ -16,23 +16,24 @@ from temporalio.client import WorkflowFailureError
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.effects.ledger import LedgerEntry
-from activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
-from activities.model.turn import Turns
-from activities.storage.store import FIRST_RUN_FILE as FIRST_RUN
-from activities.storage.store import LocalStore
-from activities.tools.interface import TransientToolError
-from contracts.agent import Agent
-from contracts.tool import Effect, ToolKind
-from decisions.run.recovery import MAX_LOST
+from perdure.activities.effects.ledger import LedgerEntry
+from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
+from perdure.activities.model.turn import Turns
+from perdure.activities.storage.store import FIRST_RUN_FILE as FIRST_RUN
+from perdure.activities.storage.store import LocalStore
+from perdure.activities.tools.interface import TransientToolError
+from perdure.contracts.agent import Agent
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import WORKER_SHUTDOWN
+from perdure.contracts.tool import Effect, ToolKind
+from perdure.decisions.run.recovery import MAX_LOST
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from perdure.workflows.execution import TOOL_RETRIES
 from tests.workflows.conftest import MakeWorld
 from tests.workflows.runs import expect_cancelled, trace_events
 from tests.workflows.script import FINISH, count_replies
 from tests.workflows.tools import HeldTool
-from workflows import policies
 
 CHARGE = calls(("charge", {"eur": 5}))
 CANCEL_REQUESTED = PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED
@@ -115,7 +116,7 @@ async def test_a_worker_lost_in_the_effect_leaves_it_in_doubt(
 async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, refusing_store: list[int]
 ) -> None:
-    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_CLAIM_WAIT", 0.1)
+    monkeypatch.setattr("perdure.workflows.agent_run.tool_calls.CLAIM_PAUSES", Backoff(0.1, 60))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
@@ -179,7 +180,7 @@ async def test_a_repeatable_call_is_repeated_however_often_its_worker_is_lost(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, effect: Effect
 ) -> None:
     quick = RetryPolicy(initial_interval=timedelta(milliseconds=10), maximum_attempts=2)
-    monkeypatch.setitem(policies.TOOL_RETRIES, effect, quick)
+    monkeypatch.setitem(TOOL_RETRIES, effect, quick)
     keys: list[str] = []
 
     def behave(arguments: Any, context: Any) -> str:
@@ -197,7 +198,7 @@ async def test_a_repeatable_call_is_repeated_however_often_its_worker_is_lost(
 async def test_a_call_that_loses_every_worker_is_shown_to_the_model_in_the_end(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(policies.TOOL_RETRIES, Effect.read, RetryPolicy(maximum_attempts=1))
+    monkeypatch.setitem(TOOL_RETRIES, Effect.read, RetryPolicy(maximum_attempts=1))
 
     def behave(arguments: Any, context: Any) -> str:
         raise LOST
@@ -212,7 +213,7 @@ async def test_a_call_that_loses_every_worker_is_shown_to_the_model_in_the_end(
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.policies.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
+    monkeypatch.setattr("perdure.workflows.execution.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
     asked: list[int] = []
     ask = Turns.run_turn
 
@@ -232,7 +233,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
 async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_its_call_in_doubt(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.cancellation.MAX_STOP_TIME", timedelta(seconds=1))
+    monkeypatch.setattr("perdure.workflows.agent_run.agent_run.MAX_STOP_TIME", timedelta(seconds=1))
     held = HeldTool("charge")
     async with world([CHARGE, FINISH], held.tool, grace=timedelta(seconds=0.1)) as it:
         run = await it.start()
@@ -246,7 +247,7 @@ async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_
 async def test_an_effect_that_times_out_is_shown_as_possibly_made(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.effects.once.GRACE", timedelta(0))
+    monkeypatch.setattr("perdure.activities.effects.ledger.GRACE", timedelta(0))
     held = HeldTool("charge", timeout=timedelta(seconds=0.5))
     async with world([CHARGE, FINISH], held.tool) as it:
         run = await it.run_to_end()
@@ -335,7 +336,7 @@ async def test_any_error_of_an_effect_is_recorded_as_possibly_made(world: MakeWo
 async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_CLAIM_WAIT", 0.1)
+    monkeypatch.setattr("perdure.workflows.agent_run.tool_calls.CLAIM_PAUSES", Backoff(0.1, 60))
     at, failures = TranscriptCache.read_conversation, [1, 2]
 
     async def failing(transcripts: TranscriptCache, wanted: Any) -> Any:
@@ -355,7 +356,9 @@ async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
 async def test_a_worker_paused_between_claim_and_effect_does_not_make_it_and_reports_so(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.effects.once.current_lease_end", lambda: datetime.now(UTC) - timedelta(seconds=1))
+    monkeypatch.setattr(
+        "perdure.activities.effects.ledger.current_lease_end", lambda: datetime.now(UTC) - timedelta(seconds=1)
+    )
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.run_to_end()

@@ -5,10 +5,10 @@ from typing import Any
 
 from temporalio.client import Client
 
-from activities.storage.store import LocalStores
-from contracts.run.export import Export
-from contracts.tool import Approval, Effect, ToolKind
+from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
+from perdure.contracts.run.export import Export
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World

@@ -4,18 +4,17 @@ import asyncio
 import threading
 from functools import partial
 
-from activities.conversation import submit_to_lane
-from activities.demo.sse import Json
-from contracts.conversation import SubmitRequest, Submitted
+from perdure.activities.conversation import submit_to_lane
+from perdure.contracts.conversation import SubmitRequest, Submitted
 from perdure.testkit.model_server import Reply, says
+from perdure.testkit.rehearsal.sse import Json
 from tests.conftest import server
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.lane import new_id, wait_for_run
 from tests.workflows.script import texts
 
 MANY, FEW = 60, 5
-# The server keeps a queue in four partitions, each of which is fair for itself: who comes late depends on luck.
-ONE_PARTITION = {f"matching.numTaskqueue{way}Partitions": 1 for way in ("Read", "Write")}
+# The server has one partition of a queue. Of several, each is fair for itself: who comes late depends on luck.
 
 
 async def asks(run: Run) -> bool:
@@ -31,7 +30,7 @@ async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world
         served.append(texts(body)[-1])
         return says("ok")
 
-    async with await server(**ONE_PARTITION) as environment, world(reply, works=False, server=environment.client) as it:
+    async with await server() as environment, world(reply, works=False, server=environment.client) as it:
 
         async def ask(plan: str) -> Submitted:
             request = SubmitRequest(request_id="r", goal=plan)

@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
-from activities.providers.anthropic import MessagesModel
-from activities.providers.fallback import FallbackModel, Provider
-from activities.providers.port import Model, ModelCall, ModelReply
-from activities.providers.prices import Price
-from activities.providers.rate_limit import RateLimitedError, RateLimiter
-from contracts.failures import RunFailure
+from perdure.activities.providers.anthropic import MessagesModel
+from perdure.activities.providers.fallback import FallbackModel, Provider
+from perdure.activities.providers.port import Model, ModelCall, ModelReply
+from perdure.activities.providers.prices import Price
+from perdure.activities.providers.rate_limit import RateLimitedError, RateLimiter
 from perdure.client.run_events import PartialText
 from perdure.client.watch import Watch
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import RunFailure
 from perdure.process.models import create_http_client
 from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.shared_model import SharedModel
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.runs import expect_cancelled, failure_of, trace_events
 from tests.workflows.script import FINISH, count_replies
@@ -37,7 +39,7 @@ async def with_fallback(
     world: MakeWorld, script: Script, near_script: Script, *tools: ScriptedTool, **options: Any
 ) -> AsyncIterator[tuple[World, ScriptedModel]]:
     """A world whose model has a fallback at a provider of its own, and that provider."""
-    with ScriptedModel(near_script) as near:
+    with SharedModel(near_script) as near:
         client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0, http_client=create_http_client())
         async with client, world(script, *tools, works=False, **options) as it:
             other = Provider(MessagesModel(client), RateLimiter("near"))
@@ -115,7 +117,7 @@ class HoldsBack:
 async def test_a_rate_limit_wait_counts_as_no_attempt_of_a_turn(
     world: MakeWorld, faults: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     script = [fails(500, times=faults, then=FINISH) if faults else FINISH]
     async with world(script, works=False) as it:
         it.within = lambda model: HoldsBack(model, 20)
@@ -125,7 +127,7 @@ async def test_a_rate_limit_wait_counts_as_no_attempt_of_a_turn(
 
 
 async def test_held_back_or_not_a_turn_has_six_tries(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     async with world([fails(500)], works=False) as it:
         it.within = lambda model: HoldsBack(model, 3)
         async with it.worker():

@@ -8,11 +8,11 @@ import pytest
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.exceptions import CancelledError
 
-from activities.run.files import RunFiles, _finish_files
-from activities.storage.workspace import Workspace
-from activities.telemetry import trace
-from contracts.run.journal import Journal
-from contracts.run.state import CloseRequest
+from perdure.activities.run.files import RunFiles, _finish_files
+from perdure.activities.storage.workspace import Workspace
+from perdure.activities.telemetry import trace
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.state import CloseRequest
 from perdure.process.workflows import run_query_worker
 from tests.timeline import timeline
 from tests.workflows.conftest import MakeWorld, Run

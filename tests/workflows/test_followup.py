@@ -13,14 +13,14 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
-from activities.followup.outbox import LogOutbox
-from activities.run import status
-from activities.tools.interface import TransientToolError
-from contracts.duration import MAX_DURATION
-from contracts.followup import Outbound
-from contracts.tool import Effect, ToolKind, ToolOutcome
-from decisions.builtin_tools import FOLLOW_UP_TOOLS
+from perdure.activities.run import status
+from perdure.activities.tools.interface import TransientToolError
 from perdure.client.run_list import iterate_runs
+from perdure.contracts.models import MAX_DURATION
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
+from perdure.decisions.tools import FOLLOW_UP_TOOLS
+from perdure.features.follow_ups.contract import Outbound
+from perdure.features.follow_ups.outbox import LogOutbox
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, connect_encrypted

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from contracts.agent import Agent
-from decisions.ids import run_workflow_id, turn_run_id
-from perdure.process.workflows import WORKFLOWS
+from perdure.contracts.agent import Agent
+from perdure.decisions.ids import run_workflow_id, turn_run_id
+from perdure.process.workflows import all_workflows
 from perdure.testkit.model_server import Reply, calls, says
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import FollowUpWorld, MakeFollowUps, make_follow_ups
@@ -22,7 +22,7 @@ from tests.workflows.script import texts
 
 @pytest.fixture
 def follow_ups(world: MakeWorld) -> MakeFollowUps:
-    return partial(make_follow_ups(world), workflows=WORKFLOWS)
+    return partial(make_follow_ups(world), workflows=all_workflows())
 
 
 def create(here: FollowUpWorld, session: str) -> Reply:

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from activities.providers.prices import Price
-from activities.telemetry.metrics import MetricsInterceptor
-from activities.telemetry.spans import SpanInterceptor
-from activities.tools.interface import TransientToolError
-from contracts.agent import Agent
-from contracts.tool import Approval, Effect, ToolKind
+from perdure.activities.providers.prices import Price
+from perdure.activities.telemetry.metrics import MetricsInterceptor
+from perdure.activities.telemetry.spans import SpanInterceptor
+from perdure.activities.tools.interface import TransientToolError
 from perdure.client import run_events
 from perdure.client.watch import Watch
+from perdure.contracts.agent import Agent
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
@@ -154,7 +155,7 @@ async def test_a_failed_read_is_tried_again_within_the_activity_and_the_trace_ha
 async def test_a_read_that_never_succeeds_is_an_error_for_the_model(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr("activities.model.fused_turn.RETRY_DELAYS", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("perdure.activities.model.fused_turn.RETRY_DELAYS", Backoff(0.01, 0.01, retries=3))
     shown = []
 
     def fail(arguments: Any, context: Any) -> str:
@@ -173,8 +174,8 @@ async def test_a_read_that_never_succeeds_is_an_error_for_the_model(
 async def test_a_read_that_does_not_end_in_its_time_is_tried_again_and_is_an_error(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.model.fused_turn.RETRY_DELAYS", ())
-    monkeypatch.setattr("activities.effects.once.GRACE", timedelta(0))
+    monkeypatch.setattr("perdure.activities.model.fused_turn.RETRY_DELAYS", Backoff(0, 0, retries=0))
+    monkeypatch.setattr("perdure.activities.effects.ledger.GRACE", timedelta(0))
     tool = look(lambda *_: asyncio.sleep(30), timeout=timedelta(seconds=0.2))
     async with world([calls(("look", {})), FINISH], tool, fuses=True) as it:
         run = await it.start()
@@ -257,7 +258,7 @@ async def test_a_worker_that_stops_in_between_leaves_nothing_out_and_its_success
             if not in_reads:
                 await it.until(lambda: len(asked) == 2)
         held.go_on.set()
-        agent = it.project.agents["default"].model_copy(update={"prompt": "Be brief."})
+        agent = it.project.agents["default"].evolve(prompt="Be brief.")
         it.project = replace(it.project, agents={"default": agent})
         async with it.worker():
             state = await it.until_state(run, question=True)
@@ -318,9 +319,9 @@ async def test_the_spans_and_durations_of_the_calls_and_the_turn_are_those_of_th
     recorded: list[tuple[str, bool]] = []
     record = MetricsInterceptor.observe
 
-    async def noted(self: Any, activity_type: str, request: Any, work: Any) -> Any:
+    async def noted(self: Any, activity_type: str, request: Any, work: Any, run: str = "") -> Any:
         recorded.append((activity_type, request is not None))
-        return await record(self, activity_type, request, work)
+        return await record(self, activity_type, request, work, run)
 
     monkeypatch.setattr(MetricsInterceptor, "observe", noted)
     script, names = [calls(("look", {"n": 1}), ("look", {"n": 2})), FINISH], []

@@ -10,7 +10,7 @@ from temporalio.client import WorkflowQueryFailedError, WorkflowUpdateFailedErro
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
-from contracts.tool import ToolKind
+from perdure.contracts.tool import ToolKind
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World

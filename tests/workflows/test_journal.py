@@ -7,12 +7,12 @@ from typing import Any
 
 from temporalio.client import Client
 
-from activities.providers.port import JOURNAL_HEADING
-from contracts.failures import Escalation
-from contracts.run.journal import Journal
-from decisions.run.journal import DIGEST, READ, digest_journal, render_journal
-from decisions.run.transcript import SHOW_JOURNAL
+from perdure.activities.providers.port import JOURNAL_HEADING
 from perdure.client.runs import wait_for_run_end
+from perdure.contracts.failures import Escalation
+from perdure.contracts.run.journal import Journal
+from perdure.decisions.run.journal import DIGEST, READ, digest_journal, render_journal
+from perdure.decisions.run.transcript import SHOW_JOURNAL
 from perdure.testkit.model_server import ScriptedAnswer, calls, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline

@@ -9,10 +9,13 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from activities.conversation import Conversations, submit_to_lane
-from contracts.conversation import SubmitRequest
+from perdure.activities.conversation import Conversations, submit_to_lane
 from perdure.client import lanes
+from perdure.contracts.conversation import SubmitRequest
 from perdure.testkit.model_server import Reply, calls, says
+from perdure.workflows.conversation import Conversation
+from perdure.workflows.execution import ANSWERING_TURNS
+from perdure.workflows.handlers import UnknownWorkflow
 from tests.replay.altered import Unguarded
 from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, World
@@ -29,9 +32,6 @@ from tests.workflows.lane import (
     wait_for_run,
 )
 from tests.workflows.script import texts
-from workflows.conversation.conversation import Conversation
-from workflows.handlers import UnknownWorkflow
-from workflows.policies import ANSWERING_TURNS
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 

@@ -12,13 +12,13 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from activities.telemetry.attributes import AGENT_STATUS
-from contracts.run.limits import LimitOverrides
-from contracts.run.state import RunStatus
-from contracts.tool import Effect, ToolKind
-from decisions.run.loop import LAST_TURN
+from perdure.activities.telemetry.attributes import AGENT_STATUS
 from perdure.client.run_list import find_run
 from perdure.client.runs import wait_for_run_end
+from perdure.contracts.run.limits import LimitOverrides
+from perdure.contracts.run.state import RunStatus
+from perdure.contracts.tool import Effect, ToolKind
+from perdure.decisions.run.loop import LAST_TURN
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
@@ -48,7 +48,7 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SteppingClock]:
 
     def let(kind: str, minutes: float) -> SteppingClock:
         clock = SteppingClock(minutes)
-        monkeypatch.setattr(f"activities.{modules[kind]}.perf_counter", clock)
+        monkeypatch.setattr(f"perdure.activities.{modules[kind]}.perf_counter", clock)
         return clock
 
     return let

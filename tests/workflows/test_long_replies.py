@@ -6,11 +6,12 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.demo.sse import estimate_tokens
-from activities.model.pieces import MAX_CONTINUATIONS
-from activities.providers.prices import Price
-from contracts.failures import Escalation
+from perdure.activities.model.turn import MAX_CONTINUATIONS
+from perdure.activities.providers.prices import Price
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import Escalation
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
+from perdure.testkit.rehearsal.sse import estimate_tokens
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
 from tests.workflows.runs import id_of, result_of, trace_events
@@ -103,7 +104,7 @@ async def test_tokens_that_all_went_to_thinking_are_named_to_the_model(world: Ma
 async def test_a_failure_between_two_pieces_loses_none(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, failure: Any
 ) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     rest = fails(failure.status, retry_after=failure.retry_after, times=2, then=says(" end"))
     async with world([cut_off("the"), rest]) as it:
         run = await it.run_to_end()

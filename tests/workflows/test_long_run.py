@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from contracts.tool import ToolKind
+from perdure.contracts.tool import ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import server

@@ -20,17 +20,19 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 
-import gateway.lists
-from activities.security.secrets import NO_SECRETS
-from activities.temporal import QueryCache
-from contracts.tool import Approval, Effect, ToolKind
-from gateway.app import make_app
-from gateway.auth import Gateway
-from gateway.tokens import Scope, Tokens, new_token
+import perdure.gateway.lists
+from perdure.activities.security import NO_SECRETS
+from perdure.activities.temporal import QueryCache
 from perdure.answer_keys import NO_KEYS
 from perdure.client.connection import register_search_attributes
 from perdure.commands import chat
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.converter import data_converter
+from perdure.gateway.app import make_app
+from perdure.gateway.auth import Gateway
+from perdure.gateway.tokens import Scope, Tokens, new_token
+from perdure.settings import load_settings
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import TEMPORAL, dynamic_config
@@ -122,14 +124,15 @@ async def test_a_follow_up_whose_run_is_open_costs_five_actions_an_hour_and_sees
 
 
 async def test_an_idle_chat_costs_nothing_and_shows_what_others_say_in_a_second(
-    world: Any, meter: Meter, monkeypatch: pytest.MonkeyPatch
+    world: Any, meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat, "LANE_POLL_SECONDS", 0.02)
     name, shown = new_id(), StringIO()
     async with world(echo, server=meter.env.client) as it:
         await say(it, name, "hello")
         await until_idle(it, name, 1)
-        talk = chat.ChatSession(SimpleNamespace(client=it.client), name, None, Console(file=shown))  # type: ignore[arg-type]
+        session = SimpleNamespace(client=it.client, settings=load_settings({}, tmp_path))
+        talk = chat.ChatSession(session, name, None, Console(file=shown))  # type: ignore[arg-type]
         watching = asyncio.create_task(talk._watch_lane())
         await it.until(lambda: "> hello" in shown.getvalue())
         before = await meter.actions()  # takes over a hundred looks
@@ -175,7 +178,7 @@ OPEN = 20
 async def test_an_open_question_is_queried_once_however_often_a_page_looks(
     world: Any, meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.lists, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(perdure.gateway.lists, "SHARED_SECONDS", 0.0)
     async with world([ASK] * OPEN + [FINISH], server=meter.env.client) as it, opened(it, tmp_path) as door:
         runs = [await it.start() for _ in range(OPEN)]
         for run in runs:
@@ -200,7 +203,7 @@ async def test_a_question_that_differs_from_the_last_in_its_id_alone_is_seen(
     world: Any, meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both calls of the reply wait for the same approval. The first is denied at another door."""
-    monkeypatch.setattr(gateway.lists, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(perdure.gateway.lists, "SHARED_SECONDS", 0.0)
     charge = ScriptedTool("charge", effect=Effect.once, approval=Approval.always)
     script = [calls(("charge", {"usd": 1}), ("charge", {"usd": 1})), FINISH]
     async with world(script, charge, server=meter.env.client) as it, opened(it, tmp_path) as door:
@@ -221,7 +224,7 @@ async def test_a_question_that_differs_from_the_last_in_its_id_alone_is_seen(
 async def test_a_second_question_of_a_follow_up_is_seen(
     world: Any, meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.lists, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(perdure.gateway.lists, "SHARED_SECONDS", 0.0)
     async with make_follow_ups(world)(server=meter.env.client) as here, opened(here.it, tmp_path) as door:
         run = await here.create()
 
@@ -249,7 +252,9 @@ async def test_tabs_that_look_at_once_share_a_list(world: Any, meter: Meter, tmp
 async def test_a_query_without_an_answer_is_not_repeated_at_once(
     world: Any, meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.temporal.UNANSWERED_PAUSE", 30.0)  # however slow this machine is
+    monkeypatch.setattr(
+        "perdure.activities.temporal.UNANSWERED_PAUSES", Backoff(30, 30)
+    )  # however slow this machine is
     asked = 0
 
     async def ask() -> None:

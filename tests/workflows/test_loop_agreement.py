@@ -2,9 +2,9 @@
 
 A seed draws what the model answers, what calls bring, and what is signalled when. Each model request and each call is
 held until the play lets it go on, so the order is the same in both. After each step both must wait for the same and
-have the same state; at the end, the same outcome, conversation and calls made. Both sides decide by `decisions/`: what
-is shown is that `workflows/` carries it out. Left to hand-written tests, since the clock decides there: timeouts of
-waits and the limits of time, tokens and money.
+have the same state; at the end, the same outcome, conversation and calls made. Both sides decide by
+`perdure/decisions/`: what is shown is that `workflows/` carries it out. Left to hand-written tests, since the clock
+decides there: timeouts of waits and the limits of time, tokens and money.
 
 PERDURE_PLAYS=500 plays more seeds, PERDURE_PLAY_SEED=… one.
 """
@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.effects.ledger import LedgerEntry
-from activities.tools.interface import CallContext
-from contracts.run.state import Call, RunState, RunStatus, Snapshot
-from contracts.tool import ToolOutcome
-from decisions.ids import call_digest, generation_of, request_key
-from decisions.run.outcome import ending_event
-from decisions.run.transcript import add_message
+from perdure.activities.effects.ledger import LedgerEntry
+from perdure.activities.tools.interface import CallContext
+from perdure.contracts.run.state import Call, RunState, RunStatus, Snapshot
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions.ids import call_digest, generation_of, request_key
+from perdure.decisions.run.outcome import ending_event
+from perdure.decisions.run.transcript import add_message
 from perdure.testkit.model_server import Reply, ScriptedAnswer, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.drawn import OWN, Said, a_reply, a_signal, brought, some_reads, turn_of
@@ -43,7 +43,18 @@ SEEDS = (
 )
 DECLARED = {"effect", "kind", "approval", "timeout", "approval_timeout"}
 TIMED = {  # what the clock, the server or the size of a result decides
-    *("created_at", "updated_at", "active_ms", "usage", "cost_usd", "events", "untold", "artifacts", "journal"),
+    *(
+        "created_at",
+        "updated_at",
+        "active_ms",
+        "usage",
+        "cost_usd",
+        "unpriced",
+        "events",
+        "untold",
+        "artifacts",
+        "journal",
+    ),
     *("execution", "workspace"),
 }
 
@@ -195,7 +206,10 @@ class Play:
         try:
             await self.it.until(same)
         except TimeoutError:
-            differing = {name: (wanted[name], real[name]) for name in wanted if wanted[name] != real[name]}
+            names = {**wanted, **real}
+            differing = {
+                name: (wanted.get(name), real.get(name)) for name in names if wanted.get(name) != real.get(name)
+            }
             about = (differing, (wanted_calls, set(self.held.calls)), (is_asked, self.held.is_asked))
             raise AssertionError(f"pure and real differ: {about}\nafter\n" + "\n".join(self.log)) from None
         if is_asked:
@@ -275,7 +289,7 @@ async def test_the_real_loop_and_the_pure_one_come_to_the_same(
     fuses: bool,
 ) -> None:
     """Where the history is soon long, no reads are fused, so these plays need a server where it is not."""
-    monkeypatch.setattr("activities.model.pieces.MAX_CONTINUATIONS", 0)  # the pure loop sees whole replies only
+    monkeypatch.setattr("perdure.activities.model.turn.MAX_CONTINUATIONS", 0)  # the pure loop sees whole replies only
     held = HeldSteps()
     async with world(held.script, *held.tools, server=client if fuses else short_history_client, fuses=fuses) as it:
         play = Play(seed, it, held)

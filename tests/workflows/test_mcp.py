@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.tools.interface import PreflightTool, TransientToolError
-from contracts.tool import Effect, ToolKind, ToolOutcome
-from perdure.process.mcp_tools import ToolOffer, offered_tools
+from perdure.activities.tools.interface import PreflightTool, TransientToolError
+from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
+from perdure.features.mcp.offer import offered_tools
+from perdure.process.project import ToolOffer
+from perdure.settings import load_settings
 from perdure.testkit.model_server import ScriptedAnswer, calls
 from perdure.testkit.tools import ScriptedTool
-from settings import load_settings
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.script import FINISH
 
@@ -215,11 +216,10 @@ async def test_a_read_tool_that_has_become_a_once_tool_is_not_called(
                 assert hostile.calls == []
 
 
-@pytest.mark.parametrize("target", ["#/nowhere", "#/properties/a"], ids=["to nothing", "to itself"])
 async def test_a_schema_that_cannot_be_applied_costs_the_call_and_nothing_is_in_doubt(
-    world: MakeWorld, tmp_path: Path, hostile: Hostile, target: str
+    world: MakeWorld, tmp_path: Path, hostile: Hostile
 ) -> None:
-    schema = {"type": "object", "properties": {"a": {"$ref": target}}}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}  # it refers to itself
     hostile.define({**LOOK, **READ, "inputSchema": schema}, {**ACT, "inputSchema": schema})
     both = calls(("h__look", {"a": 1}), ("h__act", {"a": 1}))
     async with (

@@ -13,21 +13,18 @@ import pytest
 from PIL import Image
 from temporalio.exceptions import ApplicationError
 
-from activities.effects.attempts import WORKER_SHUTDOWN
-from activities.media.result import ResultFiles
-from activities.media.store import put_upload
-from activities.storage.workspace import folder_name
-from activities.tools.files import ReadFile
-from activities.tools.interface import CallContext
-from contracts.agent import Agent
-from contracts.failures import RunFailure
-from contracts.media import StoredMedia
-from contracts.model_settings import ModelOverrides
-from contracts.run.question import Question, QuestionKind
-from contracts.run.signals import HumanInput
-from contracts.tool import Effect, ToolOutcome
-from decisions.ids import UPLOADS_STORE
-from decisions.run.question import answer_rejection
+from perdure.activities.media.store import ResultFiles, put_upload
+from perdure.activities.storage.workspace import folder_name
+from perdure.activities.tools.files import ReadFile
+from perdure.activities.tools.interface import CallContext
+from perdure.contracts.agent import Agent
+from perdure.contracts.failures import WORKER_SHUTDOWN, RunFailure
+from perdure.contracts.media import StoredMedia
+from perdure.contracts.model_settings import ModelOverrides
+from perdure.contracts.run.signals import HumanInput, Question, QuestionKind
+from perdure.contracts.tool import Effect, ToolOutcome
+from perdure.decisions.ids import UPLOADS_STORE
+from perdure.decisions.run.question import answer_rejection
 from perdure.testkit.model_server import calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.media_files import image_bytes, pdf_bytes
@@ -50,7 +47,7 @@ def flat_png() -> bytes:
 
 
 def seeing(*tools: str) -> Agent:
-    return EYES.model_copy(update={"tools": tools})
+    return EYES.evolve(tools=tools)
 
 
 async def upload(it: World, data: bytes, name: str) -> dict[str, Any]:
@@ -173,7 +170,7 @@ def test_only_a_question_of_the_agent_takes_attachments(kind: QuestionKind) -> N
     question = Question(id="q1", kind=kind, text="?", options=("a",), asked_at=datetime.now(UTC))
     attached = {"text": "a", "attachments": [{"name": "x.png", "sha256": "0" * 64}]}
     assert answer_rejection(question, HumanInput.model_validate(attached)) == "question q1 takes no attachments"
-    asked = question.model_copy(update={"kind": QuestionKind.question})
+    asked = question.evolve(kind=QuestionKind.question)
     assert answer_rejection(asked, HumanInput.model_validate({**attached, "text": None})) is None
 
 
@@ -208,9 +205,7 @@ async def test_a_summary_names_the_images_that_it_replaces(world: MakeWorld) -> 
 
     look = camera(flat_png())
     small = look._behaviour
-    look._behaviour = lambda given, context: small(given, context).model_copy(
-        update={"result": f"{given['n']}" + "lorem ipsum " * 300}
-    )
+    look._behaviour = lambda given, context: small(given, context).evolve(result=f"{given['n']}" + "lorem ipsum " * 300)
     async with world(script, look, agents=[seeing("look")], window=20_000, max_steps=50) as it:
         await it.run_to_end(agent="eyes")
         requests = it.model.requests
@@ -288,7 +283,7 @@ async def test_twenty_images_of_a_megabyte_leave_history_as_small_as_without(wor
             outcome = ToolOutcome(result=f"{context.step}" + "x" * 2048)
             kept = ResultFiles(f"look-{context.step:02}", context.workspace, context.store)
             entry = kept.to_outcome("image/png", data)
-            return outcome.model_copy(update={"media": entry.media}) if sees else outcome
+            return outcome.evolve(media=entry.media) if sees else outcome
 
         script = [*[calls(("look", {"n": n})) for n in range(20)], FINISH]
         async with world(

@@ -5,7 +5,7 @@ from collections import Counter
 from temporalio.client import Client
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 
-from contracts.tool import ToolKind
+from perdure.contracts.tool import ToolKind
 from perdure.converter import data_converter
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool

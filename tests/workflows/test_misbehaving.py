@@ -11,10 +11,11 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.model.pieces import MAX_CONTINUATIONS
-from contracts.failures import Escalation, RunFailure
-from contracts.run.state import RunStatus
-from contracts.tool import Approval, Effect
+from perdure.activities.model.turn import MAX_CONTINUATIONS
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import Escalation, RunFailure
+from perdure.contracts.run.state import RunStatus
+from perdure.contracts.tool import Approval, Effect
 from perdure.testkit.model_server import Reply, ScriptedAnswer, broken_json, calls, cut, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
@@ -233,7 +234,7 @@ async def test_a_pause_for_ever_ends_with_the_turns(world: MakeWorld) -> None:
 async def test_a_provider_that_fails_for_ever_fails_the_run_after_six_attempts(
     world: MakeWorld, fault: ScriptedAnswer, kind: RunFailure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     async with world([calls(("look", {})), fault], look()) as it:
         run = await expect_end(it, f"failed: {kind}")
         assert (await it.state(run))["status"] == "failed"

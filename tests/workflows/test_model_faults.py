@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from activities.demo.sse import encode_event, encode_stream
+from perdure.contracts.bounds import Backoff
 from perdure.testkit import model_server
 from perdure.testkit.model_server import broken_json, calls, cut, fails, says, slow
+from perdure.testkit.rehearsal.sse import encode_event, encode_stream
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import KEY, MakeWorld
 from tests.workflows.runs import failure_of
@@ -29,7 +30,7 @@ async def test_a_reply_that_keeps_coming_is_read_whole_and_asked_for_once(world:
 
 
 async def test_a_stall_is_tried_again(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     answers = iter([slow(LONG, 600), FINISH])
     async with world(lambda _: next(answers), works=False, turn_timeout="1s") as it, it.worker():
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -44,7 +45,7 @@ async def test_a_reply_without_end_fails_the_run_and_is_not_paid_again(world: Ma
 
 
 async def test_failed_attempts_count_against_the_turn(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     answers = iter([slow(LONG, 600), slow(LONG, 600), slow(LONG, 60)])
     async with world(lambda _: next(answers), works=False, turn_timeout="2s", turn_limit="5s") as it, it.worker():
         began = monotonic()
@@ -111,16 +112,16 @@ async def test_a_reply_without_usage_is_whole_and_one_without_a_block_is_retried
     """Without `usage` a reply is whole; without a block it is not, and the next try may be."""
     replies = [0]
 
-    def odd(message: Any, piece: int = 24) -> Iterator[bytes]:
+    def odd(message: Any, _: Any) -> Iterator[bytes]:
         replies[0] += 1
-        for event in encode_stream(message, piece):
+        for event in encode_stream(message):
             data = json.loads(event.split(b"data: ")[1])
             data.pop("usage", None)
             data.get("message", {}).pop("usage", None)
             if replies[0] > 1 or leaves_out == "message_delta" or data["type"] != leaves_out:
                 yield encode_event(data)
 
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     monkeypatch.setattr(model_server, "MESSAGES", replace(model_server.MESSAGES, stream=odd))
     async with world(lambda _: FINISH) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -168,7 +169,7 @@ async def test_a_reply_of_any_size_never_stops_a_run(
     world: MakeWorld, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client takes long to read a large stream, so the bound is a tenth of what it is."""
-    monkeypatch.setattr("activities.providers.reply.MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr("perdure.activities.providers.replies.reply.MAX_REPLY_BYTES", 100_000)
     long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
     replies = [
         calls(("look", {"text": long})),

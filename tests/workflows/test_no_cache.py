@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from contracts.tool import Effect
+from perdure.contracts.tool import Effect
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline

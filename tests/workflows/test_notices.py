@@ -1,11 +1,15 @@
 """People are notified once of each event, whatever becomes of the run, the channel or the worker."""
 
+import email
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from html import escape
+from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,6 +17,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
@@ -20,19 +25,21 @@ from temporalio.client import WorkflowFailureError
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
-from activities.people.channels import (
+from perdure.contracts.people import NoticeKind, NoticeRoute
+from perdure.contracts.tool import Approval
+from perdure.features.notices.channels import (
     AppriseSender,
     Channel,
     NoticeSender,
     SlackSender,
     WebhookSender,
+    channels_of,
     format_slack_message,
 )
-from activities.reconcile.reconcile import Reconciler
-from contracts.people.notice import Notice, NoticeKind, NoticeRoute
-from contracts.reconcile import ReconcileRequest
-from contracts.tool import Approval
-from decisions.people.notice import CutOffRun, cut_off_request
+from perdure.features.notices.contract import Notice
+from perdure.features.notices.rules import CutOffRun, cut_off_request
+from perdure.features.reconciler.activities import ReconcileQueries, Reconciler
+from perdure.features.reconciler.contract import Place, ReconcileRequest
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
@@ -82,9 +89,9 @@ def receiving(*statuses: int) -> Iterator[Receiver]:
 
 
 def add_channel(it: World, sender: NoticeSender, *on: NoticeKind, patience: float = 3600, agents: str = "*") -> None:
-    route = NoticeRoute(channel=f"c{len(it.project.channels)}", on=on, patience=timedelta(seconds=patience))
-    channels = (*it.project.channels, Channel(route, (agents,), sender))
-    it.project = replace(it.project, channels=channels, page_url="https://perdure.test/")
+    route = NoticeRoute(channel=f"c{len(channels_of(it.project))}", on=on, patience=timedelta(seconds=patience))
+    channels = (*channels_of(it.project), Channel(route, (agents,), sender))
+    it.project = replace(it.project, parts={"notices": channels}, page_url="https://perdure.test/")
 
 
 async def test_a_question_and_the_end_are_announced_once_signed_and_with_a_link(world: MakeWorld) -> None:
@@ -186,8 +193,10 @@ async def test_a_run_that_is_stuck_is_announced_by_the_reconciler(world: MakeWor
     with receiving() as receiver:
         async with world([FINISH], works=False) as it, httpx.AsyncClient() as client:
             add_channel(it, WebhookSender(receiver.url, SECRET, client), NoticeKind.wedged)
-            reconciler = Reconciler(it.client, it.project.stores, it.queue, channels=it.project.channels)
-            requests = reconciler._wedged_notices({"r1": "clerk"})
+            reconciler = Reconciler(it.client, it.project.stores, it.queue, channels=channels_of(it.project))
+            place = Place(namespace="default", task_queue=it.queue)
+            server = ReconcileQueries(it.client, place, datetime.now(UTC), repairs=False, since={})
+            requests = await reconciler._wedged_notices(server, {"r1": "clerk"})
             assert [route.channel for route in requests[0].routes] == ["c0"]
             async with it.worker():
                 for _ in range(2):
@@ -247,6 +256,145 @@ async def test_apprise_sends_the_notice_and_reports_a_failure() -> None:
         await AppriseSender("json://127.0.0.1:9/?cto=1&rto=1").send(notice, "id", "")
 
 
+HIDING = """pay {
+  "note": "<!-- one euro -->
+<a href='https://evil.example'>approve here</a> <img src='https://evil.example/seen'>
+[approve here](https://evil.example) **free**",
+  "cents": 99999900
+}"""
+
+
+class Shown(HTMLParser):
+    """The text, the links and the images of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.tags = "", list[str]()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.filterwarnings("ignore:'imghdr':DeprecationWarning")
+@pytest.mark.parametrize("form", ["html", "markdown", "text"])
+async def test_a_channel_of_any_format_shows_the_text_and_makes_no_markup_of_it(form: str) -> None:
+    notice = Notice(kind=NoticeKind.waiting, run_id="r1", agent="a", title="a waits", text=HIDING)
+    with receiving() as receiver:
+        address = f"{receiver.url.replace('http://', 'json://')}?format={form}"
+        await AppriseSender(address).send(notice, "id", "")
+        sent = json.loads(receiver.requests[0][1])["message"]
+    page = sent if form == "html" else MarkdownIt().render(sent) if form == "markdown" else escape(sent)
+    shown = Shown(page)
+    assert not {"a", "img", "strong", "!--"} & set(shown.tags), sent
+    for line in ("<!-- one euro -->", "<a href='https://evil.example'>", "[approve here]", "**free**", "99999900"):
+        assert line in " ".join(shown.text.split()), sent
+
+
+class MailServer(threading.Thread):
+    """A mail server that takes one mail, as text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.mail = ""
+
+    def run(self) -> None:
+        with self.listener, self.listener.accept()[0] as peer, peer.makefile("rw", newline="\r\n") as lines:
+            answer = "220 ready"
+            while answer:
+                print(answer, file=lines, flush=True)
+                match lines.readline()[:4].upper():
+                    case "DATA":
+                        print("354 go on", file=lines, flush=True)
+                        while (line := lines.readline()) not in (".\r\n", ".\n", ""):
+                            self.mail += line
+                        answer = "250 taken"
+                    case "QUIT" | "":
+                        answer = ""
+                    case _:
+                        answer = "250 ok"
+
+
+@pytest.mark.filterwarnings("ignore:'imghdr':DeprecationWarning")
+@pytest.mark.parametrize("form", ["", "&format=html", "&format=text"])
+async def test_a_mail_shows_the_text_as_it_is_in_each_of_its_parts(form: str) -> None:
+    server = MailServer()
+    server.start()
+    notice = Notice(kind=NoticeKind.waiting, run_id="r1", agent="a", title="a waits", text=HIDING)
+    port = server.listener.getsockname()[1]
+    await AppriseSender(f"mailto://127.0.0.1:{port}?from=a@mail.example&to=ann@mail.example{form}").send(
+        notice, "id", ""
+    )
+    server.join()
+    parts = [part for part in email.message_from_string(server.mail).walk() if not part.is_multipart()]
+    assert parts
+    for part in parts:
+        written = bytes(part.get_payload(decode=True)).decode()
+        shown = Shown(written if part.get_content_subtype() == "html" else escape(written))
+        assert {"a", "img"}.isdisjoint(shown.tags)
+        assert "<!-- one euro -->" in " ".join(shown.text.split())
+        assert "99999900" in shown.text
+
+
+@pytest.mark.parametrize(
+    ("options", "buttons", "others"),
+    [
+        (["", "  ", "yes"], ["yes"], []),
+        (["yes", "yes", "no"], ["yes", "no"], []),
+        (["a" * 74 + "b", "a" * 74 + "c", "d" * 76], ["a" * 74 + "b", "a" * 74 + "c"], ["d" * 76]),
+        ([f"no {n}" for n in range(7)], [f"no {n}" for n in range(5)], ["no 5", "no 6"]),
+        (["to\u202eeno", "a\nb"], ["to[U+202E]eno"], ["a\nb"]),
+    ],
+)
+async def test_an_option_that_is_no_button_stands_in_the_message_and_keeps_nothing_back(
+    world: MakeWorld, options: list[str], buttons: list[str], others: list[str]
+) -> None:
+    ask = calls(("ask_human", {"question": "Which one?", "options": options}))
+    with receiving() as receiver:
+        async with world([ask, FINISH], works=False) as it, httpx.AsyncClient() as client:
+            add_channel(it, SlackSender(receiver.url, client), NoticeKind.waiting)
+            async with it.worker():
+                run = await it.start()
+                await it.until(lambda: len(receiver.requests) == 1)
+                asked = (await it.state(run))["question"]["options"]
+                await it.answer(run, text=asked[-1])
+                await run.result()
+    blocks = json.loads(receiver.requests[0][1])["blocks"]
+    [row] = [block["elements"] for block in blocks if block["type"] == "actions" and "value" in block["elements"][0]]
+    assert [button["text"]["text"] for button in row] == buttons
+    assert [asked[json.loads(button["value"])["option"]] for button in row] == buttons
+    lines = [block["text"]["text"] for block in blocks if block["type"] == "section"][1:]
+    assert lines == (["\n".join(f"or: {option}" for option in others)] if others else [])
+
+
+async def test_a_message_whose_form_is_refused_is_sent_as_plain_text_with_no_markup(world: MakeWorld) -> None:
+    with receiving(400) as receiver:
+        ask = calls(("ask_human", {"question": "<!channel> a & b?"}))
+        async with world([ask, FINISH], works=False) as it, httpx.AsyncClient() as client:
+            add_channel(it, SlackSender(receiver.url, client), NoticeKind.waiting)
+            async with it.worker():
+                run = await it.start()
+                await it.until(lambda: len(receiver.requests) == 2)
+    plain = json.loads(receiver.requests[1][1])
+    assert (plain.keys(), plain["mrkdwn"]) == ({"text", "mrkdwn"}, False)
+    assert "&lt;!channel&gt; a &amp; b?" in plain["text"]
+    assert f"run {run.id.removeprefix('run:')}" in plain["text"]
+
+
+@pytest.mark.parametrize("options", [["x" * 501], [str(number) for number in range(21)], ["\u202e" * 80]])
+async def test_options_that_cannot_be_shown_whole_are_refused_and_the_model_is_told(
+    world: MakeWorld, options: list[str]
+) -> None:
+    async with world([calls(("ask_human", {"question": "Which one?", "options": options})), FINISH]) as it:
+        run = await it.run_to_end()
+        assert "`options`: at most 20, of 500 characters each" in (await it.shown(run))[0]
+
+
 async def test_a_run_that_is_terminated_is_announced_by_the_reconciler_under_the_id_of_its_own_notice(
     world: MakeWorld,
 ) -> None:
@@ -285,7 +433,7 @@ async def test_a_run_that_temporal_timed_out_is_announced_as_failed_and_one_that
 ) -> None:
     async with world([ASK], works=False) as it, httpx.AsyncClient() as client:
         add_channel(it, WebhookSender("http://127.0.0.1:9/", SECRET, client), *ENDS)
-        reconciler = Reconciler(it.client, it.project.stores, it.queue, channels=it.project.channels)
+        reconciler = Reconciler(it.client, it.project.stores, it.queue, channels=channels_of(it.project))
         async with it.worker():
             event = {"type": "agentic.start", "payload": {"goal": "x"}}
             late = await it.start_raw(event, execution_timeout=timedelta(seconds=2))
@@ -321,10 +469,10 @@ async def reset(it: World, run: Run) -> None:
 async def test_runs_that_are_too_many_for_a_pass_are_announced_by_the_next_ones(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.reconcile.cut_off.MAX_CUT_OFF", 2)
+    monkeypatch.setattr("perdure.features.reconciler.activities.MAX_CUT_OFF", 2)
     async with world([ASK], works=False) as it, httpx.AsyncClient() as client:
         add_channel(it, WebhookSender("http://127.0.0.1:9/", SECRET, client), *ENDS)
-        reconciler = Reconciler(it.client, it.project.stores, it.queue, channels=it.project.channels)
+        reconciler = Reconciler(it.client, it.project.stores, it.queue, channels=channels_of(it.project))
         runs = [await it.start() for _ in range(5)]
         for run in runs:
             await run.terminate()

@@ -11,18 +11,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import cli
-from contracts.tool import Effect
+from perdure import cli
+from perdure.contracts.tool import Effect
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
 
-ROOT = Path(cli.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 PAGE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8").partition("\n## ")[0]  # without failures
 ROWS = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| `(\w+)` \|", PAGE, re.MULTILINE)
-LAYERS = ("contracts/", "decisions/", "workflows/", "activities/")
+PRODUCT = ("perdure/", "workflows/", "activities/")
+TEST_KIT = "perdure/testkit/"  # a model on this machine
 
 Entry = tuple[str, str]  # a module's path and the name of its function
+
+
+def _is_product(path: str) -> bool:
+    return path.startswith(PRODUCT) and not path.startswith(TEST_KIT)
 
 
 @contextmanager
@@ -36,10 +41,11 @@ def entered(first: Entry, last: Entry) -> Iterator[list[Entry]]:
         path = Path(frame.f_code.co_filename)
         if is_over or event not in ("call", "return") or not path.is_relative_to(ROOT):
             return
-        entry = (path.relative_to(ROOT).as_posix(), frame.f_code.co_name)
+        name = path.relative_to(ROOT).as_posix()
+        entry = (re.sub(r"^perdure/(?=workflows/|activities/)", "", name), frame.f_code.co_name)  # they are links
         if event == "return":
             is_over = entry == last
-        elif entry[0].startswith(LAYERS) and entry[1] != "<module>" and (found or entry == first):
+        elif _is_product(entry[0]) and entry[1] != "<module>" and (found or entry == first):
             found.append(entry)
 
     threading.setprofile(profile)  # for threads that start now: those of workflow tasks and of blocking calls
@@ -63,7 +69,7 @@ async def test_the_page_follows_a_call_through_the_code(world: MakeWorld) -> Non
         async with world(script, pay, caches=True, fuses=False) as it:  # as on the page
             await (await it.start()).result()
     assert len(pay.calls) == 1
-    modules = set(re.findall(r"`((?:contracts|decisions|workflows|activities)/[\w/]+\.py)`", PAGE))
+    modules = set(re.findall(r"`((?:perdure|workflows|activities)/[\w/]+\.py)`", PAGE))
     crossed = {module for module, _ in found}
     assert (crossed - modules, modules - crossed) == (set(), set())  # not on the page, and not on the way
     assert [row for row in ROWS if row not in found] == []

@@ -1,23 +1,25 @@
 """A subtask of a peer that lives outside: a message in its mailbox, and whatever comes back (D5, D6)."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from temporalio import activity
-from temporalio.client import WorkflowExecutionStatus, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError
 
-from activities.mailbox.client import Mailboxes
-from contracts.agent import Agent
-from contracts.mail.mailbox import AckView, MailboxView
-from contracts.mail.peers import MailDispatch
-from decisions.ids import mailbox_workflow_id
+from perdure.contracts.agent import Agent
+from perdure.features.mailbox.activities.peers import OutsidePeer
+from perdure.features.mailbox.contract import InboxMessage, MailDispatch
 from perdure.testkit.model_server import Reply, calls
+from perdure.workflows.execution import WITHDRAWING
 from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.mail import Mailbox
 from tests.workflows.runs import expect_cancelled, failure_of, result_of
 from tests.workflows.script import FINISH
 
@@ -32,8 +34,8 @@ def asks(peer: Agent, *more: dict[str, Any], **fields: Any) -> Reply:
     return calls(("delegate", {"subtasks": [part, *more]}))
 
 
-def reply(peer: Agent, **fields: Any) -> dict[str, Any]:
-    said = {"mailbox": peer.name, "sender": peer.name, "subtask_id": "part", "status": "done", "body": "written"}
+def reply(peer: str, **fields: Any) -> dict[str, Any]:
+    said = {"mailbox": peer, "sender": peer, "subtask_id": "part", "status": "done", "body": "written"}
     return {**said, **fields}
 
 
@@ -54,25 +56,22 @@ async def start_delegation(it: World) -> tuple[Run, WorkflowHandle[Any, Any]]:
     return run, delegation
 
 
-async def in_hand(it: World, peer: Agent, count: int) -> tuple[AckView, ...]:
-    """What the peer's mailbox has in hand, once that are so many messages."""
-    box = it.client.get_workflow_handle(mailbox_workflow_id(peer.name))
+@asynccontextmanager
+async def served(it: World, peer: Agent, root: Path) -> AsyncIterator[Mailbox]:
+    """The peer's folder, with its bridge."""
+    box = Mailbox(it, root / "box", peer.name, outside=True)
+    async with box.served():
+        yield box
 
-    async def look() -> MailboxView | None:
-        try:
-            view: MailboxView = await box.query("acks", result_type=MailboxView)
-        except RPCError:
-            return None
-        return view
 
-    async def are_there() -> bool:
-        view = await look()
-        return view is not None and len(view.open) == count
+async def in_hand(box: Mailbox, count: int) -> list[InboxMessage]:
+    """Return the messages in hand in the peer's folder, once there are so many and their files are there."""
+    await box.it.until(lambda: len(box.open()) == len(files(box)) == count)
+    return box.open()
 
-    await it.until(are_there)
-    view = await look()
-    assert view is not None
-    return view.open
+
+def files(box: Mailbox) -> list[Path]:
+    return list((box.folder.root / "inbox").glob("*/*.md"))
 
 
 def lead(*peers: Agent) -> Agent:
@@ -81,30 +80,60 @@ def lead(*peers: Agent) -> Agent:
 
 @asynccontextmanager
 async def delegating(
-    world: MakeWorld, **fields: Any
-) -> AsyncIterator[tuple[World, Agent, Run, WorkflowHandle[Any, Any]]]:
-    """A run that waits for one subtask of a peer outside, the peer, and the delegation."""
+    world: MakeWorld, root: Path, **fields: Any
+) -> AsyncIterator[tuple[World, Mailbox, Run, WorkflowHandle[Any, Any]]]:
+    """A run that waits for one subtask of a peer outside, the peer's folder, and the delegation."""
     peer = scribe()
     async with world([asks(peer, **fields), FINISH], agents=[lead(peer), peer]) as it:
-        yield it, peer, *await start_delegation(it)
+        run, delegation = await start_delegation(it)
+        async with served(it, peer, root) as box:
+            yield it, box, run, delegation
 
 
-async def test_a_peer_outside_gets_the_whole_task_and_its_reply_is_the_result(world: MakeWorld) -> None:
-    async with delegating(world) as (it, peer, run, delegation):
-        [letter] = await in_hand(it, peer, 1)
+async def test_a_peer_outside_gets_the_whole_task_and_its_reply_is_the_result(world: MakeWorld, tmp_path: Path) -> None:
+    async with delegating(world, tmp_path) as (it, box, run, delegation):
+        [sent] = await in_hand(box, 1)
+        written = files(box)[0].read_text()
         text = await delegation.query("message", {"subtask_id": "part"})
-        assert await delegation.execute_update("reply", reply(peer)) == "RESOLVED"
+        assert await delegation.execute_update("reply", reply(box.folder.agent)) == "RESOLVED"
         event = await result_of(run)
         brought = (await it.results(run))[0][1]
         first_request = it.model.requests[0]
         await it.replay()
     run_id = run.id.removeprefix("run:")
-    assert (letter.plan_id, letter.task_id, letter.subtask_id) == (run_id, f"{run_id}.1", "part")
+    assert (sent.plan_id, sent.task_id, sent.subtask_id) == (run_id, f"{run_id}.1", "part")
+    assert written == text
     assert text.startswith(f'---\ntype: "task"\nmessage_id: "{run_id}.1-part"\nplan_id: "{run_id}"\n')
     assert text.endswith("\n\nWrite it down.")
     assert event["payload"]["outcome"] == "done"
     assert '"status":"done","outcome":"written"' in brought
     assert "works outside" in str(first_request["system"])
+
+
+async def test_a_reply_file_in_the_peers_outbox_is_the_result_and_ends_the_subtask(
+    world: MakeWorld, tmp_path: Path
+) -> None:
+    async with delegating(world, tmp_path) as (it, box, run, _):
+        [sent] = await in_hand(box, 1)
+        head = {"type": "reply", "message_id": "r", "plan_id": sent.plan_id, "task_id": sent.task_id, "body": "by file"}
+        told = {**head, "subtask_id": "part", "from": box.folder.agent, "status": "done"}
+        box.folder.below.write(json.dumps(told).encode(), "outbox", sent.plan_id, "r.json")
+        await result_of(run)
+        assert '"outcome":"by file"' in (await it.results(run))[0][1]
+        await it.until(lambda: not box.open())
+
+
+async def test_a_subtask_waits_for_a_bridge(world: MakeWorld, tmp_path: Path) -> None:
+    peer = scribe()
+    async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
+        run, delegation = await start_delegation(it)
+        async with served(it, peer, tmp_path) as box:
+            await in_hand(box, 1)
+        async with served(it, peer, tmp_path) as box:  # another bridge
+            await in_hand(box, 1)
+            await delegation.execute_update("reply", reply(peer.name))
+            await result_of(run)
+        await it.replay()
 
 
 async def test_a_second_reply_changes_nothing_and_a_foreign_one_is_an_orphan(world: MakeWorld) -> None:
@@ -113,83 +142,84 @@ async def test_a_second_reply_changes_nothing_and_a_foreign_one_is_an_orphan(wor
     async with world([asks(peer, more), FINISH], agents=[lead(peer), peer]) as it:
         run, delegation = await start_delegation(it)
         said = [
-            reply(peer, mailbox="stranger"),
-            reply(peer, subtask_id="nothing"),
-            reply(peer, body="first"),
-            reply(peer, body="second"),
+            reply(peer.name, mailbox="stranger"),
+            reply(peer.name, subtask_id="nothing"),
+            reply(peer.name, body="first"),
+            reply(peer.name, body="second"),
         ]
         verdicts = [await delegation.execute_update("reply", each) for each in said]
         with pytest.raises(WorkflowUpdateFailedError):
             await delegation.execute_update("reply", {"subtask_id": "rest"})
-        await delegation.execute_update("reply", reply(peer, subtask_id="rest"))
+        await delegation.execute_update("reply", reply(peer.name, subtask_id="rest"))
         await result_of(run)
         brought = (await it.results(run))[0][1]
         with pytest.raises(RPCError, match="completed"):
-            await delegation.execute_update("reply", reply(peer))
+            await delegation.execute_update("reply", reply(peer.name))
         await it.replay()
     assert verdicts == ["ORPHAN", "ORPHAN", "RESOLVED", "ALREADY_DONE"]
     assert '"outcome":"first"' in brought
 
 
-async def test_a_reply_in_the_folder_of_the_one_that_asked_ends_the_subtask_in_the_peers_too(world: MakeWorld) -> None:
-    async with delegating(world) as (it, peer, run, delegation):
-        await in_hand(it, peer, 1)
-        assert await delegation.execute_update("reply", reply(peer, mailbox="lead")) == "RESOLVED"
+async def test_a_reply_in_the_folder_of_the_one_that_asked_ends_the_subtask_in_the_peers_too(
+    world: MakeWorld, tmp_path: Path
+) -> None:
+    async with delegating(world, tmp_path) as (it, box, run, delegation):
+        await in_hand(box, 1)
+        assert await delegation.execute_update("reply", reply(box.folder.agent, mailbox="lead")) == "RESOLVED"
         await result_of(run)
-        await in_hand(it, peer, 0)
+        await in_hand(box, 0)
         await it.replay()
 
 
-async def test_a_peer_outside_that_failed_fails_the_delegation(world: MakeWorld) -> None:
-    async with delegating(world) as (it, peer, run, delegation):
+async def test_a_peer_outside_that_failed_fails_the_delegation(world: MakeWorld, tmp_path: Path) -> None:
+    async with delegating(world, tmp_path) as (it, box, run, delegation):
+        peer = box.folder.agent
         await delegation.execute_update("reply", reply(peer, status="failed", body="no ink"))
         await result_of(run)
         brought = (await it.results(run))[0][1]
-    assert f"subtask part ({peer.name}) failed: no ink" in brought
+    assert f"subtask part ({peer}) failed: no ink" in brought
 
 
-async def test_a_subtask_that_is_not_answered_in_time_is_withdrawn(world: MakeWorld) -> None:
-    async with delegating(world, timeout="500ms") as (it, peer, run, _):
+async def test_a_subtask_that_is_not_answered_in_time_is_withdrawn(world: MakeWorld, tmp_path: Path) -> None:
+    async with delegating(world, tmp_path, timeout="3s") as (it, box, run, _):
+        await in_hand(box, 1)
         await result_of(run)
         brought = (await it.results(run))[0][1]
-        await in_hand(it, peer, 0)
+        await in_hand(box, 0)
     assert "timed out" in brought
 
 
-async def test_a_terminated_mailbox_gets_its_subtasks_again(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.delegation.REMINDER", timedelta(seconds=1))
-    async with delegating(world) as (it, peer, run, delegation):
-        await in_hand(it, peer, 1)
-        box = it.client.get_workflow_handle(mailbox_workflow_id(peer.name))
-        await box.terminate()
-
-        async def is_there_again() -> bool:
-            return (await box.describe()).status is WorkflowExecutionStatus.RUNNING
-
-        await it.until(is_there_again)
-        [letter] = await in_hand(it, peer, 1)
-        await delegation.execute_update("reply", reply(peer))
-        await result_of(run)
-        await it.replay()
-    assert letter.subtask_id == "part"
+async def test_a_subtask_that_ended_while_no_bridge_ran_is_withdrawn_by_the_next(
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WITHDRAWING, "schedule_to_close_timeout", timedelta(seconds=0.5))
+    peer = scribe()
+    async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
+        run, _ = await start_delegation(it)
+        async with served(it, peer, tmp_path) as box:
+            await in_hand(box, 1)
+        await run.signal("cancel")
+        await expect_cancelled(run)
+        assert len(files(box)) == 1
+        async with served(it, peer, tmp_path) as box:
+            await in_hand(box, 0)
 
 
 async def test_a_reply_during_the_withdrawal_of_its_subtask_counts(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer, tell, verdicts = scribe(), Mailboxes.dispatch_mail, list[str]()
+    withdraw, verdicts = OutsidePeer.withdraw_mail, list[str]()
 
-    class Slow(Mailboxes):
+    class Slow(OutsidePeer):
         @activity.defn
-        async def dispatch_mail(self, request: MailDispatch) -> None:
-            if request.withdraw:
-                delegation = self._client.get_workflow_handle(request.dispatch.delegation)
-                verdicts.append(await delegation.execute_update("reply", reply(peer)))
-            await tell(self, request)
+        async def withdraw_mail(self, request: MailDispatch) -> None:
+            delegation = self._client.get_workflow_handle(request.delegation)
+            verdicts.append(await delegation.execute_update("reply", reply(self._writer.folder.agent)))
+            await withdraw(self, request)
 
-    monkeypatch.setattr(Mailboxes, "dispatch_mail", Slow.dispatch_mail)
-    async with world([asks(peer, timeout="500ms"), FINISH], agents=[lead(peer), peer]) as it:
-        run, _ = await start_delegation(it)
+    monkeypatch.setattr(OutsidePeer, "withdraw_mail", Slow.withdraw_mail)
+    async with delegating(world, tmp_path, timeout="3s") as (it, box, run, _):
+        await in_hand(box, 1)
         await result_of(run)
         brought = (await it.results(run))[0][1]
         await it.replay()
@@ -197,12 +227,12 @@ async def test_a_reply_during_the_withdrawal_of_its_subtask_counts(
     assert '"status":"done","outcome":"written"' in brought
 
 
-async def test_a_cancelled_run_withdraws_its_subtasks(world: MakeWorld) -> None:
-    async with delegating(world) as (it, peer, run, _):
-        await in_hand(it, peer, 1)
+async def test_a_cancelled_run_withdraws_its_subtasks(world: MakeWorld, tmp_path: Path) -> None:
+    async with delegating(world, tmp_path) as (_, box, run, __):
+        await in_hand(box, 1)
         await run.signal("cancel")
         await expect_cancelled(run)
-        await in_hand(it, peer, 0)
+        await in_hand(box, 0)
 
 
 async def test_no_run_can_be_an_agent_that_lives_outside(world: MakeWorld) -> None:

@@ -5,12 +5,12 @@ from temporalio.workflow import NondeterminismError
 
 from perdure.converter import data_converter
 from perdure.testkit.model_server import calls
+from perdure.workflows.agent_run.agent_run import AgentRun
+from perdure.workflows.handlers import UnknownWorkflow
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from tests.replaying import replay_history
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.script import FINISH
-from workflows.agent_run.agent_run import AgentRun
-from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 RELEASES = (AgentRun, Patched, Deprecated, Unguarded)  # before, and the three; in the last one the patch is gone

@@ -13,9 +13,9 @@ from temporalio.converter import (
     StorageDriverWorkflowInfo,
 )
 
-from activities.storage.object_store import PayloadStore, open_store
-from perdure.client.history import HistoryReader
+from perdure.activities.storage.object_store import PayloadStore, open_store
 from perdure.client.run_list import find_run
+from perdure.client.watch import HistoryReader
 from perdure.codec import AesGcmCodec
 from perdure.converter import OFFLOAD_THRESHOLD, data_converter, with_encryption, with_offloading
 from perdure.testkit.model_server import calls

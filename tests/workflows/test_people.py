@@ -22,13 +22,8 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.tools.call import ToolCalls
-from activities.tools.json_schema import SchemaValidator
-from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import RunStatus
-from contracts.tool import Approval, Effect, ToolKind
-from decisions.builtin_tools import gated_routes
-from decisions.ids import call_digest
+from perdure.activities.tools.call import ToolCalls
+from perdure.activities.tools.json_schema import SchemaValidator
 from perdure.answer_keys import NO_KEYS
 from perdure.client import runs
 from perdure.client.errors import AnswerRejectedError, RejectedError, TemporalUnavailableError
@@ -36,6 +31,11 @@ from perdure.client.run_events import WaitStarted
 from perdure.client.run_list import iterate_runs
 from perdure.client.runs import submit_answer
 from perdure.commands import chat
+from perdure.contracts.run.signals import Decision, HumanInput
+from perdure.contracts.run.state import RunStatus
+from perdure.contracts.tool import Approval, Effect, ToolKind
+from perdure.decisions.ids import call_digest
+from perdure.decisions.tools import gated_routes
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run
@@ -429,7 +429,7 @@ async def _is_alone(it: Any, run: Run) -> bool:
 def typed_charge() -> ScriptedTool:
     charge = guarded()
     properties = {"eur": {"type": "integer"}, "note": {"type": "string"}}
-    charge.schema = charge.schema.model_copy(update={"input_schema": {"type": "object", "properties": properties}})
+    charge.schema = charge.schema.evolve(input_schema={"type": "object", "properties": properties})
     return charge
 
 
@@ -619,7 +619,7 @@ async def test_a_message_that_an_agent_sends_waits_for_its_approval(world: MakeW
         turns = (task("wait", {"delayMs": 1}, workflow), task("notify", {"channelId": "c", "text": "hi"}, workflow))
         return (*turns, FINISH)[len(said) - 1]
 
-    async with world(script, works=False, follow_ups=()) as it:
+    async with world(script, works=False, follow_ups=(), grace=timedelta(seconds=1)) as it:
         it.project = replace(it.project, builtins=gated_routes({"notify": None}))
         async with it.worker():
             run = await it.start()

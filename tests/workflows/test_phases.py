@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 
 from perdure.process.project import build_project
+from perdure.settings import load_settings
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from settings import load_settings
 from tests.timeline import timeline
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.runs import result_of, trace_events
@@ -126,7 +126,7 @@ async def test_ask_human_waits_for_a_person_and_the_answer_is_its_result(world: 
 
 
 def prompt(name: str) -> str:
-    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
+    return files("perdure.activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
 
 
 def test_the_prompts_are_short_and_name_every_verdict() -> None:
@@ -139,7 +139,7 @@ async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: Ma
     async with httpx.AsyncClient() as http:
         project = build_project(load_settings({}, tmp_path), http)
     tool = look()
-    agents = {"default": project.agents["default"].model_copy(update={"tools": ("look",)})}
+    agents = {"default": project.agents["default"].evolve(tools=("look",))}
     async with world([FIRST, FINISH], tool, works=False) as it:
         it.project = replace(project, agents=agents, tools={"look": tool}, model="scripted", workspaces=tmp_path)
         async with it.worker():

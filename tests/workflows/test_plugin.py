@@ -1,10 +1,12 @@
 """`PerdurePlugin` in a worker and a replayer of another program, which uses the typed shells, on the real server."""
 
 import asyncio
+import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_type, cast
 from uuid import uuid4
@@ -12,21 +14,28 @@ from uuid import uuid4
 import grpc
 import httpx
 import pytest
-from temporalio.client import Client, WithStartWorkflowOperation, WorkflowHandle
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client, ClientConfig, WithStartWorkflowOperation, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import DataConverter, DefaultPayloadConverter
+from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer, Worker, WorkerConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from contracts.run.state import QuestionView
 from examples.refunds import refunds
 from examples.refunds.refunds import Refund, pay
 from perdure import PerdurePlugin
 from perdure.client.errors import TemporalUnavailableError
 from perdure.codec import AesGcmCodec
-from perdure.converter import data_converter, with_encryption
-from perdure.plugin import SHARED_WORKFLOWS
-from perdure.process.encryption_marker import set_marker
+from perdure.contracts.models import Undecodable
+from perdure.contracts.run.state import QuestionView
+from perdure.contracts.tool import ToolOutcome
+from perdure.converter import TolerantPayloadConverter, data_converter, with_encryption
+from perdure.process.queue_marker import set_marker
+from perdure.process.workflows import all_workflows
+from perdure.settings import ProjectError, Settings, load_settings
+from perdure.settings.file import WorkerSettings
 from perdure.stubs import (
     AgentRun,
     CancelRequest,
@@ -51,13 +60,13 @@ from perdure.stubs import (
     follow_up_workflow_id,
     run_workflow_id,
 )
-from perdure.testkit.model_server import ScriptedModel, calls
-from settings import ProjectError, Settings, load_settings
-from settings.file import WorkerSettings
+from perdure.testkit.model_server import calls
+from perdure.workflows.agent_run.agent_run import AgentRun as RealAgentRun
+from perdure.workflows.handlers import UnknownWorkflow
 from tests.proxy import proxied
+from tests.shared_model import SharedModel
 from tests.waiting import PATIENCE
 from tests.workflows.caller import Caller
-from workflows.agent_run.agent_run import AgentRun as RealAgentRun
 
 EXAMPLE = Path(refunds.__file__).parent
 KEYS = {"ANTHROPIC_API_KEY": "sk-test"}
@@ -77,7 +86,7 @@ def reply(body: dict[str, Any]) -> Any:
 @pytest.fixture
 async def settings(tmp_path: Path) -> AsyncIterator[Settings]:
     shutil.copytree(EXAMPLE / "agents", tmp_path / "agents")
-    with ScriptedModel(reply) as model:
+    with SharedModel(reply) as model:
         env = {**KEYS, "ANTHROPIC_BASE_URL": model.base_url, "PERDURE_TASK_QUEUE": f"house-{uuid4().hex[:8]}"}
         yield load_settings(env, tmp_path)
 
@@ -166,10 +175,11 @@ async def test_a_lane_and_a_follow_up_are_spoken_to_with_types(client: Client, s
         lane = await opening.workflow_handle()
         await house.get_workflow_handle(run_workflow_id(submitted.run_id)).result()
 
-        async def has_ended() -> bool:
-            return bool((await lane.query(Conversation.lane)).recent)
+        async def has_ended(request_id: str) -> bool:
+            recent = (await lane.query(Conversation.lane)).recent
+            return any(turn.request_id.startswith(request_id) for turn in recent)
 
-        await once(has_ended)
+        await once(partial(has_ended, "r1"))
         forgotten = await lane.execute_update(Conversation.forget)
         assert_type(forgotten, Forgotten)
         await lane.signal(Conversation.cancel, CancelRequest(reason="over"))
@@ -189,6 +199,7 @@ async def test_a_lane_and_a_follow_up_are_spoken_to_with_types(client: Client, s
         await later.signal(FollowUp.task_resolved, TaskResolved(task_id="t1", result="here"))
         resolved = await later.result()
         assert_type(resolved, LifecycleEvent)
+        await once(partial(has_ended, "wf:"))  # the turn that it resumed
     assert (submitted.position, forgotten.run_id, resolved.type) == (0, submitted.run_id, "evt.workflow.resolved")
 
 
@@ -204,7 +215,7 @@ async def test_the_clients_of_the_project_close_with_the_worker(
 
     house = await connect(client, PerdurePlugin(settings))
     with monkeypatch.context() as patched:
-        patched.setattr("worker.httpx.AsyncClient", Recorded)
+        patched.setattr("perdure.process.worker.httpx.AsyncClient", Recorded)
         worker = Worker(house, task_queue=settings.task_queue, workflows=[Refund])
     async with worker:
         assert [one.is_closed for one in opened] == [False]
@@ -225,7 +236,7 @@ async def test_what_the_server_lacks_ends_the_worker_with_its_reason(client: Cli
 async def test_a_worker_starts_without_search_attributes_if_the_project_says_so(
     client: Client, settings: Settings
 ) -> None:
-    bare = replace(settings, file=settings.file.model_copy(update={"worker": WorkerSettings(search_attributes=False)}))
+    bare = replace(settings, file=settings.file.evolve(worker=WorkerSettings(search_attributes=False)))
     async with proxied(client.service_client.config.target_host) as proxy:
         proxy.denied = {
             "ListSearchAttributes": grpc.StatusCode.PERMISSION_DENIED,
@@ -247,9 +258,7 @@ class Other(DefaultPayloadConverter):
     pass
 
 
-async def lazy(
-    converter: DataConverter = data_converter, *plugins: PerdurePlugin, namespace: str = "default"
-) -> Client:
+async def lazy(converter: DataConverter = data_converter, *plugins: SimplePlugin, namespace: str = "default") -> Client:
     return await Client.connect(
         "127.0.0.1:1", namespace=namespace, lazy=True, data_converter=converter, plugins=plugins
     )
@@ -293,8 +302,8 @@ async def test_an_option_that_the_program_has_chosen_stays(settings: Settings) -
     assert (own["graceful_shutdown_timeout"], own["max_cached_workflows"]) == (hour, 7)
     assert "max_concurrent_activities" not in own
     assert isinstance(own["workflow_runner"], SandboxedWorkflowRunner)
-    assert {"x", "contracts"} <= own["workflow_runner"].restrictions.passthrough_modules
-    assert plain["workflows"] == [Refund, *SHARED_WORKFLOWS]
+    assert {"x", "perdure"} <= own["workflow_runner"].restrictions.passthrough_modules
+    assert plain["workflows"] == [Refund, *(each for each in all_workflows() if each is not UnknownWorkflow)]
     assert "build_id" not in plain
 
 
@@ -303,6 +312,53 @@ async def test_a_client_with_a_codec_of_its_own_keeps_it(settings: Settings) -> 
     client = await lazy(replace(DataConverter.default, payload_codec=codec), PerdurePlugin(settings))
     assert client.data_converter.payload_codec is codec
     assert client.data_converter.payload_converter_class is data_converter.payload_converter_class
+
+
+class OfOtherLibrary(PydanticPayloadConverter):
+    """As another agent library's: a subclass of pydantic's, which marks what it has read."""
+
+    def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
+        read = super().from_payloads(payloads, type_hints)
+        return [f"{value}, read by the other library" if isinstance(value, str) else value for value in read]
+
+
+class OtherPlugin(SimplePlugin):
+    """As another agent library's: it keeps a converter that derives from pydantic's, or replaces any."""
+
+    def __init__(self, *, replaces: bool = False) -> None:
+        super().__init__("other")
+        self._replaces = replaces
+
+    def configure_client(self, config: ClientConfig) -> ClientConfig:
+        converter = config["data_converter"]
+        is_derived = issubclass(converter.payload_converter_class, PydanticPayloadConverter)
+        if self._replaces or not is_derived:
+            config["data_converter"] = replace(converter, payload_converter_class=OfOtherLibrary)
+        return config
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_another_librarys_plugin_may_be_beside_ours_in_either_order(settings: Settings, is_first: bool) -> None:
+    ours = PerdurePlugin(settings)
+    client = await lazy(DataConverter.default, *([OtherPlugin(), ours] if is_first else [ours, OtherPlugin()]))
+    converter: Any = client.data_converter.payload_converter_class()
+    assert isinstance(converter, TolerantPayloadConverter)
+    assert isinstance(converter, OfOtherLibrary) is is_first
+    payloads = converter.to_payloads(["it", ToolOutcome(result="c")])
+    assert converter.from_payloads(payloads[:1], [str]) == ["it, read by the other library" if is_first else "it"]
+    assert json.loads(payloads[1].data) == {"result": "c"}, "defaults are left out"
+    broken = Payload(metadata={"encoding": b"json/plain"}, data=b"{")
+    assert isinstance(converter.from_payloads([broken])[0], Undecodable)
+    ours.configure_worker(offered(client, settings.task_queue))
+
+
+async def test_a_plugin_that_replaces_our_converter_is_named(settings: Settings) -> None:
+    ours = PerdurePlugin(settings)
+    client = await lazy(DataConverter.default, ours, OtherPlugin(replaces=True))
+    with pytest.raises(ProjectError, match="by OfOtherLibrary: put PerdurePlugin after it"):
+        ours.configure_worker(offered(client, settings.task_queue))
+    client = await lazy(DataConverter.default, OtherPlugin(replaces=True), ours)
+    ours.configure_worker(offered(client, settings.task_queue))
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,17 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowFailureError
 
-from activities.policy import read_stored_policy
-from contracts.agent import Agent
-from contracts.run.signals import HumanInput
-from contracts.tool import Approval, Effect
-from decisions.policy.rules import parse_policy
+from perdure.activities.policy import read_stored_policy
+from perdure.activities.storage.store import LocalStores
 from perdure.answer_keys import NO_KEYS, read_answer_keys
 from perdure.client.errors import RejectedError
-from perdure.client.history import HistoryReader
-from perdure.client.records.run_facts import collect_facts
-from perdure.client.run_list import find_run
+from perdure.client.records.export import Exporter
 from perdure.client.runs import submit_answer
-from perdure.commands.policy.accept import accept_policy
-from perdure.commands.policy.explain import collect_verdicts, explain_verdict, list_verdicts
+from perdure.commands.policy import accept_policy, collect_verdicts, explain_verdict, list_verdicts
+from perdure.contracts.agent import Agent
+from perdure.contracts.run.signals import HumanInput
+from perdure.contracts.tool import Approval, Effect
+from perdure.decisions.policy.rules import parse_policy
 from perdure.testkit.model_server import calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
@@ -110,15 +108,16 @@ async def test_rules_allow_ask_and_deny_and_their_verdicts_are_recorded(world: M
             ("ask", "other refunds"),
             ("deny", "no deletes"),
         ]
-        assert found["toolu_0_1"]["terms"] == {"approvers": ["finance"]}
+        assert found["toolu_0_1"]["terms"] == [{"approvers": ["finance"]}]
         assert found["toolu_0_1"]["facts"] == {"calls": {"refund": 1}, "has_read": []}
         await it.replay()
-        executions = await HistoryReader(it.client).read_executions(await find_run(it.client, run.id))
-        calls_made = collect_facts(executions).calls
+        stores = it.project.stores
+        record = await Exporter(it.client, stores, LocalStores(it.project.workspaces), asks=False).export(id_of(run))
+        executions, calls_made = record.executions, {call.tool_use_id: call for call in record.calls}
         assert list(list_verdicts(collect_verdicts(executions), calls_made)) == [
             "step 1  refund  allow  small refunds",
             "step 2  refund  ask  other refunds",
-            "toolu_0_2  delete  deny  no deletes",
+            "step 3  delete  deny  no deletes",
         ]
         second = next(call for call in calls_made.values() if call.step == 2)
         policy = await read_stored_policy(it.project.stores.of(id_of(run)), found["toolu_0_1"]["policy"])
@@ -128,7 +127,14 @@ async def test_rules_allow_ask_and_deny_and_their_verdicts_are_recorded(world: M
             f"policy   {policy.ref}",
             'terms    {"approvers":["finance"]}',
             'facts    {"calls": {"refund": 1}, "has_read": []}',
-            f"before   small refunds: `when` is false: {policy.rules[0].rule.when}",
+            f"before   small refunds: `when` does not hold: {policy.rules[0].rule.when}",
+        ]
+        denied = calls_made["toolu_0_2"]
+        assert explain_verdict(denied, collect_verdicts(executions)["toolu_0_2"], policy)[:4] == [
+            "step 3   delete",
+            "verdict  deny: rule 'no deletes'",
+            f"policy   {policy.ref}",
+            "reason   only people delete",
         ]
 
 
@@ -144,15 +150,46 @@ async def test_a_run_that_has_read_the_web_asks_also_with_fused_reads(world: Mak
 
 
 async def test_an_approval_of_the_tool_does_not_cover_what_a_rule_asks(world: MakeWorld) -> None:
-    script = [calls(("refund", {"cents": 9000})), calls(("refund", {"cents": 9001})), FINISH]
-    money, text = refund(), '[[rule]]\nwhen = "args.cents > 0"\nthen = "ask"\ntools = ["refund"]'
+    script = [*(calls(("refund", {"cents": cents})) for cents in (0, 9000)), FINISH]
+    money, text = refund(Approval.always), '[[rule]]\nwhen = "args.cents > 0"\nthen = "ask"\ntools = ["refund"]'
     async with ruled(world, text, script, money) as it:
         run = await it.start()
-        await it.answer(run, decision="approve_tool", question_id="q1")
+        await it.answer(run, decision="approve_tool", question_id="q1")  # which the tool's own declaration asks
         await it.until_question(run, "q2")
+        for_all = {"decision": "approve_tool", "question_id": "q2"}
+        assert "about this call alone" in (await rejection_of(run, "answer", for_all)).message
         await run.execute_update("answer", {"decision": "deny", "question_id": "q2"})
         await result_of(run)
         assert len(money.calls) == 1
+
+
+async def test_a_run_whose_policy_changed_has_to_satisfy_the_people_of_both(world: MakeWorld) -> None:
+    ops = '[[rule]]\ntools = ["refund"]\nthen = "ask"\napprovers = ["ops"]'
+    money, script = refund(), [calls(("ask_human", {"question": "Go on?"})), calls(("refund", {"cents": 5})), FINISH]
+    async with world(script, money, works=False) as it:
+        set_policy(it, ops)
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        set_policy(it, QUORUM)
+        async with it.worker():
+            await it.answer(run, text="yes", question_id="q1")
+            question = await it.until_question(run, "q2")
+            assert question["terms"] == [{"approvers": ["ops"]}, {"approvers": ["finance"], "quorum": 2}]
+
+            async def approve(name: str, group: str) -> None:
+                body = {"question_id": "q2", "decision": "approve", "sender": sent_by(name, group)}
+                await run.execute_update("answer", body)
+
+            await approve("olga", "ops")
+            await approve("ann", "finance")
+            assert money.calls == []
+            again = {"question_id": "q2", "decision": "approve", "sender": sent_by("olaf", "ops")}
+            assert "is for finance" in (await rejection_of(run, "answer", again)).message
+            await approve("eva", "finance")
+            await result_of(run)
+            assert len(money.calls) == 1
+            await it.replay()
 
 
 @pytest.mark.parametrize("loosens", [True, False])
@@ -264,7 +301,7 @@ async def test_a_review_decides_and_one_that_fails_asks(
         "def hangs(call):\n    time.sleep(2)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("activities.review.FUNCTION_TIMEOUT", 0.2)
+    monkeypatch.setattr("perdure.activities.policy.FUNCTION_TIMEOUT", 0.2)
     text = f'[[rule]]\nname = "checked"\ntools = ["refund"]\nthen = "review"\nreview = "policy_reviews:{name}"'
     money = refund()
     async with ruled(world, text, [calls(("refund", {"cents": 1})), FINISH], money) as it:

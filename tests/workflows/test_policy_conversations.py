@@ -16,16 +16,18 @@ from typing import Any
 
 import pytest
 
-from activities.model.transcript_cache import TranscriptCache
-from activities.policy import PolicyChecks
-from activities.storage.store import LocalStores
-from activities.tools.interface import CallContext
-from contracts.agent import Agent
-from contracts.tool import Effect
-from decisions.policy.rules import parse_policy
+from perdure.activities.model.transcript_cache import TranscriptCache
+from perdure.activities.policy import PolicyChecks
+from perdure.activities.storage.store import LocalStores
+from perdure.activities.tools.interface import CallContext
 from perdure.client.records.export import Exporter
 from perdure.client.run_list import RunFilter, list_past_runs
-from perdure.commands.policy.replay import ReplayedCall, count_unfaithful, replay_policy
+from perdure.contracts.agent import Agent
+from perdure.contracts.tool import Effect
+from perdure.decisions.policy.rules import parse_policy
+from perdure.features.proof.contract import ReplayedCall
+from perdure.features.proof.policy import replay_policy
+from perdure.features.proof.rules import count_unfaithful
 from perdure.testkit.model_server import ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import server
@@ -107,7 +109,7 @@ then = "ask"
 [[rule]]
 name = "quote not read"
 tools = ["place_order"]
-when = "!history.exists(h, h.tool == 'market__get_stock_info' && h.args.symbol == args.symbol)"
+when = "!history.exists(h, h.tool == 'market__get_stock_info' && h.args.symbol == args.symbol && h.outcome == 'ok')"
 then = "ask"
 
 [[rule]]

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from activities.model.transcript_cache import TranscriptCache
-from activities.policy import PolicyChecks
-from activities.storage.store import LocalStores
-from contracts.tool import Effect
-from decisions.policy.rules import parse_policy
+from perdure.activities.model.transcript_cache import TranscriptCache
+from perdure.activities.policy import PolicyChecks
+from perdure.activities.storage.store import LocalStores
 from perdure.client.errors import RejectedError
 from perdure.client.records.export import Exporter
-from perdure.commands.policy.replay import ReplayedCall, replay_policy
+from perdure.contracts.tool import Effect
+from perdure.decisions.policy.rules import parse_policy
+from perdure.features.proof.contract import ReplayedCall
+from perdure.features.proof.policy import replay_policy
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World

@@ -5,23 +5,34 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum
 from typing import Any, assert_type
+from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 from temporalio.client import Client
 
-from contracts.agent import Agent
-from contracts.run.events import CompletedPayload
-from contracts.tool import Approval
 from perdure import NO_RESULT, Perdure, ReportedError, Run, RunCancelledError, RunEscalatedError, RunFailedError
-from perdure.client.errors import AnswerRejectedError, RejectedError, RunNotFoundError, TemporalUnavailableError
+from perdure.client.errors import (
+    AnswerRejectedError,
+    BadStartError,
+    RejectedError,
+    RunNotFoundError,
+    TemporalUnavailableError,
+)
 from perdure.client.run_events import RunEvent, WaitStarted, event_to_json
 from perdure.codec import AesGcmCodec
-from perdure.process.encryption_marker import set_marker
+from perdure.contracts.agent import Agent
+from perdure.contracts.run.events import CompletedPayload
+from perdure.contracts.tool import Approval
+from perdure.process.queue_marker import set_marker
+from perdure.session import Session
+from perdure.settings import load_settings
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
-from settings import load_settings
 from tests.workflows.conftest import MakeWorld, World, connect_encrypted
 from tests.workflows.script import by_turn, count_replies
 
@@ -61,6 +72,44 @@ async def test_a_typed_run_returns_the_model_of_its_result(world: MakeWorld) -> 
     assert invoice == Invoice(number="A-17", cents=1200)
     (finish,) = [tool for tool in request["tools"] if tool["name"] == "finish"]
     assert finish["input_schema"]["properties"]["result"]["required"] == ["number", "cents"]
+
+
+class Colour(StrEnum):
+    red = "red"
+
+
+class Visit(BaseModel, strict=True):
+    day: date
+    place: UUID
+    colour: Colour
+    seats: tuple[int, ...]
+    kinds: frozenset[str]
+
+
+@dataclass
+class Stay:
+    first: date
+    visits: list[Visit]
+
+
+async def test_a_strict_type_and_a_dataclass_are_read_as_json(world: MakeWorld) -> None:
+    place = "12345678-1234-5678-1234-567812345678"
+    given = {"day": "2026-01-02", "place": place, "colour": "red", "seats": [1], "kinds": ["a"]}
+    visit = Visit(day=date(2026, 1, 2), place=UUID(place), colour=Colour.red, seats=(1,), kinds=frozenset({"a"}))
+    answers = {"model": finishes(given)}
+    async with world(lambda _: answers["model"]) as it, client_of(it) as perdure:
+        assert await perdure.run("Plan it", result_type=Visit) == visit
+        answers["model"] = finishes({"first": "2026-01-01", "visits": [given]})
+        assert await perdure.run("Plan it all", result_type=Stay) == Stay(date(2026, 1, 1), [visit])
+
+
+async def test_a_result_in_no_format_of_its_type_is_asked_for_again(world: MakeWorld) -> None:
+    script = by_turn(lambda turn: finishes({"first": "tomorrow" if turn == 0 else "2026-01-01", "visits": []}))
+    async with world(script) as it, client_of(it) as perdure:
+        stay = await perdure.run("Plan it", result_type=Stay)
+        assert len(it.model.requests) == 2
+        assert "first: 'tomorrow' is not a 'date'" in json.dumps(it.model.requests[1]["messages"])
+    assert stay == Stay(date(2026, 1, 1), [])
 
 
 async def test_a_list_is_a_result_type(world: MakeWorld) -> None:
@@ -321,6 +370,34 @@ async def test_a_missing_worker_is_logged(world: MakeWorld, caplog: pytest.LogCa
             async with client_of(it):
                 pass
     assert "no worker is running; start one with: perdure worker" in caplog.messages
+
+
+async def test_a_pace_that_no_model_has_is_refused_at_once(world: MakeWorld) -> None:
+    """By a client of the workers' own project, which knows that no model is configured."""
+    async with world([says("done")], works=False) as it:
+        settings = load_settings({"PERDURE_TASK_QUEUE": it.queue}, it.project.workspaces)
+        with pytest.raises(BadStartError, match=r"\(rehearsal\) has no batches: use pace live"):
+            await Perdure.over(Session(it.client, settings, None)).start("Do it", pace="batch")
+
+
+async def test_the_inbox_the_details_and_the_lane_are_read_by_one_client(world: MakeWorld) -> None:
+    async with world([ASK, says("The second.")]) as it, client_of(it) as perdure:
+        turn = await perdure.submit("Choose", conversation="inbox-1")
+        lane = perdure.conversation("inbox-1")
+        await it.until_state(it.client.get_workflow_handle(f"run:{turn.id}"), question=True)
+        state = await lane.state()
+        asked = [each for each in (await perdure.questions()).questions if each.run_id == turn.id]
+        during = await turn.details()
+        await turn.answer("the second")
+        await turn.result()
+        after = await turn.details(subtasks=False)
+    assert state is not None
+    assert state.active is not None
+    assert state.active.run_id == turn.id
+    assert [each.question and each.question.text for each in asked] == ["Which one?"]
+    assert (during.end, during.subtasks, during.state and during.state.status) == (None, (), "waiting_on_human")
+    assert during.to_row().items() >= {"status": "waiting_on_human", "waiting_for": asked[0].waiting_for}.items()
+    assert (after.end and after.end.text, after.subtasks, after.known.is_open) == ("The second.", None, False)
 
 
 async def test_a_run_that_does_not_exist_and_a_client_that_is_not_open_are_named(world: MakeWorld) -> None:

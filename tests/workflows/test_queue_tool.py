@@ -18,10 +18,10 @@ from temporalio.converter import PayloadConverter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.telemetry.attributes import PENDING_TOOLS
-from contracts.tool import Approval, Effect, QueueRoute, ToolKind
+from perdure.activities.telemetry.attributes import PENDING_TOOLS
 from perdure.client.run_events import ToolCallFinished, ToolCallStarted
 from perdure.client.watch import Watch
+from perdure.contracts.tool import Approval, Effect, QueueRoute, ToolKind
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World, connect_encrypted

@@ -18,24 +18,24 @@ from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.effects.ledger import Claim, ClaimOwner
-from activities.reconcile.reconcile import Reconciler
-from activities.security.private import make_private
-from activities.storage.workspace import folder_name
-from contracts.reconcile import FindingKind, ReconcileReport, ReconcileRequest, Repair
-from contracts.tool import Effect, ToolKind
-from decisions.ids import UPLOADS_STORE, query_equals
-from perdure.process import reconcile_schedule
+from perdure.activities.effects.ledger import Claim, ClaimOwner
+from perdure.activities.security import make_private
+from perdure.activities.storage.workspace import folder_name
+from perdure.contracts.tool import Effect, ToolKind
+from perdure.decisions.ids import UPLOADS_STORE, query_equals
+from perdure.features.reconciler import schedule as reconcile_schedule
+from perdure.features.reconciler.activities import Reconciler
+from perdure.features.reconciler.contract import FindingKind, ReconcileReport, ReconcileRequest, Repair
+from perdure.process.worker import run_worker
+from perdure.settings import load_settings
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from settings import load_settings
 from tests.conftest import server
 from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.lane import echo, lane_of, new_id, say, until_idle
 from tests.workflows.runs import id_of
 from tests.workflows.script import FINISH, texts
-from worker import run_worker
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 HOUR = timedelta(hours=1)
@@ -221,7 +221,7 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: MakeWorld) 
 
 
 async def test_a_claim_is_not_judged_without_its_run(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.reconcile.queries.MAX_QUERIED_RUNS", 0)
+    monkeypatch.setattr("perdure.features.reconciler.activities.MAX_QUERIED_RUNS", 0)
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
@@ -385,7 +385,7 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
 async def test_the_stores_are_gone_through_a_stretch_at_a_time(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.reconcile.stores.MAX_CHECKED_STORES", 2)
+    monkeypatch.setattr("perdure.features.reconciler.activities.MAX_CHECKED_STORES", 2)
     async with world([]) as it:
         for number in range(5):
             (it.project.workspaces / f"run-{number}" / ".store").mkdir(parents=True)
@@ -402,7 +402,7 @@ async def test_the_stores_are_gone_through_a_stretch_at_a_time(
 async def test_a_list_that_is_too_long_is_gone_through_over_several_looks(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.reconcile.queries.MAX_LISTED_RUNS", 2)
+    monkeypatch.setattr("perdure.features.reconciler.activities.MAX_LISTED_RUNS", 2)
     async with world([], works=False) as it:
         runs = {id_of(await it.start()) for _ in range(5)}
         await until_listed(it, "ExecutionStatus = 'Running'", 5)
@@ -420,7 +420,7 @@ async def test_a_list_that_is_too_long_is_gone_through_over_several_looks(
 async def test_runs_that_wait_are_asked_in_turn_where_they_are_too_many_for_a_look(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.reconcile.queries.MAX_QUERIED_RUNS", 1)
+    monkeypatch.setattr("perdure.features.reconciler.activities.MAX_QUERIED_RUNS", 1)
     async with world([ASK, ASK, ASK]) as it:
         runs = [id_of(await waiting(it)) for _ in range(3)]
         reconciler = Reconciler(it.client, it.project.stores, it.queue, now=lambda: datetime.now(UTC) + 25 * HOUR)

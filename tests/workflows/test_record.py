@@ -3,7 +3,9 @@
 import json
 import shutil
 import subprocess
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -11,17 +13,18 @@ from typing import Any
 
 import pytest
 import rfc8785
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.storage.store import LocalStores
-from contracts.run.signals import Decision, HumanInput
-from contracts.tool import Approval
-from decisions.people.signature import public_text
+from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
 from perdure.client.records.record import Verification, list_events, sign_events, verify_record
+from perdure.contracts.run.signals import Decision, HumanInput
+from perdure.contracts.tool import Approval
+from perdure.decisions.people.signature import _SMALL_ORDER, PRIME, has_small_order, public_text
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
@@ -166,8 +169,8 @@ def test_another_key_shows_only_if_the_right_one_is_known() -> None:
 def test_texts_can_be_erased_and_the_rest_is_still_proven() -> None:
     bare = [{name: value for name, value in line.items() if name != "texts"} for line in read(RECORD)]
     result = verify_record(write(bare), public_text(KEY))
-    assert (result.findings, result.erased) == ([], 19)
-    assert b"eva" not in b"".join(write(bare))
+    assert (result.findings, result.erased) == ([], 1)
+    assert "ä".encode() not in b"".join(write(bare))
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -270,11 +273,72 @@ def run_node(folder: Path, records: list[list[bytes]]) -> tuple[int, list[list[s
     return done.returncode, [found[name] for name in names]
 
 
+def encode_point(y: int, *, sign: bool = False) -> str:
+    return b64encode((y | sign << 255).to_bytes(32, "little")).decode()
+
+
+# Points of small order in each of their encodings, the ones that are not canonical too.
+SMALL_ORDER_KEYS = [
+    encode_point(y + extra, sign=sign)
+    for y in sorted(_SMALL_ORDER)
+    for extra in (0, PRIME)
+    if y + extra < 2**255
+    for sign in (False, True)
+]
+
+
+def forge(key: str) -> list[bytes]:
+    """Return a record that someone without a private key has signed, with an invented signature."""
+    *lines, head = read(RECORD)
+    for attempt in range(64):  # for a key of order 8, one of eight contents
+        event = {"type": "run", "run": f"forged {attempt}"}
+        line: dict[str, Any] = {"seq": 1, "prev": "0" * 64, "event": event}
+        last = sha256(rfc8785.dumps(line)).hexdigest()
+        head = {"format": head["format"], "count": 1, "last": last, "key": key}
+        for r in SMALL_ORDER_KEYS:
+            raw = b64decode(r) + bytes(32)
+            with suppress(InvalidSignature, ValueError):
+                Ed25519PublicKey.from_public_bytes(b64decode(key)).verify(raw, rfc8785.dumps(head))
+                return write([{**line, "hash": last}, {**head, "sig": b64encode(raw).decode()}])
+    return write([*lines, {**head, "sig": "", "key": key}])  # the library takes no such signature
+
+
+def test_a_key_of_small_order_proves_nothing() -> None:
+    forged = [forge(key) for key in SMALL_ORDER_KEYS]
+    assert sum(json.loads(lines[-1])["sig"] != "" for lines in forged) > 2  # else it proves nothing
+    assert [verify_record(lines).findings for lines in forged] != [[]]
+    assert all("the signature is not valid" in verify_record(lines).findings for lines in forged)
+    assert not any(has_small_order(Ed25519PrivateKey.generate().public_key().public_bytes_raw()) for _ in range(50))
+
+
+def test_a_record_without_its_last_line_feed_does_not_hold() -> None:
+    assert findings([*RECORD[:-1], RECORD[-1].removesuffix(b"\n")], KEY) == ["line 21 does not end with a line feed"]
+
+
+def test_who_answered_stays_readable_when_the_texts_of_an_answer_are_erased() -> None:
+    answer = {"type": "answer", "by": "eva", "sender": {"door": "gateway", "token": "eva"}, "text": "yes", "at": "now"}
+    lines = [{name: value for name, value in line.items() if name != "texts"} for line in read(sign([answer]))]
+    result = verify_record(write(lines), public_text(KEY))
+    assert (result.findings, result.erased) == ([], 1)
+    assert (lines[0]["event"]["by"], lines[0]["event"]["sender"]["token"]) == ("eva", "eva")
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_verifier_in_node_agrees_on_every_change(tmp_path: Path) -> None:
     assert len(VERIFIER.read_text(encoding="utf-8").splitlines()) <= 100
     attacks = [write(change(read(RECORD))) for change, _ in ATTACKS.values()]
-    odd = [[b"\xff\n"], [b"{}\n"], [b"\n"], [b'{"seq": 1}\n'], [b"[1]\n"], [*RECORD, b"\n"], [b"[" * 100_000]]
+    forged = [forge(key) for key in SMALL_ORDER_KEYS]
+    odd = [
+        *forged,
+        [*RECORD[:-1], RECORD[-1].rstrip()],
+        [b"\xff\n"],
+        [b"{}\n"],
+        [b"\n"],
+        [b'{"seq": 1}\n'],
+        [b"[1]\n"],
+        [*RECORD, b"\n"],
+        [b"[" * 100_000],
+    ]
     changed = [*every_change(read(RECORD)), *every_change(read(STAMPED), [len(STAMPED) - 1])]
     records = [RECORD, STAMPED, *attacks, *odd, *(lines for _, lines in changed)]
     code, said = run_node(tmp_path, records)
@@ -288,9 +352,9 @@ async def test_the_record_of_a_run_has_its_calls_and_who_approved_what(world: Ma
     pay = ScriptedTool("pay", approval=Approval.always)
     async with world([calls(("pay", {"cents": 5}))] * 2 + [FINISH], pay) as it:
         run = await it.start()
-        for question, by in (("q1", "eva"), ("q2", "adam")):
+        for question, by, shown in (("q1", "eva", "pay 5, as a page shows it"), ("q2", "adam", None)):
             call = (await it.until_question(run, question))["call"]
-            answer = HumanInput(question_id=question, call=call, decision=Decision.approve, by=by)
+            answer = HumanInput(question_id=question, call=call, decision=Decision.approve, by=by, shown=shown)
             await run.execute_update("answer", answer.model_dump(mode="json", exclude_none=True))
         await run.result()
         stores = LocalStores(it.project.workspaces)
@@ -319,9 +383,8 @@ async def test_the_record_of_a_run_has_its_calls_and_who_approved_what(world: Ma
     answers = [line for line in events if line["event"]["type"] == "answer"]
     assert [line["event"]["decision"] for line in answers] == ["approve", "approve"]
     texts = [{name: json.loads(text["text"]) for name, text in line["texts"].items()} for line in answers]
-    assert [(text["by"], text["shown"]) for text in texts] == [
-        (by, 'pay cents=5\n\n{\n  "cents": 5\n}') for by in ("eva", "adam")
-    ]
+    assert [line["event"]["by"] for line in answers] == ["eva", "adam"]
+    assert [text.get("shown") for text in texts] == ["pay 5, as a page shows it", None]
     firsts = {line.get("event", {}).get("type"): number for number, line in reversed(list(enumerate(read(lines))))}
     changes = list(every_change(read(lines), firsts.values()))
     assert len(changes) > 500

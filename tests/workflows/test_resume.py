@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.effects.ledger import LedgerEntry
-from activities.storage.store import LocalStores
-from contracts.agent import Agent
-from contracts.tool import Approval, Effect, ToolOutcome
+from perdure.activities.effects.ledger import LedgerEntry
+from perdure.activities.storage.store import LocalStores
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.runs import resume_run
+from perdure.contracts.agent import Agent
+from perdure.contracts.tool import Approval, Effect, ToolOutcome
 from perdure.testkit.model_server import calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, World
@@ -353,7 +353,7 @@ async def test_a_call_in_flight_in_the_origin_is_never_reported_as_not_made(
             run = await timed_out(it, held.started)
         again = await it.resume(run)
         await again.cancel()
-        monkeypatch.setattr("activities.tools.call.ToolCalls._run_once", _refuse)
+        monkeypatch.setattr("perdure.activities.tools.call.ToolCalls._run_once", _refuse)
         async with it.worker():
             with pytest.raises(WorkflowFailureError):
                 await again.result()
@@ -434,7 +434,7 @@ async def test_the_limits_of_a_start_are_the_resumed_runs_also_with_a_new_defini
         await failure_of(run)
         agents = it.project.agents
         assert isinstance(agents, dict)  # of the worker that is at work
-        agents["default"] = agents["default"].model_copy(update={"prompt": "Be brief."})
+        agents["default"] = agents["default"].evolve(prompt="Be brief.")
         script.breaks = None
         again = await it.resume(run)
         await it.answer(again, decision="use_new")

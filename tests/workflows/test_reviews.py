@@ -8,14 +8,14 @@ import pytest
 from temporalio.client import Client
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 
-from activities.demo.model import answer_request
-from activities.providers.prices import Price
-from activities.security.secrets import collect_secrets
-from activities.storage.store import LocalStores
-from decisions.telemetry import TOKENS
+from perdure.activities.providers.prices import Price
+from perdure.activities.security import collect_secrets
+from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
 from perdure.converter import data_converter
+from perdure.decisions.telemetry import TOKENS
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
+from perdure.testkit.rehearsal.model import answer_request
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.runs import id_of, result_of, trace_events
 from tests.workflows.script import FINISH, count_replies, forced_tool, texts
@@ -113,7 +113,7 @@ TWICE = calls(("verdict", {"verdict": "allow", "reason": ""}), ("verdict", {"ver
 async def test_a_model_that_gives_no_verdict_leaves_the_call_to_a_person(
     world: MakeWorld, answer: ScriptedAnswer, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.review.MODEL_TIMEOUT", 1.0)
+    monkeypatch.setattr("perdure.activities.policy.MODEL_TIMEOUT", 1.0)
     money = refund()
     async with ruled(world, RULE, reviewed(answer), money) as it:
         run = await it.start()
@@ -185,7 +185,7 @@ async def test_changed_arguments_are_reviewed_anew_without_secrets_and_the_other
 
 
 async def test_reviews_of_a_reply_have_a_minute_together(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.review.REVIEWS_TIMEOUT", 0.0)
+    monkeypatch.setattr("perdure.activities.policy.REVIEWS_TIMEOUT", 0.0)
     async with ruled(world, RULE, reviewed(), refund()) as it:
         run = await it.start()
         question = await it.answer(run, decision="deny")

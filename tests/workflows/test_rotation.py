@@ -10,12 +10,12 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from activities.storage.store import LocalStores
-from contracts.tool import Approval, Effect, ToolKind
-from decisions.ids import run_id_of_workflow
+from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
 from perdure.client.run_events import WaitEnded, WaitStarted
 from perdure.client.watch import Watch
+from perdure.contracts.tool import Approval, Effect, ToolKind
+from perdure.decisions.ids import run_id_of_workflow
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import SHORT_HISTORY

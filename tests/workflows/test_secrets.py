@@ -19,18 +19,18 @@ import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.model.transcript_cache import TranscriptCache
-from activities.security.secrets import collect_secrets
-from activities.storage.watchers import keep_watched
-from activities.tools.files import WriteFile
-from activities.tools.http import HttpTool
-from activities.tools.interface import TransientToolError
-from activities.tools.python import PythonTool
-from contracts.agent import ToolSchema
-from contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.activities.model.transcript_cache import TranscriptCache
+from perdure.activities.security import collect_secrets
+from perdure.activities.storage.watchers import keep_watched
+from perdure.activities.tools.files import WriteFile
+from perdure.activities.tools.interface import TransientToolError
+from perdure.activities.tools.outside import HttpTool
+from perdure.activities.tools.python import PythonTool
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.telemetry import JsonLines
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
-from telemetry import JsonLines
 from tests.workflows.conftest import MakeWorld
 
 NAMES = ("API_KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from activities.providers.prices import Price
-from contracts.agent import Agent
+from perdure.activities.providers.prices import Price
+from perdure.contracts.agent import Agent
 from perdure.testkit.model_server import Reply, ScriptedAnswer, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
@@ -35,7 +35,7 @@ def searched(text: str = "", *uses: tuple[str, Any], stop_reason: str | None = N
 
 async def test_blocks_of_the_provider_pass_through_unchanged(world: MakeWorld) -> None:
     look = ScriptedTool("look", lambda *_: "seen")
-    agent = SEARCHER.model_copy(update={"tools": ("look",)})
+    agent = SEARCHER.evolve(tools=("look",))
     script = [searched(".", ("look", {})), says("Done.")]
     async with world(script, look, agents=[agent], prices={"scripted": Price(0, 0, 0, 0)}) as it:
         run = await it.run_to_end(agent="searcher")
@@ -73,11 +73,12 @@ async def test_a_search_without_its_result_is_not_sent_once_the_user_speaks(worl
         FINISH,
     ]
     look = ScriptedTool("look", lambda *_: "seen")
-    agent = SEARCHER.model_copy(update={"tools": ("look",)})
+    agent = SEARCHER.evolve(tools=("look",))
     async with world(replies, look, agents=[agent]) as it:
         await it.run_to_end(agent="searcher")
         kinds = [block["type"] for block in it.model.requests[1]["messages"][1]["content"]]
-        assert kinds == ["text", "tool_use"]
+        # The last call of a reply that was cut off is not made, and the rest of the reply is asked for.
+        assert kinds == (["text"] if cut == "max_tokens" else ["text", "tool_use"])
 
 
 async def test_a_compaction_keeps_a_search_and_its_result_together(world: MakeWorld) -> None:
@@ -98,7 +99,7 @@ async def test_a_compaction_keeps_a_search_and_its_result_together(world: MakeWo
 
     summaries: list[Any] = []
     look = ScriptedTool("look", lambda arguments, _: f"seen {arguments}")
-    agent = SEARCHER.model_copy(update={"tools": ("look",)})
+    agent = SEARCHER.evolve(tools=("look",))
     async with world(script, look, agents=[agent], window=30_000, max_steps=60) as it:
         await it.run_to_end(agent="searcher")
         assert "durable agents" in str(summaries[0])

@@ -7,15 +7,21 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from contracts.conversation import SubmitRequest
-from contracts.run.signals import Decision, HumanInput
-from contracts.sender import CLI
-from contracts.tool import Approval
+from perdure.activities.storage.store import LocalStores
 from perdure.answer_keys import read_answer_keys
 from perdure.client import lanes
 from perdure.client.door import set_sender
 from perdure.client.errors import RejectedError
+from perdure.client.records.export import Exporter
+from perdure.client.records.record import list_events
+from perdure.client.run_events import AnswerReceived, AnswerRejected
 from perdure.client.runs import sign_answer, submit_answer
+from perdure.client.watch import Watch
+from perdure.contracts.conversation import SubmitRequest
+from perdure.contracts.people import CLI
+from perdure.contracts.run.signals import Decision, HumanInput
+from perdure.contracts.run.state import RunView
+from perdure.contracts.tool import Approval
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run
@@ -170,3 +176,32 @@ async def test_no_start_brings_a_state_of_its_own_with_other_keys(world: MakeWor
         with pytest.raises(WorkflowFailureError) as failure:
             await forged.result()
         assert "cannot bring a state of its own" in str(failure.value.cause)
+
+
+async def test_a_forged_answer_by_signal_is_told_as_one_that_was_not_taken(world: MakeWorld) -> None:
+    pay = ScriptedTool("pay", approval=Approval.always)
+    async with signed(world, [calls(("pay", {"cents": 5})), FINISH], pay) as it:
+        run = await it.start()
+        call = (await it.until_state(run, question=True))["question"]["call"]
+        forged = {"question_id": "q1", "call": call, "decision": "approve", "by": "ann"}
+        await run.signal("human_input", forged)
+        await it.until_state(run, ignored=True)
+        view = RunView.model_validate(await it.state(run))
+        unsigned = HumanInput(
+            question_id="q1", call=call, decision=Decision.approve, by="eva", arguments={"cents": 7, "to": "x"}
+        )
+        answer = KEYS.sign_for(view.run_id, view.execution, view.answer_keys, unsigned)
+        await run.signal("human_input", answer.model_dump(mode="json", exclude_none=True))
+        await run.result()
+        events = [event async for event in Watch(it.client, view.run_id, follow=False).events()]
+        [taken] = [event for event in events if isinstance(event, AnswerReceived)]
+        assert (taken.answer.by, taken.before, taken.answer.arguments) == ("eva", {"cents": 5}, {"cents": 7, "to": "x"})
+        [rejected] = [event for event in events if isinstance(event, AnswerRejected)]
+        assert (rejected.answer.by, "this one is not signed" in rejected.reason) == ("ann", True)
+        stores = LocalStores(it.project.workspaces)
+        record = await Exporter(it.client, stores, stores, asks=True).export(view.run_id)
+    [question] = record.questions
+    assert [(each.by, each.before) for each in question.answers] == [("eva", {"cents": 5})]
+    assert [(each.by, each.reason) for each in question.rejected] == [("ann", rejected.reason)]
+    lines = [line for line in list_events(record.model_dump(mode="json")) if "answer" in line["type"]]
+    assert [(line["type"], line["by"]) for line in lines] == [("answer", "eva"), ("rejected_answer", "ann")]

@@ -15,24 +15,37 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.security.secrets import Secrets
-from activities.telemetry.metrics import MetricsInterceptor
-from activities.telemetry.spans import SpanInterceptor
-from decisions.ids import root_span_id, trace_id
+from perdure.activities.providers.fallback import FallbackModel, Provider
+from perdure.activities.providers.rate_limit import RateLimiter
+from perdure.activities.security import Secrets
+from perdure.activities.telemetry.metrics import MetricsInterceptor
+from perdure.activities.telemetry.spans import SpanInterceptor
+from perdure.decisions.ids import root_span_id, trace_id
+from perdure.decisions.model_names import DEFAULT
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.script import FINISH
 
+CONTENT = ("gen_ai.output.messages", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result")
+
 
 @asynccontextmanager
-async def recording_spans(it: World, secrets: Secrets | None = None) -> AsyncIterator[InMemorySpanExporter]:
+async def recording_spans(
+    it: World, secrets: Secrets | None = None, *, has_content: bool = False
+) -> AsyncIterator[InMemorySpanExporter]:
     """A worker whose spans are kept; all have come when the block is left."""
     exporter = InMemorySpanExporter()
-    spans = SpanInterceptor(exporter, it.client, secrets or it.project.secrets)
+    spans = SpanInterceptor(exporter, it.client, secrets or it.project.secrets, has_content=has_content)
     async with it.worker(observers=[MetricsInterceptor(), spans]):
         yield exporter
     await spans.close()
+
+
+@asynccontextmanager
+async def answered_by(it: World, system: str) -> AsyncIterator[None]:
+    it.within = lambda model: FallbackModel({DEFAULT: Provider(model, RateLimiter(DEFAULT), system=system)})
+    yield
 
 
 def one_trace(it: World, run: Run, spans: tuple[ReadableSpan, ...]) -> ReadableSpan:
@@ -44,6 +57,24 @@ def one_trace(it: World, run: Run, spans: tuple[ReadableSpan, ...]) -> ReadableS
     assert {span.context.trace_id for span in spans} == {root.context.trace_id}
     assert {span.parent.span_id for span in spans if span.parent} == {root.context.span_id}
     return root
+
+
+@pytest.mark.parametrize("has_content", [False, True])
+async def test_spans_have_content_only_if_it_is_wanted_and_without_secrets(world: MakeWorld, has_content: bool) -> None:
+    secret = "sk-canary-4711-51"
+    script = [calls(("look", {"at": f"here {secret}"}), text=f"I see {secret}."), FINISH]
+    async with (
+        world(script, ScriptedTool("look", lambda *_: f"found {secret}"), works=False) as it,
+        answered_by(it, "somebody"),
+        recording_spans(it, Secrets([("KEY", secret)]), has_content=has_content) as exporter,
+    ):
+        await it.run_to_end()
+    attributes = [dict(span.attributes or {}) for span in exporter.get_finished_spans()]
+    assert secret not in str(attributes)
+    contents = [text for each in attributes for name, text in each.items() if name in CONTENT]
+    assert sum("here" in str(text) for text in contents) == (2 if has_content else 0)  # in the reply and in the call
+    assert sum("found" in str(text) for text in contents) == has_content
+    assert [each["gen_ai.provider.name"] for each in attributes if "gen_ai.request.model" in each] == ["somebody"] * 2
 
 
 async def test_a_run_that_rotates_is_one_trace_with_one_root(world: MakeWorld, short_history_client: Client) -> None:
@@ -120,7 +151,7 @@ async def test_an_end_that_takes_long_has_its_root(world: MakeWorld, monkeypatch
 
 
 async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: MakeWorld, monkeypatch: Any) -> None:
-    monkeypatch.setattr("activities.telemetry.spans.SERVER_TIMEOUT", timedelta(milliseconds=200))
+    monkeypatch.setattr("perdure.activities.telemetry.spans.SERVER_TIMEOUT", timedelta(milliseconds=200))
     async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
         run = await it.start()
         await it.until_state(run, question=True)

@@ -8,12 +8,12 @@ from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client, ScheduleActionStartWorkflow
 from temporalio.service import RPCError
 
-from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, CONVERSATION_ID
-from contracts.run.events import StartEvent
+from perdure.activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, CONVERSATION_ID
 from perdure.client.run_list import find_run
 from perdure.client.runs import start_or_get_run
-from perdure.client.schedules import NewSchedule, add_schedule, remove_schedule
+from perdure.contracts.run.events import StartEvent
 from perdure.converter import data_converter
+from perdure.features.schedules.client import NewSchedule, add_schedule, remove_schedule
 from tests.waiting import until
 from tests.workflows.conftest import MakeWorld
 from tests.workflows.runs import count_upserts, result_of

@@ -11,14 +11,20 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.conversation import LATEST_FILE
-from activities.model.transcript_cache import digest_of_record, read_record, read_segment, record_name, write_segment
-from activities.storage.store import LocalStore, StoredFileChangedError
-from activities.storage.workspace import Workspace
-from contracts.conversation import Submitted, TurnRecord
-from contracts.run.transcript import Part, Segment
-from decisions.run.transcript import Transcript
+from perdure.activities.conversation import LATEST_FILE
+from perdure.activities.model.transcript_cache import (
+    digest_of_record,
+    read_record,
+    read_segment,
+    record_name,
+    write_segment,
+)
+from perdure.activities.storage.store import LocalStore, StoredFileChangedError
+from perdure.activities.storage.workspace import Workspace
 from perdure.client.lanes import forget_lane_turn
+from perdure.contracts.conversation import Submitted, TurnRecord
+from perdure.contracts.run.transcript import Part, Segment
+from perdure.decisions.run.transcript import Transcript
 from perdure.testkit.model_server import Reply, calls, says, slow
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.lane import (
@@ -88,7 +94,7 @@ async def forge(store: LocalStore, run_id: str, *, named: str | None = None) -> 
         for part in await read_segment(store, segment):
             whole.append(Part.model_validate_json(part.model_dump_json().replace("Ada", "Eve")))
     segments = (await write_segment(store, whole.parts, 0, whole.head),)
-    forged = record.model_copy(update={"segments": segments, "run_id": named or run_id})
+    forged = record.evolve(segments=segments, run_id=named or run_id)
     store.write(record_name(forged.run_id), forged.model_dump_json().encode())
     return ref, right
 
@@ -202,7 +208,7 @@ async def test_a_turn_is_left_out_by_its_own_record_alone(world: MakeWorld, tmp_
         store = store_of(tmp_path, chat)
         ref, right = record_name(second.run_id), store.read(record_name(second.run_id))
         assert (await forget_lane_turn(it.client, chat, first.run_id)).run_id == first.run_id
-        other = TurnRecord.model_validate_json(right).model_copy(update={"run_id": first.run_id})
+        other = TurnRecord.model_validate_json(right).evolve(run_id=first.run_id)
         own = store.read(record_name(first.run_id))
         store.write(record_name(first.run_id), other.model_dump_json().encode())
         third = await wait_for_run(it, await say(it, chat, "who am I?"))
@@ -240,7 +246,7 @@ async def test_a_turn_that_an_earlier_version_closed_is_gone_on_from(
 ) -> None:
     chat = new_id()
     async with world(echo) as it:
-        monkeypatch.setattr("activities.run.files.digest_of_record", lambda _: None)
+        monkeypatch.setattr("perdure.activities.run.files.digest_of_record", lambda _: None)
         await say(it, chat, "my name is Ada")
         await until_idle(it, chat, 1)
         await say(it, chat, "who am I?")
@@ -262,7 +268,7 @@ async def test_a_changed_record_is_named_and_so_is_one_of_another_turn(store: Lo
     whole = Segment(ref=ref, start=0, end=0, head="h", digest=digest_of_record(record))
     store.write(ref, record.model_dump_json().encode())
     assert await read_segment(store, whole) == []
-    store.write(ref, record.model_copy(update={"shows_journal": True}).model_dump_json().encode())
+    store.write(ref, record.evolve(shows_journal=True).model_dump_json().encode())
     with pytest.raises(StoredFileChangedError, match=whole.digest):
         await read_segment(store, whole)
     store.write(ref, b"no record")

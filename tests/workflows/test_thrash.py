@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from contracts.failures import ToolFault
-from contracts.tool import Effect, error_outcome
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.tool import Effect, error_outcome
 from perdure.testkit.model_server import ScriptedAnswer, broken_json, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld

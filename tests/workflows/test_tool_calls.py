@@ -14,12 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.security.redaction import redact_model
-from activities.security.secrets import Secrets
-from activities.tools.http import HttpTool
-from activities.tools.outcome import bound_result, drop_cut_end
-from contracts.agent import ToolSchema
-from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
+from perdure.activities.security import Secrets, redact_model
+from perdure.activities.tools.outcome import bound_result, drop_cut_end
+from perdure.activities.tools.outside import HttpTool
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
 from perdure.testkit import model_server
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from contracts.tool import Approval, Effect, ToolKind
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
@@ -133,8 +133,8 @@ async def test_a_known_tool_needs_no_search_and_an_unknown_one_is_answered_with_
 
 async def test_a_search_is_by_words_or_names_and_says_if_nothing_matches(world: MakeWorld) -> None:
     tools = many_tools()
-    tools[3].schema = tools[3].schema.model_copy(update={"description": "Translates whole letters. " + "x" * 17_000})
-    tools[4].schema = tools[4].schema.model_copy(update={"description": "Translates words."})
+    tools[3].schema = tools[3].schema.evolve(description="Translates whole letters. " + "x" * 17_000)
+    tools[4].schema = tools[4].schema.evolve(description="Translates words.")
     words = ["translating words", "tool_9, tool_11", 'DROP "table" AND (', "\"'*^-"]
     async with world([*(calls(("search_tools", {"query": query})) for query in words), FINISH], *tools) as it:
         run = await it.run_to_end()
@@ -148,7 +148,7 @@ async def test_a_search_is_by_words_or_names_and_says_if_nothing_matches(world: 
 
 async def test_what_the_prompt_names_and_perdures_own_tools_stay_in_the_list(world: MakeWorld) -> None:
     async with world([FINISH], *many_tools(), ScriptedTool("look"), works=False) as it:
-        agent = it.project.agents["default"].model_copy(update={"prompt": "Begin with `tool_5`; tool_50 is gone."})
+        agent = it.project.agents["default"].evolve(prompt="Begin with `tool_5`; tool_50 is gone.")
         it.project = replace(it.project, agents={"default": agent})
         async with it.worker():
             await it.run_to_end()
@@ -159,7 +159,7 @@ async def test_what_the_prompt_names_and_perdures_own_tools_stay_in_the_list(wor
 async def test_an_agent_may_search_a_few_tools_or_have_all_of_them_in_its_list(world: MakeWorld) -> None:
     for count, searches, is_searched in ((40, None, False), (41, None, True), (41, False, False), (2, True, True)):
         async with world([FINISH], *many_tools(count), works=False) as it:
-            agent = it.project.agents["default"].model_copy(update={"search_tools": searches})
+            agent = it.project.agents["default"].evolve(search_tools=searches)
             it.project = replace(it.project, agents={"default": agent})
             async with it.worker():
                 await it.run_to_end()
@@ -173,7 +173,7 @@ async def test_an_agent_may_search_a_few_tools_or_have_all_of_them_in_its_list(w
 
 async def test_few_tools_with_long_schemas_are_searched(world: MakeWorld) -> None:
     tools = many_tools(3)
-    tools[0].schema = tools[0].schema.model_copy(update={"description": "word " * 8_000})
+    tools[0].schema = tools[0].schema.evolve(description="word " * 8_000)
     async with world([FINISH], *tools) as it:
         await it.run_to_end()
         (names,) = offered_names(it)

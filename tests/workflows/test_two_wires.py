@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from activities.providers.fallback import FallbackModel, Provider
-from activities.providers.openai import ChatModel
-from activities.providers.rate_limit import RateLimiter
-from contracts.tool import ToolOutcome, error_outcome
+from perdure.activities.providers.fallback import FallbackModel, Provider
+from perdure.activities.providers.openai import ChatModel
+from perdure.activities.providers.rate_limit import RateLimiter
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.tool import ToolOutcome, error_outcome
 from perdure.process.models import create_http_client
 from perdure.testkit import model_server
-from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, fails, says
+from perdure.testkit.model_server import Script, ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
+from tests.shared_model import SharedModel
 from tests.workflows.conftest import KEY, MakeWorld, World
 from tests.workflows.runs import failure_of
 from tests.workflows.script import FINISH, forced_tool, message_blocks, tool_results
@@ -86,10 +88,10 @@ async def test_a_conversation_goes_from_one_api_to_the_other_and_back(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_server, "_message", with_thinking)
-    monkeypatch.setattr("activities.providers.fallback.REST_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("perdure.activities.providers.fallback.RESTS", Backoff(0, 0))
     chat_script: list[ScriptedAnswer] = [LOOK, fails(500), LOOK, fails(500)]
     async with world([fails(529), LOOK, fails(529), FINISH], ScriptedTool("look"), works=False) as it:
-        with ScriptedModel(chat_script) as chat:
+        with SharedModel(chat_script) as chat:
             async with AsyncOpenAI(
                 api_key=KEY, base_url=f"{chat.base_url}/v1", max_retries=0, http_client=create_http_client()
             ) as client:

@@ -1,6 +1,7 @@
 """Runs with an output schema: the result that they end with, and what becomes of one that does not match."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,14 @@ from pydantic import BaseModel
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from activities.security.secrets import collect_secrets
-from contracts.agent import Agent
-from contracts.failures import RunFailure
-from decisions.run.loop import LAST_TYPED_TURN
-from decisions.run.outcome import MAX_INVALID_RESULTS
-from decisions.run.reply import RESULT_MISSING
+from perdure.activities.security import collect_secrets
 from perdure.client.errors import RejectedError
+from perdure.contracts.agent import Agent
+from perdure.contracts.failures import RunFailure
 from perdure.converter import data_converter
+from perdure.decisions.run.loop import LAST_TYPED_TURN
+from perdure.decisions.run.outcome import MAX_INVALID_RESULTS
+from perdure.decisions.run.reply import RESULT_MISSING
 from perdure.stubs import AgentRun, CompletedEvent, StartEvent, StartPayload
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, says
 from perdure.testkit.tools import ScriptedTool
@@ -79,7 +80,7 @@ async def test_an_empty_schema_of_a_start_accepts_any_result(world: MakeWorld) -
 
 
 async def test_null_is_a_result_like_others(world: MakeWorld) -> None:
-    clerk = CLERK.model_copy(update={"output_schema": {"type": ["object", "null"]}})
+    clerk = CLERK.evolve(output_schema={"type": ["object", "null"]})
     async with world([finishes(None)], agents=[clerk]) as it:
         run = await it.start()
         event = await result_of(run)
@@ -137,13 +138,13 @@ async def test_the_last_turn_of_a_run_out_of_time_may_give_the_result(
     world: MakeWorld, skipping: WorkflowEnvironment, last_reply: Reply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000_000, 500))
-    monkeypatch.setattr("activities.tools.call.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("perdure.activities.tools.call.perf_counter", lambda: next(clock))
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
         return last_reply if forced_tool(body) == "finish" else calls(("look", {"at": count_replies(body)}))
 
     look = ScriptedTool("look", lambda *_: "something")
-    clerk = CLERK.model_copy(update={"tools": ("look",)})
+    clerk = CLERK.evolve(tools=("look",))
     async with world(script, look, server=skipping.client, agents=[clerk]) as it:
         event = await result_of(await it.start(limits={"soft_limit": "5m"}))
         last = it.model.requests[-1]
@@ -179,6 +180,34 @@ async def test_an_output_schema_that_is_none_is_rejected(world: MakeWorld) -> No
         failure = await failure_of(await it.start_raw({"type": "agentic.start", "payload": payload}))
         assert it.model.requests == []
     assert (failure.type, "not a JSON Schema" in failure.message) == (RunFailure.invalid_input, True)
+
+
+OUTSIDE = {"properties": {"a": {"$ref": "file:///etc/hostname"}}}
+LEADS_OUT = "'properties/a/$ref' refers to 'file:///etc/hostname', which is not in the schema"
+
+
+async def test_an_output_schema_that_leads_out_of_itself_is_rejected(world: MakeWorld) -> None:
+    async with world([says("done")]) as it:
+        with pytest.raises(RejectedError, match=re.escape(f"payload.output_schema: {LEADS_OUT}")):
+            await it.start(output_schema=OUTSIDE)
+        payload = {"goal": "do it", "output_schema": OUTSIDE}
+        failure = await failure_of(await it.start_raw({"type": "agentic.start", "payload": payload}))
+        assert it.model.requests == []
+    assert (failure.type, LEADS_OUT in failure.message) == (RunFailure.invalid_input, True)
+
+
+async def test_a_subtask_whose_schema_leads_out_of_itself_is_not_begun(world: MakeWorld) -> None:
+    agents = [
+        Agent(name="lead", prompt="I am lead.", tools=(), peers=("finder",)),
+        Agent(name="finder", prompt="I am finder.", description="finds", tools=()),
+    ]
+    async with world(delegates_for(OUTSIDE, GOOD), agents=agents) as it:
+        event = await result_of(await it.start(agent="lead"))
+        (result,) = tool_results(it.model.requests[-1])
+        assert [agent_of(request) for request in it.model.requests] == ["lead", "lead"]
+        await it.replay()
+    assert event["type"] == "agent.completed"
+    assert f"find: output_schema: {LEADS_OUT}" in result
 
 
 async def test_a_resumed_run_keeps_the_schema_of_its_start(world: MakeWorld) -> None:
@@ -244,7 +273,7 @@ def look(size: int = 10) -> ScriptedTool:
     return ScriptedTool("look", lambda arguments, _: f"{arguments['n']}: " + "lorem " * (size // 6))
 
 
-LOOKING = CLERK.model_copy(update={"tools": ("look",)})
+LOOKING = CLERK.evolve(tools=("look",))
 
 
 async def test_a_fused_read_brings_an_invalid_result_and_then_a_valid_one(world: MakeWorld) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from contracts.tool import Effect
 from perdure.client.lanes import RequestRejectedError, forget_lane_turn
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.tool import Effect
 from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
@@ -36,7 +37,7 @@ def filters(
 async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, refusal: ScriptedAnswer, kind: str
 ) -> None:
-    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     chat = new_id()
     async with world(filters(echo, refusal)) as it:
         await say(it, chat, "my name is Ada")

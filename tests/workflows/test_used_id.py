@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from contracts.agent import Agent
-from contracts.tool import Effect
+from perdure.contracts.agent import Agent
+from perdure.contracts.tool import Effect
 from perdure.testkit.model_server import ScriptedAnswer, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, World

@@ -15,14 +15,14 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from perdure.process.workflows import build_id
+from perdure.settings import Deployment
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
-from settings import Deployment
+from perdure.workflows.handlers import UnknownWorkflow
 from tests.conftest import TEMPORAL
 from tests.replay.altered import Unguarded
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.script import FINISH
-from workflows.handlers import UnknownWorkflow
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
 PARTITIONS = 4  # of a task queue, unless the server is configured otherwise

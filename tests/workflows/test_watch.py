@@ -8,9 +8,8 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client.history import HistoryReader
 from perdure.client.run_events import ContinuedAsNew, RunEvent
-from perdure.client.watch import MAX_READ_AHEAD, EventPosition, Watch
+from perdure.client.watch import MAX_READ_AHEAD, EventPosition, HistoryReader, Watch
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from contracts.tool import Effect
+from perdure.contracts.tool import Effect
 from perdure.testkit.tools import ScriptedTool
 
 

@@ -1,34 +1,35 @@
 """`AgentRun`: plan, act, reflect, until the run ends.
 
-The loop asks `decisions.run.loop` for the next move and makes it. Handlers validate signals and updates and store their
-content in the run's context. The loop waits for it there.
+The loop asks `perdure.decisions.run.loop` for the next move and makes it. Handlers validate signals and updates and
+store their content in the run's context. The loop waits for it there.
 """
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.run.files import RunFiles
-from contracts.conversation import SteerRequest
-from contracts.run.events import ToolResultEvent
-from contracts.run.journal import Journal
-from contracts.run.signals import CancelRequest, EndWatcher, HumanInput
-from contracts.run.state import CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
-from contracts.run.transcript import TranscriptPage, TranscriptQuery
-from contracts.tool import LargeResult
-from decisions.people.notice import end_request
-from decisions.run import call_state, loop, outcome, tool_results
-from decisions.run.journal import fill_journal
-from decisions.run.outcome import end_event_name, ending_event, format_handoff
-from decisions.run.state import add_watcher, drop_questions
-from decisions.run.transcript import note_part
-from decisions.text import formatting
-from workflows import cancellation
-from workflows.agent_run import events
-from workflows.agent_run.arrivals import (
+from perdure.contracts.conversation import SteerRequest
+from perdure.contracts.run.events import ToolResultEvent
+from perdure.contracts.run.journal import Journal
+from perdure.contracts.run.signals import CancelRequest, EndWatcher, HumanInput
+from perdure.contracts.run.state import CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
+from perdure.contracts.run.transcript import TranscriptPage, TranscriptQuery
+from perdure.contracts.tool import LargeResult
+from perdure.decisions import tool_results
+from perdure.decisions.run import call_state, loop, outcome
+from perdure.decisions.run.journal import fill_journal
+from perdure.decisions.run.outcome import end_event_name, ending_event, format_handoff
+from perdure.decisions.run.state import add_watcher, drop_questions
+from perdure.decisions.run.transcript import note_part
+from perdure.decisions.text import formatting
+from perdure.registry import load_each
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.arrivals import (
     accepted_policy,
     close_inbox,
     find_answered,
@@ -36,17 +37,17 @@ from workflows.agent_run.arrivals import (
     receive_answer,
     receive_message,
     receive_result,
+    receive_signalled_answer,
     take_policy,
 )
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.fused_turn import read_and_think
-from workflows.agent_run.model_turn import take_model_turn
-from workflows.agent_run.start import begin_run, join_stopped_turn, open_files
-from workflows.agent_run.tool_calls import make_calls
-from workflows.agent_run.turn import check_outcome, close_turn, report_end, take_in_messages
-from workflows.agent_run.waiting import StillWaitingError
-from workflows.execution import execute_activity, execute_locally_first
-from workflows.handlers import (
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.model_turn import read_and_think, take_model_turn
+from perdure.workflows.agent_run.start import begin_run, join_stopped_turn, open_files
+from perdure.workflows.agent_run.tool_calls import make_calls
+from perdure.workflows.agent_run.turn import check_outcome, close_turn, report_end, take_in_messages
+from perdure.workflows.agent_run.waiting import StillWaitingError
+from perdure.workflows.execution import MAX_STOP_TIME, READ_STOP_TIME, execute_activity, execute_locally_first
+from perdure.workflows.handlers import (
     ValidatedWorkflow,
     cancel_reason,
     ignore_if_invalid,
@@ -54,7 +55,6 @@ from workflows.handlers import (
     read_argument,
     read_optional_argument,
 )
-from workflows.people.announce import announce
 
 ABANDON = workflow.HandlerUnfinishedPolicy.ABANDON  # a check of changed arguments at the end of the run
 
@@ -80,7 +80,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         run = self.context
         try:
-            await run.cancellation.shield(self._run_loop(run), cancellation.MAX_STOP_TIME)
+            await run.cancellation.shield(self._run_loop(run), lambda: _stop_time(run))
         except asyncio.CancelledError:
             run.state = call_state.settle_interrupted(run.state, run.effects)
         except _HistoryTooLongError:
@@ -149,7 +149,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         # end of a run that has got another signal, which then continues, although its turn has been closed.
         is_final = request.cancel is not None or request.turn is not None
         close = execute_activity if is_final else execute_locally_first
-        closed = await close(run.cancellation, RunFiles.close_segment, request, summary)
+        closed = await close(run.cancellation, Activities.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)
         if end:
@@ -167,7 +167,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         events.emit_event(run, end_event_name(ending), **formatting.run_figures(run.state))
         run.state = drop_questions(run.state)
         run.set_status(RunStatus.cancelled if ending is None else ending.status)
-        await announce(run.state, end_request(run.state, ending))
+        for hear in load_each("on_end"):
+            await hear(run.state, ending)
         if ending is None:
             native = workflow.cancellation_reason() is not None
             await self._close_segment(run, journal=journal, cancel=None if native else run.cancellation.reason)
@@ -215,7 +216,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     )
     async def human_input(self, *args: Any) -> None:
         try:
-            await receive_answer(self.context, read_argument(HumanInput, args))
+            await receive_signalled_answer(self.context, read_argument(HumanInput, args))
         except ApplicationError as error:
             self.ignore_signal("human_input", error.message)
 
@@ -224,8 +225,9 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         unfinished_policy=ABANDON,
     )
     async def answer(self, *args: Any) -> dict[str, Any]:
-        question = await receive_answer(self.context, read_argument(HumanInput, args))
-        return {"run_id": self.context.state.run_id, "question_id": question.id, "accepted": True}
+        taken = await receive_answer(self.context, read_argument(HumanInput, args))
+        before = {} if taken.before is None else {"before": taken.before}
+        return {"run_id": self.context.state.run_id, "question_id": taken.question.id, "accepted": True, **before}
 
     @answer.validator
     def _answer_fits(self, *args: Any) -> None:
@@ -266,7 +268,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
     def snapshot(self, *args: Any) -> Snapshot:
         asked, run = read_optional_argument(SnapshotQuery, args), self.context
         return Snapshot(
-            state=run.state.model_copy(update={"calls": call_state.page_calls(run.state.calls, asked.start)}),
+            state=run.state.evolve(calls=call_state.page_calls(run.state.calls, asked.start)),
             segments=run.segments,
             length=run.transcript.length,
             head=run.transcript.head,
@@ -289,3 +291,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         if step not in self.context.handed_on:
             raise invalid_input(f"no result of step {step} is kept here")
         return self.context.handed_on[step]
+
+
+def _stop_time(run: RunContext) -> timedelta:
+    """Return how long a cancelled run waits for what is running: an effect's end is worth knowing."""
+    return MAX_STOP_TIME if run.effects else READ_STOP_TIME

@@ -2,33 +2,32 @@
 
 import asyncio
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError
 
-from activities.policy import PolicyChecks
-from activities.tools.call import ToolCalls
-from contracts.conversation import SteerRequest
-from contracts.failures import Escalation
-from contracts.people.policy import PolicyLookup, PolicyVerdict, Verdict
-from contracts.run.events import ToolResultEvent
-from contracts.run.question import Question
-from contracts.run.signals import Decision, HumanInput
-from contracts.tool import ChangeCheck, ChangedCall
-from decisions.people.approvals import find_call, judge_answer, record_answer
-from decisions.people.signature import SignedQuestion, signature_error
-from decisions.run import tool_results
-from decisions.run.outcome import escalate_run
-from decisions.run.state import accept_run_policy, record_steer
-from decisions.run.tool_results import ESCALATES, ResultVerdict
-from decisions.text.formatting import truncate
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.turn import judge_change
-from workflows.handlers import invalid_input
+from perdure.contracts.conversation import SteerRequest
+from perdure.contracts.failures import Escalation
+from perdure.contracts.policy import PolicyLookup, PolicyVerdict, Verdict
+from perdure.contracts.run.events import ToolResultEvent
+from perdure.contracts.run.signals import Decision, HumanInput, Question
+from perdure.contracts.tool import ChangeCheck, ChangedCall
+from perdure.decisions import tool_results
+from perdure.decisions.people.approvals import find_call, judge_answer, record_answer
+from perdure.decisions.people.signature import SignedQuestion, signature_error
+from perdure.decisions.run.outcome import escalate_run
+from perdure.decisions.run.state import accept_run_policy, record_steer
+from perdure.decisions.text.formatting import truncate
+from perdure.decisions.tool_results import ESCALATES, ResultVerdict
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.events import report_answer
+from perdure.workflows.agent_run.turn import judge_change
+from perdure.workflows.handlers import invalid_input
 
 POLICY_QUESTION = re.compile(r"policy:[0-9a-f]{16}")
-FINDS_POLICY = "find-accepted-policy"  # runs before it took any hash
 
 
 def receive_result(run: RunContext, event: ToolResultEvent) -> None:
@@ -66,8 +65,29 @@ def find_answered(run: RunContext, answer: HumanInput, verdict: PolicyVerdict | 
     return signature_error(run.state.answer_keys, asked, answer) or question
 
 
-async def receive_answer(run: RunContext, answer: HumanInput) -> Question:
-    """Record an answer. Return its question. Raises ApplicationError `InvalidInput` if it is not taken."""
+@dataclass(frozen=True)
+class TakenAnswer:
+    """The question of an answer that was taken, and the arguments of its call before it, if it changed them."""
+
+    question: Question
+    before: dict[str, Any] | None
+
+
+async def receive_signalled_answer(run: RunContext, answer: HumanInput) -> None:
+    """Record an answer by signal, and report whether it was taken: history has no outcome of a signal.
+
+    Raises ApplicationError `InvalidInput` if it is not taken.
+    """
+    try:
+        taken = await receive_answer(run, answer)
+    except ApplicationError as error:
+        report_answer(run, answer, reason=error.message)
+        raise
+    report_answer(run, answer, **({} if taken.before is None else {"before": taken.before}))
+
+
+async def receive_answer(run: RunContext, answer: HumanInput) -> TakenAnswer:
+    """Record an answer. Raises ApplicationError `InvalidInput` if it is not taken."""
     question, verdict = find_answered(run, answer), None
     if not isinstance(question, str) and answer.arguments is not None:
         check = await _check_change(run, question, answer.arguments)
@@ -76,9 +96,10 @@ async def receive_answer(run: RunContext, answer: HumanInput) -> Question:
         question = _change_error(question, check) or find_answered(run, answer, verdict)
     if isinstance(question, str):
         raise invalid_input(question)
+    call = None if answer.arguments is None else find_call(run.state, question)
     run.state = record_answer(run.state, question, answer, workflow.now(), verdict)
     run.show_waits()
-    return question
+    return TakenAnswer(question, None if call is None else call.arguments)
 
 
 async def _check_change(run: RunContext, question: Question, arguments: dict[str, Any]) -> ChangeCheck:
@@ -86,13 +107,13 @@ async def _check_change(run: RunContext, question: Question, arguments: dict[str
     try:
         changed = ChangedCall(tool=question.tool or "", arguments=arguments)
         summary = f"check the changed arguments of {question.id}"
-        check = await run.execute(ToolCalls.check_change, changed, summary)
+        check = await run.execute(Activities.check_change, changed, summary)
         call = None if check.error else find_call(run.state, question)
         return check if call is None else ChangeCheck(verdict=await judge_change(run, call, arguments))
     except asyncio.CancelledError:
         return ChangeCheck(error="the run is to stop")
     except ActivityError as error:  # raised in the handler of a signal, it would fail the run
-        return ChangeCheck(error=truncate(str(error.cause or error), 300))
+        return ChangeCheck(error=truncate(str(error.cause or error)))
     finally:
         run.inbox.checking -= 1
 
@@ -125,7 +146,7 @@ async def take_policy(run: RunContext, answer: HumanInput) -> str:
     One that neither the worker nor the run's store has is rejected: without it, no further call could be judged.
     """
     ref = accepted_policy(run, answer)
-    if workflow.patched(FINDS_POLICY) and (reason := await _policy_error(run, ref)) is not None:
+    if (reason := await _policy_error(run, ref)) is not None:
         raise invalid_input(reason)
     run.state = accept_run_policy(run.state, ref)
     return ref
@@ -135,11 +156,11 @@ async def _policy_error(run: RunContext, ref: str) -> str | None:
     run.inbox.checking += 1
     try:
         lookup = PolicyLookup(policy=ref)
-        found = await run.execute(PolicyChecks.find_policy, lookup, f"find the policy {ref}")
+        found = await run.execute(Activities.find_policy, lookup, f"find the policy {ref}")
     except asyncio.CancelledError:
         return "the run is to stop"
     except ActivityError as error:
-        return f"the policy {ref} cannot be read: {truncate(str(error.cause or error), 300)}"
+        return f"the policy {ref} cannot be read: {truncate(str(error.cause or error))}"
     finally:
         run.inbox.checking -= 1
     if found.found:

@@ -1,25 +1,25 @@
-"""Recovery of a run whose context is full, one stage of `decisions.run.recovery` at a time (B5)."""
+"""Recovery of a run whose context is full, one stage of `perdure.decisions.run.recovery` at a time (B5)."""
 
 from temporalio.exceptions import ActivityError
 
-from activities.model.summarize import Summaries
-from contracts.failures import RunFailure
-from contracts.run.compaction import ContextFull, Recovery, SummaryRequest
-from contracts.run.question import QuestionKind
-from contracts.run.state import ForcedTool
-from decisions.builtin_tools import ASK_HUMAN
-from decisions.run import outcome
-from decisions.run.compaction import KEPT, KEPT_DEEP, summary_figures, summary_part
-from decisions.run.limits import longest_turn
-from decisions.run.recovery import QUESTION, next_recovery
-from decisions.run.resume import journal_of
-from decisions.run.state import add_reply_cost, force_tool, learn_window, use_recovery
-from decisions.run.transcript import note_part
-from workflows.agent_run import events
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.turn import fail_run
-from workflows.agent_run.waiting import ask_instead_of_model
-from workflows.policies import summary_policy
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import ForcedTool
+from perdure.contracts.run.turn import ContextFull, Recovery, SummaryRequest
+from perdure.decisions.run import outcome
+from perdure.decisions.run.compaction import KEPT, KEPT_DEEP, summary_figures, summary_part
+from perdure.decisions.run.limits import longest_turn
+from perdure.decisions.run.recovery import QUESTION, next_recovery
+from perdure.decisions.run.resume import journal_of
+from perdure.decisions.run.state import add_reply_cost, force_tool, learn_window, use_recovery
+from perdure.decisions.run.transcript import note_part
+from perdure.decisions.tools import ASK_HUMAN
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.turn import fail_run
+from perdure.workflows.agent_run.waiting import ask_instead_of_model
+from perdure.workflows.execution import summary_policy
 
 
 async def free_context(run: RunContext, full: ContextFull) -> None:
@@ -47,7 +47,7 @@ async def _summarize_transcript(run: RunContext, *, is_deep: bool) -> None:
     kind = "deep prune" if is_deep else "compact"
     try:
         summary = await run.execute(
-            Summaries.summarize, request, f"{kind} · turn {run.state.turns}", summary_policy(run.state.limits)
+            Activities.summarize, request, f"{kind} · turn {run.state.turns}", summary_policy(run.state.limits)
         )
     except ActivityError as error:
         fail_run(run, error, RunFailure.model_unavailable)

@@ -8,24 +8,62 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from temporalio import workflow
 
-from contracts.media import Attachments
-from contracts.run.events import ResumePayload
-from contracts.run.state import Call, RunState, RunStatus, TurnClose
-from contracts.run.transcript import Part, Segment
-from contracts.tool import Effect, ToolOutcome, ToolRoute
-from decisions import ids
-from decisions.conversation.omission import unanswered_kind
-from decisions.run import call_state
-from decisions.run.journal import forward_journal
-from decisions.run.state import add_notice, keep_received
-from decisions.run.transcript import Transcript
-from decisions.text import formatting
-from workflows import search_attributes
-from workflows.agent_run.inbox import Inbox
-from workflows.cancellation import Cancellation
-from workflows.execution import execute_activity, execute_locally_first
-from workflows.interceptors import share_transcript
-from workflows.policies import FILES, Policy
+from perdure.contracts.conversation import SteerRequest
+from perdure.contracts.media import Attachments
+from perdure.contracts.run.events import ResumePayload, ToolResultPayload
+from perdure.contracts.run.state import Call, RunState, RunStatus, TurnClose
+from perdure.contracts.run.transcript import Part, Segment
+from perdure.contracts.tool import Effect, ToolOutcome, ToolRoute
+from perdure.decisions import ids
+from perdure.decisions.run import call_state
+from perdure.decisions.run.journal import forward_journal
+from perdure.decisions.run.question import announcement_of
+from perdure.decisions.run.state import add_notice, keep_received
+from perdure.decisions.run.transcript import Transcript, unanswered_kind
+from perdure.decisions.text import formatting
+from perdure.workflows import search_attributes
+from perdure.workflows.execution import FILES, Cancellation, Policy, execute_activity, execute_locally_first
+from perdure.workflows.interceptors import share_transcript
+
+MAX_PENDING_MESSAGES = 256 * 1024  # bytes of pending steered messages that another execution begins with
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.messages: list[SteerRequest] = []  # from the user
+        self.results: dict[int, ToolOutcome] = {}  # from outside, by step
+        self.checking = 0  # answers that are not recorded yet, as their changed arguments are checked
+        self.is_open = True  # until the run's end is reported
+        self._last: dict[int, ToolResultPayload] = {}  # the result that was applied last, by step
+        self._paused: list[int] = []  # steps whose request has not been sent, or not again
+
+    def put_result(self, result: ToolResultPayload, outcome: ToolOutcome) -> None:
+        self._last[result.step] = result
+        self.results[result.step] = outcome
+
+    def is_new(self, result: ToolResultPayload) -> bool:
+        """Return False for an event that is delivered again: it is not the result of the next attempt."""
+        is_repeated = result.completed_at is not None and self._last.get(result.step) == result
+        return result.step not in self.results and result.step not in self._paused and not is_repeated
+
+    @contextmanager
+    def pausing_results(self, step: int) -> Iterator[None]:
+        """Accept no result of the step: its request has not been sent, or not again."""
+        self._paused.append(step)
+        try:
+            yield
+        finally:
+            self._paused.remove(step)
+
+    def take_messages(self, count: int) -> list[SteerRequest]:
+        messages, self.messages = self.messages[:count], self.messages[count:]
+        return messages
+
+    def holds_updates(self, state: RunState) -> bool:
+        """Return whether something has arrived that another execution would not get."""
+        results = any(pending.step in self.results for pending in state.pending)
+        return results or self.checking > 0 or len(to_json(self.messages)) > MAX_PENDING_MESSAGES
+
 
 MAX_CARRIED_STATE = 1024 * 1024  # bytes of a state, half of what the server accepts as an input
 
@@ -54,7 +92,7 @@ class RunContext:
         self.asking = asyncio.Lock()  # for calls of one batch that each have a question
         self.effects = call_state.in_flight(state)  # tool uses that may be having their effect
         self.inbox = Inbox()
-        self.announced = {(question.id, question.group) for question in state.asked}  # to people
+        self.announced = {announcement_of(question) for question in state.asked}  # to people
         self.awaited = 0  # results from outside that the loop waits for
         self._shown = search_attributes.ShownAttributes()
         share_transcript(transcript)
@@ -62,12 +100,12 @@ class RunContext:
 
     @property
     def state(self) -> RunState:
-        """The run's state. Each new one is the result of a function of `decisions.run`."""
+        """The run's state. Each new one is the result of a function of `perdure.decisions.run`."""
         return self._state
 
     @state.setter
     def state(self, new: RunState) -> None:
-        self._state = new.model_copy(update={"updated_at": workflow.now()})
+        self._state = new.evolve(updated_at=workflow.now())
 
     async def execute(
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
@@ -143,8 +181,8 @@ class RunContext:
 
     def set_status(self, status: RunStatus) -> None:
         """Change the status and the search attributes, which costs one event."""
-        self.state = self.state.model_copy(update={"status": status})
-        self._shown.update(search_attributes.of_run(self.state))
+        self.state = self.state.evolve(status=status)
+        self._shown.update(lambda hides: search_attributes.of_run(self.state, is_confidential=hides))
         self.publish_details()
 
     def show_waits(self) -> None:

@@ -5,13 +5,16 @@ from typing import Any
 
 from temporalio import workflow
 
-from activities.telemetry.metrics import add_counts
-from contracts.run.state import Call
-from contracts.tool import ToolOutcome
-from decisions import telemetry
-from decisions.run.state import add_event, add_trace_lines, clear_trace_lines
-from decisions.text import formatting
-from workflows.agent_run.context import RunContext
+from perdure.activities.telemetry.metrics import add_counts
+from perdure.contracts.run.signals import ANSWER_REPORT, HumanInput
+from perdure.contracts.run.state import Call, RunState
+from perdure.contracts.tool import ToolOutcome
+from perdure.decisions import telemetry
+from perdure.decisions.people.terms import name_of
+from perdure.decisions.run.question import answer_digest
+from perdure.decisions.run.state import add_event, add_trace_lines, clear_trace_lines
+from perdure.decisions.text import formatting
+from perdure.workflows.agent_run.context import RunContext
 
 MAX_TRACED_REFUSALS = 20  # calls of a turn
 
@@ -41,6 +44,13 @@ def trace_refused_calls(run: RunContext, calls: Sequence[Call]) -> None:
     run.state = add_trace_lines(run.state, lines)
 
 
+def report_answer(run: RunContext, answer: HumanInput, **outcome: Any) -> None:
+    """Report whether an answer by signal was taken, in a trace line: `reason` if not, `before` if it changed a call."""
+    at = workflow.now().isoformat(timespec="milliseconds")
+    line = {"at": at, "event": ANSWER_REPORT, "answer": answer_digest(answer), **outcome}
+    run.state = add_event(run.state, line)
+
+
 def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:
     """Return the trace lines that are not written yet, and forget them: the caller hands them to an activity."""
     lines = run.state.untold
@@ -50,6 +60,16 @@ def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:
 
 def count_call(call: Call, outcome: ToolOutcome) -> None:
     add_counts(workflow.metric_meter(), telemetry.count_tool_call(call.tool, outcome))
+
+
+def report_planned(run: RunContext, before: RunState) -> None:
+    """Report the calls that the plan's starter has approved by it since the state `before`."""
+    known = {call.tool_use_id for call in before.calls if call.plan}
+    for call in run.state.calls:
+        if call.plan and call.tool_use_id not in known:
+            by = name_of(run.state.planned.by) if run.state.planned else ""
+            shown = formatting.call_line(call.tool, call.arguments)
+            emit_event(run, "agent.call.planned", **call_figures(call), call=shown, plan=call.plan, by=by)
 
 
 def call_figures(call: Call) -> dict[str, Any]:

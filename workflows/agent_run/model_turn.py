@@ -1,39 +1,38 @@
-"""A model call, live or in a batch. The context may be full, the worker lost, or the agent's definition changed."""
+"""A model call, at the pace of the run. The context may be full, the worker lost, or the agent's definition changed."""
 
-import asyncio
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Sequence
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, FailureError
+from temporalio.exceptions import ActivityError, ApplicationError
 
-from activities.model.batches import BatchTurns
-from activities.model.turn import Turns
-from contracts.failures import RunFailure, Stop
-from contracts.model_settings import Pace
-from contracts.run.batch import BatchedTurnRequest, FailedTurn, LeaveRequest, PooledCall
-from contracts.run.compaction import ContextFull
-from contracts.run.question import QuestionKind
-from contracts.run.signals import Decision
-from contracts.run.turn import ModelTurn, TurnRequest
-from decisions import ids
-from decisions.run import call_state
-from decisions.run.limits import budgets_left
-from decisions.run.recovery import MAX_LOST, FailureKind, is_recovery_used_up
-from decisions.run.reply import take_turn
-from decisions.run.state import mark_batched, mark_interrupted, record_failure, reject_definition, restore_ending
-from decisions.run.transcript import note_part, reply_part
-from workflows.agent_run import events
-from workflows.agent_run.compaction import free_context
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.start import take_snapshot
-from workflows.agent_run.turn import check_calls, close_turn, fail_run
-from workflows.agent_run.waiting import ask_instead_of_model, ask_person
-from workflows.execution import execute_activity
-from workflows.failures import classify_failure
-from workflows.policies import BATCHED_TURN, model_turn_policy
-
-BatchedReply = ModelTurn | ContextFull | FailedTurn
+from perdure.contracts.failures import RunFailure, Stop
+from perdure.contracts.model_settings import Pace
+from perdure.contracts.run.signals import Decision, QuestionKind
+from perdure.contracts.run.state import Call
+from perdure.contracts.run.turn import ContextFull, FusedRead, FusedTurn, FusedTurnRequest, ModelTurn, TurnRequest
+from perdure.decisions.run import call_state, loop
+from perdure.decisions.run.limits import budgets_left, time_left_ms
+from perdure.decisions.run.recovery import MAX_LOST, FailureKind, is_recovery_used_up
+from perdure.decisions.run.reply import take_turn
+from perdure.decisions.run.state import (
+    add_reply_cost,
+    add_trace_lines,
+    mark_interrupted,
+    reject_definition,
+    restore_ending,
+)
+from perdure.decisions.run.transcript import note_part, reply_part
+from perdure.decisions.text.formatting import fused_summary
+from perdure.registry import load, paces
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.compaction import free_context
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.start import take_snapshot
+from perdure.workflows.agent_run.tool_calls import call_request, make_calls
+from perdure.workflows.agent_run.turn import check_calls, close_turn, fail_run
+from perdure.workflows.agent_run.waiting import ask_instead_of_model, ask_person
+from perdure.workflows.execution import classify_failure, fused_turn_policy, model_turn_policy
 
 
 async def take_model_turn(run: RunContext) -> None:
@@ -73,14 +72,17 @@ async def apply_reply(run: RunContext, turn: ModelTurn | ContextFull) -> None:
 
 async def _request_reply(run: RunContext) -> ModelTurn | ContextFull | None:
     """Return the reply, unless the run has changed instead: it failed, or its definition has changed."""
-    activity = Turns.plan if run.state.turns == 0 else Turns.reflect
+    activity = Activities.plan if run.state.turns == 0 else Activities.reflect
+    pace = run.state.pace or Pace.live
     for _ in range(MAX_LOST):
         run.cancellation.raise_if_cancelled()  # before the request takes the trace lines
         summary, policy = f"turn {run.state.turns + 1}", model_turn_policy(run.state.limits)
         try:
-            if run.state.pace is Pace.batch:
-                return await _request_in_batch(run, turn_request(run), summary)
-            return await run.execute(activity, turn_request(run), summary, policy)
+            if pace is Pace.live:
+                return await run.execute(activity, turn_request(run), summary, policy)
+            request_reply = load(paces()[pace].turn)
+            reply: ModelTurn | ContextFull | None = await request_reply(run, turn_request(run), summary)
+            return reply
         except ActivityError as error:
             last = error
         if classify_failure(last) is not FailureKind.lost:
@@ -91,65 +93,6 @@ async def _request_reply(run: RunContext) -> ModelTurn | ContextFull | None:
     else:
         fail_run(run, last, RunFailure.model_unavailable)
     return None
-
-
-async def _request_in_batch(run: RunContext, request: TurnRequest, summary: str) -> ModelTurn | ContextFull | None:
-    """Return the reply from a batch, unless the run failed.
-
-    Raises ActivityError, and CancelledError of asyncio.
-    """
-    entry, phase = workflow.uuid4().hex[:20], "reflect" if run.state.turns else "plan"
-    asked = BatchedTurnRequest.model_validate({**dict(request), "entry": entry, "phase": phase})
-    written = await run.execute_locally(BatchTurns.write_batch_request, asked, f"{summary}: write the request")
-    if isinstance(written, ContextFull):
-        return written
-    run.state = mark_batched(run.state, workflow.now())
-    run.publish_details()
-    try:
-        reply = await _await_reply(run, asked, written, summary)
-    except (ActivityError, asyncio.CancelledError):  # not `finally`, which an evicted workflow would run
-        run.state = mark_batched(run.state, None)
-        raise
-    run.state = mark_batched(run.state, None)
-    if isinstance(reply, FailedTurn):
-        kind = next((kind for kind in RunFailure if kind == reply.failure), RunFailure.model_unavailable)
-        run.state = record_failure(run.state, reply.message, kind)
-        return None
-    return reply
-
-
-async def _await_reply(run: RunContext, asked: BatchedTurnRequest, entry: PooledCall, summary: str) -> BatchedReply:
-    """Wait in an activity that no worker runs; the pool completes it by its id.
-
-    It and the signal to the pool are commands of one workflow task, so neither gets lost without the other.
-    """
-    queue = workflow.info().task_queue
-    pool = workflow.get_external_workflow_handle(ids.batch_pool_id(queue))
-    waiting: workflow.ActivityHandle[BatchedReply] = workflow.start_activity(
-        asked.phase,
-        TurnRequest.model_validate(asked.model_dump(exclude={"entry", "phase", "told"})),
-        result_type=cast(Any, BatchedReply),
-        activity_id=asked.entry,
-        task_queue=ids.batch_queue(queue),
-        summary=f"{summary}, in a batch",
-        **BATCHED_TURN,
-    )
-    try:
-        try:
-            await pool.signal("join", entry)
-        except ApplicationError:  # it has ended, for nothing waited
-            await execute_activity(run.cancellation, BatchTurns.open_pool, entry, "open the pool of batches")
-        return await run.cancellation.cancellable(_await_activity(waiting))  # not before: `leave` must follow `join`
-    except (asyncio.CancelledError, ActivityError):
-        if run.cancellation.reason is not None:
-            waiting.cancel()
-            with suppress(FailureError):  # the pool has ended
-                await pool.signal("leave", LeaveRequest(id=asked.entry))
-        raise
-
-
-async def _await_activity(waiting: workflow.ActivityHandle[BatchedReply]) -> BatchedReply:
-    return await waiting
 
 
 def turn_request(run: RunContext) -> TurnRequest:
@@ -188,3 +131,65 @@ async def _settle_definition(run: RunContext, new: str, difference: str) -> None
             run.cancellation.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
         case _:
             run.state = reject_definition(run.state, new)
+
+
+_LOST = "its worker was lost"
+
+
+async def read_and_think(run: RunContext, batch: tuple[Call, ...]) -> None:
+    """Make the reads of a turn, close it, and apply the reply to the next turn."""
+    run.state = call_state.issue_calls(run.state, batch, workflow.now())
+    run.publish_details()
+    turn = turn_request(run)
+    done = await _request_turn(run, batch, turn)
+    if done is None:
+        run.state = add_trace_lines(run.state, turn.told)  # which may not have been written
+        await make_calls(run, batch)
+        return
+    if left := _settle_reads(run, batch, done):
+        await make_calls(run, left)
+        return
+    if done.reply is None:
+        return
+    close_turn(run)
+    if _would_ask(run, done.head):
+        await apply_reply(run, done.reply)
+    elif isinstance(done.reply, ModelTurn):
+        run.state = add_reply_cost(run.state, done.reply)
+
+
+async def _request_turn(run: RunContext, batch: tuple[Call, ...], turn: TurnRequest) -> FusedTurn | None:
+    """Return the outcomes, unless the activity was lost or failed. Raises CancelledError of asyncio."""
+    reads = tuple(FusedRead(**dict(call_request(run, call)), timeout=run.route_of(call).timeout) for call in batch)
+    request = FusedTurnRequest(reads=reads, turn=turn, time_left_ms=time_left_ms(run.state))
+    summary, policy = fused_summary(batch, turn.turn), fused_turn_policy(run.state.limits)
+    try:
+        return await run.execute(Activities.read_and_reflect, request, summary, policy)
+    except ActivityError as error:
+        if classify_failure(error) is FailureKind.lost:
+            run.state = mark_interrupted(run.state)
+            for call in batch:
+                events.emit_event(
+                    run, "agent.tool.retry", **events.call_figures(call), attempt=2, delay_seconds=None, why=_LOST
+                )
+    return None
+
+
+def _settle_reads(run: RunContext, batch: Sequence[Call], done: FusedTurn) -> tuple[Call, ...]:
+    """Settle the reads that have an outcome, and return the others."""
+    left = []
+    for call, outcome in zip(batch, done.outcomes, strict=True):
+        if outcome is None:
+            left.append(call)
+        else:
+            events.count_call(call, outcome)
+            run.state = call_state.settle_call(run.state, call, outcome)
+    if done.interrupted:
+        run.state = mark_interrupted(run.state)
+    return tuple(left)
+
+
+def _would_ask(run: RunContext, head: str) -> bool:
+    """Return whether the next move is the model call that the activity has made. A long history can wait for it."""
+    move = loop.next_move(run.state, history_is_long=False, is_spoken_to=bool(run.inbox.messages))
+    return isinstance(move, loop.Think) and run.transcript.head == head

@@ -7,29 +7,38 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-from activities.conversation import Conversations
-from activities.run.files import RunFiles
-from activities.run.fork import Inheritances
-from contracts.agent import DEFAULT_AGENT, StartSnapshotRequest
-from contracts.conversation import Choice, Joined, JoinRequest
-from contracts.failures import RunFailure
-from contracts.run.events import BeginEvent, ResumeEvent, ResumePayload, StartEvent, StartPayload
-from contracts.run.limits import limits_in
-from contracts.run.question import QuestionKind
-from contracts.run.state import Continuation, InheritRequest, RunState, RunStatus
-from contracts.sender import Sender
-from decisions import ids
-from decisions.run.limits import DEFAULTS, apply_requested, format_excess, limits_in_force, values_set_in
-from decisions.run.resume import journal_of
-from decisions.run.state import apply_snapshot, settle_choice
-from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, said_part, start_rejection
-from decisions.text import formatting
-from workflows.agent_run import events
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.turn import check_calls, fail_run, take_attachments
-from workflows.agent_run.waiting import ask_person
-from workflows.execution import execute_locally_first
-from workflows.handlers import invalid_input, read_argument, require_continue_as_new, start_type
+from perdure.activities.telemetry.attributes import DRY_RUN
+from perdure.contracts.agent import DEFAULT_AGENT, StartSnapshotRequest
+from perdure.contracts.conversation import Choice, Joined, JoinRequest
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.people import Sender
+from perdure.contracts.run.events import BeginEvent, ResumeEvent, ResumePayload, StartEvent, StartPayload
+from perdure.contracts.run.limits import limits_in
+from perdure.contracts.run.signals import QuestionKind
+from perdure.contracts.run.state import Continuation, InheritRequest, RunState, RunStatus
+from perdure.decisions import ids
+from perdure.decisions.people.plan import adopt_plan
+from perdure.decisions.people.terms import sources_of_start
+from perdure.decisions.run.limits import (
+    DEFAULTS,
+    apply_requested,
+    format_excess,
+    format_idle,
+    limits_in_force,
+    values_set_in,
+)
+from perdure.decisions.run.resume import journal_of
+from perdure.decisions.run.state import apply_snapshot, settle_choice
+from perdure.decisions.run.transcript import Transcript, brief_part, goal_part, note_part, said_part, start_rejection
+from perdure.decisions.text import formatting
+from perdure.decisions.text.visible_text import render_visible
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.turn import check_calls, fail_run, take_attachments
+from perdure.workflows.agent_run.waiting import ask_person
+from perdure.workflows.execution import execute_locally_first
+from perdure.workflows.handlers import invalid_input, read_argument, require_continue_as_new, start_type
 
 
 def begin_run(args: Sequence[Any]) -> RunContext:
@@ -50,32 +59,35 @@ def begin_run(args: Sequence[Any]) -> RunContext:
             return _begin_new_run(read_argument(BeginEvent, args))
         case _:
             start = read_argument(StartEvent, args)
-            return _begin_new_run(BeginEvent(type="agentic.begin", payload=start.payload, sender=start.sender))
+            return _begin_new_run(
+                BeginEvent(type="agentic.begin", payload=start.payload, work=start.work, sender=start.sender)
+            )
 
 
 def _begin_new_run(event: BeginEvent) -> RunContext:
     payload = event.payload
     requested = {**values_set_in(limits_in(payload.context)), **values_set_in(payload.limits)}
-    changes = {
-        "requested": requested,
-        "headers": event.headers,
-        "is_turn": event.is_turn,
-        "assignment": event.assignment,
-        "share": event.share,
-        "choices": event.choices,
-        "output_schema": payload.output_schema,
-        "dry_run": payload.dry_run,
-        "planned": payload.plan,
-    }
     parts = [brief_part(event.brief)] if event.brief else []
-    parts.append(goal_part(payload.goal, payload.context))
+    parts.append(goal_part(payload.goal, payload.context, sources_of_start(event.sender, event.work)))
     transcript = Transcript()
     for part in parts:
         transcript.append(part)
     if reason := start_rejection(parts):
         raise invalid_input(reason)
-    state = _new_state(payload, event.sender).model_copy(update=changes)
-    run = RunContext(state.model_copy(update={"limits": limits_in_force(state, DEFAULTS)}), transcript, ())
+    state = _new_state(payload, event.sender).evolve(
+        requested=requested,
+        headers=event.headers,
+        is_turn=event.is_turn,
+        assignment=event.assignment,
+        work=event.work,
+        share=event.share,
+        choices=event.choices,
+        output_schema=payload.output_schema,
+        dry_run=payload.dry_run,
+        quiet=payload.quiet or payload.dry_run,
+        planned=adopt_plan(payload.plan, event.sender) if payload.plan else None,
+    )
+    run = RunContext(state.evolve(limits=limits_in_force(state, DEFAULTS)), transcript, ())
     run.after, run.forget, run.opening, run.attachments = event.after, event.forget, tuple(parts), payload.attachments
     return run
 
@@ -108,6 +120,8 @@ async def open_files(run: RunContext) -> None:
         await _join_conversation(run)
     if run.state.ending is None and not run.state.definition:
         await take_snapshot(run)
+    if run.state.dry_run:
+        workflow.upsert_memo({DRY_RUN: True})  # for lists, which see no state
     if run.state.ending is None:
         await _attach_files(run)
     events.emit_event(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
@@ -132,7 +146,8 @@ async def _attach_files(run: RunContext) -> None:
 async def _ask_choice(run: RunContext, choice: Choice) -> None:
     """Ask a person for a choice that the sender left open."""
     answer = await ask_person(run, QuestionKind.choice, f"{choice.name}: which one?", choice.options)
-    run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {answer.text}"))
+    chosen = next((option for option in choice.options if render_visible(option) == answer.text), answer.text)
+    run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {chosen}"))
     run.state = settle_choice(run.state)
 
 
@@ -140,7 +155,7 @@ async def _inherit_run(run: RunContext, origin: ResumePayload) -> None:
     request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
     try:
         inherited = await run.execute(
-            Inheritances.inherit, request, formatting.truncate(f"go on from {origin.run_id}", 80)
+            Activities.inherit, request, formatting.truncate(f"go on from {origin.run_id}", 80)
         )
     except ActivityError as error:
         fail_run(run, error, RunFailure.not_resumable)
@@ -166,7 +181,7 @@ async def join_stopped_turn(run: RunContext) -> None:
 async def _read_conversation(run: RunContext) -> Joined:
     request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after, forget=run.forget)
     summary = "read the conversation so far"
-    return await execute_locally_first(run.cancellation, Conversations.join_conversation, request, summary)
+    return await execute_locally_first(run.cancellation, Activities.join_conversation, request, summary)
 
 
 def _continue_conversation(run: RunContext, joined: Joined) -> None:
@@ -176,7 +191,7 @@ def _continue_conversation(run: RunContext, joined: Joined) -> None:
         return
     last, state = joined.segment, run.state
     if joined.journal is not None:
-        state = state.model_copy(update={"journal": joined.journal})
+        state = state.evolve(journal=joined.journal)
     run.adopt_transcript(state, Transcript(last.end, last.head), (last,))
     if joined.shows_journal:
         run.transcript.append(journal_of(state.journal, "", ""))
@@ -202,9 +217,10 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
         execution=run.state.execution,
         output_schema=run.state.output_schema,
         context=run.state.context if _has_own_context(run) else None,
+        planned=None if run.state.definition else run.state.planned,
     )
     try:
-        opening = await run.execute_locally(RunFiles.open_run, request, "read agent, tools and limits")
+        opening = await run.execute_locally(Activities.open_run, request, "read agent, tools and limits")
     except ActivityError as error:
         fail_run(run, error, RunFailure.bad_project)
         return
@@ -213,4 +229,8 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
     if not run.state.definition:  # reported once, at the first snapshot
         for excess in format_excess(apply_requested(opening.limits, run.state.requested), opening.ceiling):
             run.ignore("limits", excess)
+    is_first = not run.state.definition
     run.state = apply_snapshot(run.state, opening)
+    if is_first:
+        for idle in format_idle(run.state.limits):
+            run.ignore("limits", idle)

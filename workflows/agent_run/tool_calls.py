@@ -2,51 +2,189 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError, ServerError, TimeoutType
+from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.tools.call import ToolCalls
-from contracts.failures import ToolFault
-from contracts.run.question import QuestionKind
-from contracts.run.signals import Decision
-from contracts.run.state import Call
-from contracts.tool import INLINE_ARGUMENTS, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, error_outcome
-from decisions.builtin_tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS, SEARCH_TOOLS
-from decisions.people.approvals import open_turn_questions
-from decisions.run import call_state
-from decisions.run.call_state import IN_DOUBT
-from decisions.run.recovery import CallRecovery, FailureKind, recover_call
-from decisions.run.reply import needs_approval
-from decisions.run.resume import origin_of
-from decisions.run.state import mark_interrupted
-from decisions.text import formatting
-from decisions.tool_requests import nonce_of
-from workflows.agent_run import events
-from workflows.agent_run.builtin_calls import run_delegation, run_followup_tool
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.queue_tool import run_queue_call, trace_call
-from workflows.agent_run.waiting import (
+from perdure.contracts.bounds import Backoff
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.models import Undecodable
+from perdure.contracts.run.events import ToolRequestPayload
+from perdure.contracts.run.signals import Decision, QuestionKind
+from perdure.contracts.run.state import Call
+from perdure.contracts.tool import (
+    INLINE_ARGUMENTS,
+    MAX_ERROR,
+    RETRY_DELAYS,
+    Effect,
+    LargeResult,
+    QueueRoute,
+    ToolCall,
+    ToolKind,
+    ToolOutcome,
+    error_outcome,
+)
+from perdure.decisions.ids import request_key, result_key
+from perdure.decisions.people.approvals import open_turn_questions, take_planned_call, take_planned_calls
+from perdure.decisions.run import call_state
+from perdure.decisions.run.call_state import IN_DOUBT
+from perdure.decisions.run.next_calls import needs_approval
+from perdure.decisions.run.recovery import MAX_LOST, CallRecovery, FailureKind, recover_call
+from perdure.decisions.run.resume import origin_of, step_key_id
+from perdure.decisions.run.state import add_trace_lines, mark_interrupted
+from perdure.decisions.text import formatting
+from perdure.decisions.tool_requests import nonce_of, request_event
+from perdure.decisions.tool_results import INLINE_BYTES, reject_unreadable
+from perdure.decisions.tools import (
+    ASK_HUMAN,
+    CONTROL_TOOLS,
+    JOURNAL_TOOLS,
+    SEARCH_TOOLS,
+)
+from perdure.registry import feature_tools, load
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.waiting import (
     accept_redefined,
     approve_call,
     ask_person,
     run_ask_human,
     wait_for_result,
+    waiting_on_worker,
 )
-from workflows.failures import classify_failure, to_tool_outcome
-from workflows.policies import tool_call_policy
+from perdure.workflows.execution import KEEPING, classify_failure, queue_call_policy, to_tool_outcome, tool_call_policy
+
+
+async def run_queue_call(run: RunContext, call: Call) -> ToolOutcome | None:
+    """Return the call's outcome, unless only a person can settle it."""
+    route = run.route_of(call)
+    if route.queue is None:
+        raise AssertionError(f"{route.name} has no queue")
+    if call.effect is Effect.once and call.tool_use_id in run.effects:
+        return None  # begun by the run that this one resumes
+    run.cancellation.raise_if_cancelled()
+    run.mark_in_flight(call)
+    began = workflow.now()
+    activity: Any = route.queue.activity
+    policy = queue_call_policy(route, route.queue, call.effect)
+    with waiting_on_worker(run):
+        try:
+            result = await run.execute(activity, _tool_request(run, call), formatting.call_summary(call), policy)
+        except ActivityError as error:
+            outcome = _to_outcome(run, call, route.queue, error)
+        else:
+            run.clear_in_flight(call)
+            outcome = await _parse_result(run, call, result)
+    if outcome is not None:
+        trace_call(run, call, outcome, workflow.now() - began)
+    return outcome
+
+
+def trace_call(run: RunContext, call: Call, outcome: ToolOutcome, took: timedelta = timedelta()) -> None:
+    """Add the trace line that `call_tool` writes for other calls; the run's next activity writes this one."""
+    key = result_key(run.state.key_id or run.state.run_id, call.step or 0, call.generation)
+    figures = formatting.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)
+    ms = round(took / timedelta(milliseconds=1))
+    line = {**figures, "at": workflow.now().isoformat(timespec="milliseconds"), "ms": ms}
+    run.state = add_trace_lines(run.state, [line])
+
+
+def _tool_request(run: RunContext, call: Call) -> dict[str, Any]:
+    step = call.step or 0
+    key = request_key(step_key_id(run.state, step), step, call.generation)
+    payload = ToolRequestPayload(
+        run_id=run.state.run_id,
+        step=step,
+        tool=call.tool,
+        tool_payload=call.arguments,
+        requested_at=workflow.now(),
+    )
+    return request_event(payload, key).model_dump(mode="json")
+
+
+def _to_outcome(run: RunContext, call: Call, queue: QueueRoute, error: ActivityError) -> ToolOutcome | None:
+    """Return the error for the model, unless only a person can settle the call. Raises CancelledError."""
+    end, cause = classify_failure(error), error.cause
+    was_taken = error.started_event_id != 0
+    if end is FailureKind.cancelled:
+        if call.effect is Effect.once and not was_taken:
+            run.clear_in_flight(call)
+        raise asyncio.CancelledError from None
+    if isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START:
+        run.clear_in_flight(call)
+        return _unreachable_outcome(call, queue)
+    if isinstance(cause, ServerError):  # it rejected the activity's result
+        run.clear_in_flight(call)
+        return error_outcome(ToolFault.too_large, f"the call was made, but its result cannot be had: {cause.message}")
+    if recover_call(end, call.effect, lost=MAX_LOST) is CallRecovery.ask:  # that worker has no ledger to look up
+        return None
+    run.clear_in_flight(call)
+    return _with_known_kind(to_tool_outcome(error, call.effect), cause)
+
+
+def _unreachable_outcome(call: Call, queue: QueueRoute) -> ToolOutcome:
+    earlier = "; an earlier attempt of it may have happened" if call.effect is Effect.keyed else ""
+    reason = f"no worker took the call from task queue {queue.task_queue!r} in time{earlier}"
+    return error_outcome(ToolFault.unreachable, reason, retryable=True)
+
+
+def _with_known_kind(outcome: ToolOutcome, cause: BaseException | None) -> ToolOutcome:
+    """Replace an error kind that the model does not know: another worker's types are names of exceptions."""
+    error = outcome.error
+    if error is None or not isinstance(cause, ApplicationError):
+        return outcome
+    kind = error.kind if error.kind in list(ToolFault) else ToolFault.tool_error
+    return outcome.evolve(error=error.evolve(kind=kind, message=error.message[:MAX_ERROR]))
+
+
+async def _parse_result(run: RunContext, call: Call, result: Any) -> ToolOutcome:
+    """Return the result as the run can store it; a large one becomes an artifact."""
+    if isinstance(result, Undecodable):
+        return error_outcome(
+            ToolFault.tool_error, f"the call was made, but what it returned is no JSON: {result.reason}"
+        )
+    try:
+        data = to_json(result)
+        outcome = reject_unreadable(ToolOutcome(result=from_json(data)))
+    except ValueError as error:
+        return error_outcome(ToolFault.tool_error, f"the call was made, but what it returned is no JSON: {error}")
+    if len(data) <= INLINE_BYTES or outcome.error is not None:
+        return outcome
+    return await _store_result(run, call, outcome)
+
+
+async def _store_result(run: RunContext, call: Call, outcome: ToolOutcome) -> ToolOutcome:
+    """Store a large result. The activity queries the run for it: as an input it would enter history a second time."""
+    large = LargeResult(step=call.step or 0, tool=call.tool)
+    with run.offering_result(large.step, outcome):
+        try:
+            return await workflow.execute_activity_method(
+                Activities.keep_result, large, summary=f"keep the result of {call.tool} · step {call.step}", **KEEPING
+            )
+        except ActivityError as error:
+            reason = formatting.truncate(str(error.cause), 200)
+            return error_outcome(ToolFault.too_large, f"the call was made, but its result could not be kept: {reason}")
+
+
+CallHandler = Callable[[RunContext, Call], Awaitable[ToolOutcome]]
 
 # A `once` call that ends so has not begun, as its activity has one attempt.
 NOT_BEGUN = (FailureKind.cancelled, FailureKind.not_begun)
-FIRST_CLAIM_WAIT, MAX_CLAIM_WAIT = 1.0, 60.0  # seconds between attempts while the ledger accepts no claim
+CLAIM_PAUSES = Backoff(1.0, 60.0)  # while the ledger accepts no claim
 
 
 async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
     """Make the calls of a batch concurrently. All of them have ended when this returns or raises."""
     run.state = call_state.issue_calls(run.state, batch, workflow.now())
     if run.state.planned is not None:
-        run.state, batch = call_state.take_planned_calls(run.state, batch)
+        before = run.state
+        run.state, batch = take_planned_calls(run.state, batch, workflow.now())
+        events.report_planned(run, before)
     if not run.state.dry_run:
         run.state = open_turn_questions(run.state, workflow.now())
     if len(run.state.open_questions) > 1:
@@ -64,7 +202,7 @@ async def _settle_call(run: RunContext, call: Call) -> None:
         return
     outcome = await _dispatch_call(run, call)
     if run.state.policy and outcome.at is None:
-        outcome = outcome.model_copy(update={"at": workflow.now()})
+        outcome = outcome.evolve(at=workflow.now())
     events.count_call(call, outcome)
     run.state = call_state.settle_call(run.state, call, outcome)
 
@@ -75,16 +213,22 @@ async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
             run.state, outcome = call_state.skip_call(run.state, call)
             trace_call(run, call, outcome)
             return outcome
-        run.state, call = call_state.take_planned_call(run.state, call)
+        run.state, call = take_planned_call(run.state, call, workflow.now())
     if needs_approval(run.state, call):
         with run.inbox.pausing_results(call.step or 0):
             approved = await approve_call(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
         call = approved
-    built_in = _BUILT_IN.get(call.tool) if call.kind is ToolKind.builtin else None  # a replay answers some itself
+    built_in = _built_in_handler(call.tool) if call.kind is ToolKind.builtin else None  # a replay answers some itself
     handler = built_in or _BY_KIND.get(call.kind, _run_until_settled)
     return await handler(run, call)
+
+
+def _built_in_handler(name: str) -> CallHandler | None:
+    """Return who makes the calls of a built-in tool: the run itself, or a feature."""
+    tool = feature_tools().get(name)
+    return load(tool.handler) if tool else _BUILT_IN.get(name)
 
 
 async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
@@ -108,7 +252,7 @@ async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
 
 async def _call_tool(run: RunContext, call: Call) -> ToolOutcome | None:
     """Return the outcome of the activity `call_tool`, unless only a person can settle the call."""
-    lost, wait = 0, FIRST_CLAIM_WAIT
+    lost, pauses = 0, iter(CLAIM_PAUSES)
     while True:
         outcome = await _attempt_call(run, call, lost)
         if isinstance(outcome, ToolOutcome):
@@ -121,8 +265,7 @@ async def _call_tool(run: RunContext, call: Call) -> ToolOutcome | None:
                 raise asyncio.CancelledError
             case CallRecovery.wait:
                 reason = f"{call.tool} · step {call.step}: {formatting.truncate(str(error.cause), 80)}"
-                await run.cancellation.cancellable(workflow.sleep(wait, summary=reason))
-                wait = min(2 * wait, MAX_CLAIM_WAIT)
+                await run.cancellation.cancellable(workflow.sleep(next(pauses), summary=reason))
             case CallRecovery.look_up:
                 lost += 1
                 run.state = call_state.reissue_call(mark_interrupted(run.state), call.step or 0, workflow.now())
@@ -140,7 +283,7 @@ async def _attempt_call(run: RunContext, call: Call, lost: int) -> ToolOutcome |
     summary = formatting.call_summary(call, was_lost=lost > 0)
     policy = tool_call_policy(run.route_of(call), call.effect)
     try:
-        outcome = await run.execute(ToolCalls.call_tool, call_request(run, call), summary, policy)
+        outcome = await run.execute(Activities.call_tool, call_request(run, call), summary, policy)
     except ActivityError as error:
         return error
     run.clear_in_flight(call)
@@ -180,7 +323,7 @@ def call_request(run: RunContext, call: Call) -> ToolCall:
 
 async def _settle_doubt(run: RunContext, call: Call) -> ToolOutcome | None:
     """Ask a person about a call that may have happened. Return its outcome, unless it is to be run again."""
-    text = f"`{formatting.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
+    text = formatting.format_doubt(call.tool, call.arguments)
     events.emit_event(run, "agent_run.resume_unsafe", **events.call_figures(call))
     run.state = mark_interrupted(run.state)
     answer = await ask_person(run, QuestionKind.resume_unsafe, text, about=call)
@@ -226,16 +369,10 @@ async def _run_signal_call(run: RunContext, call: Call) -> ToolOutcome:
     raise AssertionError("the last attempt returns")
 
 
-CallHandler = Callable[[RunContext, Call], Awaitable[ToolOutcome]]
-
 _DECIDED = {
     **dict.fromkeys(CONTROL_TOOLS, call_state.run_control_call),
     **dict.fromkeys(JOURNAL_TOOLS, call_state.run_journal_call),
 }
-_BUILT_IN: dict[str, CallHandler] = {
-    ASK_HUMAN: run_ask_human,
-    DELEGATE: run_delegation,
-    **dict.fromkeys(FOLLOW_UP_TOOLS, run_followup_tool),
-}
+_BUILT_IN: dict[str, CallHandler] = {ASK_HUMAN: run_ask_human}  # beside those of features
 _BY_KIND: dict[ToolKind, CallHandler] = {ToolKind.signal: _run_signal_call}  # others: `_run_until_settled`
 _ATTEMPTS = {ToolKind.queue: run_queue_call}  # one attempt of a call; others: `_call_tool`

@@ -8,30 +8,28 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
-from activities.media.attach import MediaFiles
-from activities.model.accept import Acceptances
-from activities.policy import PolicyChecks
-from contracts.conversation import Steered
-from contracts.failures import RunFailure
-from contracts.media import Attached, Attachments, AttachRequest
-from contracts.models import NO_RESULT
-from contracts.people.policy import PolicyCheckRequest, PolicyVerdict
-from contracts.run.signals import EndedRun
-from contracts.run.state import Call
-from contracts.run.turn import AcceptRequest
-from decisions import ids
-from decisions.run import call_state, loop, state
-from decisions.run.limits import longest_turn
-from decisions.run.loop_detection import detection_key
-from decisions.run.outcome import escalate_unchecked, rejection_note, settle_acceptance
-from decisions.run.recovery import FailureKind
-from decisions.run.reply import was_refused
-from decisions.run.transcript import call_part, note_part, said_part
-from decisions.text import formatting
-from workflows.agent_run import events
-from workflows.agent_run.context import RunContext
-from workflows.failures import classify_failure
-from workflows.policies import summary_policy
+from perdure.contracts.conversation import Steered
+from perdure.contracts.failures import RunFailure
+from perdure.contracts.media import Attached, Attachments, AttachRequest
+from perdure.contracts.models import NO_RESULT
+from perdure.contracts.policy import PolicyCheckRequest, PolicyVerdict
+from perdure.contracts.run.signals import EndedRun
+from perdure.contracts.run.state import Call
+from perdure.contracts.run.turn import AcceptRequest
+from perdure.decisions import ids
+from perdure.decisions.people.terms import add_requester, sources_of_start
+from perdure.decisions.run import call_state, loop, state
+from perdure.decisions.run.limits import longest_turn
+from perdure.decisions.run.loop_detection import detection_key
+from perdure.decisions.run.outcome import escalate_unchecked, rejection_note, settle_acceptance
+from perdure.decisions.run.recovery import FailureKind
+from perdure.decisions.run.reply import was_refused
+from perdure.decisions.run.transcript import call_part, note_part, said_part
+from perdure.decisions.text import formatting
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.execution import classify_failure, summary_policy
 
 
 def close_turn(run: RunContext) -> None:
@@ -65,7 +63,8 @@ async def take_in_messages(run: RunContext) -> None:
     messages = run.inbox.take_messages(len(attached))
     run.state = loop.reopen_run(run.state)
     for message, files in zip(messages, attached, strict=True):
-        run.transcript.append(said_part(message.text, files.media, files.refused))
+        run.transcript.append(said_part(message.text, files.media, files.refused, sources_of_start(message.sender)))
+        run.state = add_requester(run.state, message.sender)
     if run.state.is_turn and run.state.conversation_id is not None:
         lane = workflow.get_external_workflow_handle(ids.conversation_workflow_id(run.state.conversation_id))
         for message in messages:
@@ -93,16 +92,18 @@ async def judge_change(run: RunContext, call: Call, arguments: dict[str, Any]) -
 async def _request_verdicts(
     run: RunContext, calls: Sequence[Call], edits: Mapping[str, dict[str, Any]] | None = None
 ) -> dict[str, PolicyVerdict]:
+    changed = [call for call in run.state.calls if call.changed_by is not None]
     request = PolicyCheckRequest(
         length=run.transcript.length,
         head=run.transcript.head,
         definition=run.state.definition,
         context=call_state.policy_context(run.state),
         calls=tuple(call.tool_use_id for call in calls),
-        edits=edits or {},
+        edits={call.tool_use_id: call.arguments for call in changed} | dict(edits or {}),
+        unmade=tuple(call.tool_use_id for call in run.state.calls if call.step is None),
     )
     summary = f"policy: {formatting.truncate(', '.join(call.tool for call in calls), 80)}"
-    judged = await run.execute(PolicyChecks.check_policy, request, summary)
+    judged = await run.execute(Activities.check_policy, request, summary)
     run.state = state.add_review_costs(run.state, judged.reviews)
     return judged.verdicts
 
@@ -123,7 +124,7 @@ async def check_outcome(run: RunContext) -> None:
     )
     summary = f"check the outcome · {run.state.accept}"
     try:
-        acceptance = await run.execute(Acceptances.accept_outcome, request, summary, summary_policy(limits))
+        acceptance = await run.execute(Activities.accept_outcome, request, summary, summary_policy(limits))
     except ActivityError as error:
         if classify_failure(error) is FailureKind.cancelled or run.cancellation.reason is not None:
             raise asyncio.CancelledError from None
@@ -143,7 +144,7 @@ async def take_attachments(run: RunContext, attachments: Attachments, definition
         return Attached()
     request = AttachRequest(attachments=attachments, definition=definition)
     names = formatting.truncate(", ".join(attachment.name for attachment in attachments), 80)
-    return await run.execute(MediaFiles.take_attachments, request, f"read {names}")
+    return await run.execute(Activities.take_attachments, request, f"read {names}")
 
 
 async def report_end(run: RunContext) -> None:

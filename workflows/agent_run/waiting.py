@@ -7,26 +7,27 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from contracts.failures import ToolFault
-from contracts.people.notice import NoticeKind
-from contracts.run.question import Question, QuestionKind
-from contracts.run.signals import Decision, HumanInput
-from contracts.run.state import Call, ForcedTool
-from contracts.tool import ToolError, ToolOutcome, error_outcome
-from decisions.people.approvals import ask_question, expire_questions, options_in
-from decisions.people.notice import question_request
-from decisions.run import call_state
-from decisions.run.loop_detection import reset_detection
-from decisions.run.reply import is_asked_first, question_in
-from decisions.run.state import accept_redefinition, approve_tool, close_question
-from decisions.run.transcript import note_part
-from decisions.text import formatting
-from decisions.text.formatting import too_large_to_approve
-from decisions.text.visible_text import render_visible
-from workflows.agent_run import events
-from workflows.agent_run.context import RunContext
-from workflows.agent_run.turn import take_attachments
-from workflows.people.announce import announce
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.people import NoticeKind
+from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
+from perdure.contracts.run.state import Call, ForcedTool
+from perdure.contracts.tool import ToolError, ToolOutcome, error_outcome
+from perdure.decisions.people.approvals import ask_question, expire_questions, options_error, options_in
+from perdure.decisions.people.terms import time_to_decide
+from perdure.decisions.run import call_state
+from perdure.decisions.run.loop_detection import reset_detection
+from perdure.decisions.run.next_calls import is_asked_first
+from perdure.decisions.run.question import announcement_of
+from perdure.decisions.run.reply import question_in
+from perdure.decisions.run.state import accept_redefinition, approve_tool, close_question
+from perdure.decisions.run.transcript import note_part
+from perdure.decisions.text import formatting
+from perdure.decisions.text.formatting import too_large_to_approve
+from perdure.decisions.text.visible_text import render_visible
+from perdure.registry import load_each
+from perdure.workflows.agent_run import events
+from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.turn import take_attachments
 
 SHOWN_WAIT = timedelta(days=365)
 AT_ONCE = timedelta(milliseconds=1)  # for a deadline that passed between two executions
@@ -52,7 +53,7 @@ async def ask_person(
     answer = question.answer or HumanInput()
     has_expired = question.answer == HumanInput()
     if has_expired:
-        await announce(run.state, question_request(run.state, question, NoticeKind.expired))
+        await _announce(run, question, NoticeKind.expired)
     run.state = close_question(run.state, question, expired=has_expired)
     run.show_waits()
     return answer
@@ -61,9 +62,14 @@ async def ask_person(
 async def _announce_questions(run: RunContext) -> None:
     """Notify people of each question that is open, once."""
     for question in run.state.open_questions:
-        if (question.id, question.group) not in run.announced:
-            run.announced.add((question.id, question.group))
-            await announce(run.state, question_request(run.state, question, NoticeKind.waiting))
+        if announcement_of(question) not in run.announced:
+            run.announced.add(announcement_of(question))
+            await _announce(run, question, NoticeKind.waiting)
+
+
+async def _announce(run: RunContext, question: Question, kind: NoticeKind) -> None:
+    for hear in load_each("on_question"):
+        await hear(run.state, question, kind)
 
 
 async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) -> None:
@@ -81,12 +87,15 @@ async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) 
         is_open = any(asked.id == question.id for asked in run.state.open_questions)
         return not is_open or in_doubt in run.inbox.results
 
+    def has_news() -> bool:
+        return any(announcement_of(asked) not in run.announced for asked in run.state.open_questions)
+
     while True:
         ends = [asked.expires_at for asked in run.state.open_questions if asked.expires_at is not None]
         remaining = min(ends) - workflow.now() if ends else SHOWN_WAIT
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: is_over() or (moves and run.should_move_wait),
+                lambda: is_over() or has_news() or (moves and run.should_move_wait),
                 timeout=max(remaining, AT_ONCE),
                 timeout_summary=formatting.waiting_for_people(run.state.open_questions or (question,)),
             )
@@ -120,7 +129,9 @@ async def run_ask_human(run: RunContext, call: Call) -> ToolOutcome:
         return ToolOutcome(result=await ask_direction(run, run.state.forced, text or "", call))
     if text is None:
         return error_outcome(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
-    answer = await ask_person(run, QuestionKind.question, text, options_in(call), about=call)
+    if reason := options_error(options := options_in(call)):
+        return error_outcome(ToolFault.invalid_arguments, reason)
+    answer = await ask_person(run, QuestionKind.question, text, options, about=call)
     attached = await take_attachments(run, answer.attachments)
     lines = [*filter(None, [answer.text]), *(f"[an attachment was not taken: {reason}]" for reason in attached.refused)]
     return ToolOutcome(result="\n".join(lines), media=attached.media)
@@ -212,8 +223,7 @@ async def _ask_approval(run: RunContext, call: Call, text: str) -> HumanInput | 
     """Return a person's approval of the call, or the outcome of a call that is not made."""
     answer = await ask_person(run, QuestionKind.approval, text, about=call)
     if answer.decision is None:
-        terms = call.verdict.terms if call.verdict else None
-        timeout = (terms and terms.expires) or run.route_of(call).approval_timeout
+        timeout = time_to_decide(call.verdict.terms if call.verdict else (), run.route_of(call).approval_timeout)
         return _denied_outcome(run, call, f"the approval expired: no person decided within {timeout}")
     if answer.decision is Decision.deny:
         return _denied_outcome(run, call, f"a person denied this call: {answer.text or 'no reason given'}")

@@ -1,8 +1,6 @@
 """Records of runs, from their history, their stores and their files.
 
-export        one run as one record
-question_log  a run's questions and their answers
-record        a signed record: its lines, and their check
-run_facts     a run's turns and calls, with its questions, collected from its history
-timestamp     RFC 3161 time stamps of signed records
+export     one run as one record
+record     a signed record: its lines, and their check
+run_facts  a run's turns and calls, with its questions, collected from its history
 """

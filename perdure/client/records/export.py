@@ -16,19 +16,20 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
-from activities.model.transcript_cache import read_record, read_segment, record_name
-from activities.run.definition import read_definition
-from activities.storage.store import LocalStores, Stores
-from activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
-from contracts.agent import Definition
-from contracts.run.export import Export, ExportedArtifact, ExportedTranscript
-from contracts.run.transcript import Segment, TranscriptPage
-from decisions.run.transcript import Transcript
-from decisions.text.formatting import truncate
-from perdure.client.history import HistoryReader
+from perdure.activities.model.transcript_cache import read_record, read_segment, record_name
+from perdure.activities.run.definition import read_definition
+from perdure.activities.storage.store import LocalStores, Stores
+from perdure.activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
+from perdure.client.errors import convert_unreadable
 from perdure.client.records.run_facts import RunFacts, collect_facts, with_shown_results
 from perdure.client.run_list import RunInfo, find_run, list_subtree
 from perdure.client.runs import query_run_state, wait_for_run_end
+from perdure.client.watch import HistoryReader
+from perdure.contracts.agent import Definition
+from perdure.contracts.run.export import Export, ExportedArtifact, ExportedTranscript
+from perdure.contracts.run.transcript import Segment, TranscriptPage
+from perdure.decisions.run.transcript import Transcript
+from perdure.decisions.text.formatting import truncate
 
 MAX_INLINE_BYTES = 256 * 1024  # bytes of an artifact whose content is in the record
 MAX_ARTIFACTS = 10_000
@@ -46,7 +47,11 @@ class Exporter:
     asks: bool
 
     async def export(self, run_id: str) -> Export:
-        """Raises RunNotFoundError, UnknownKeyError."""
+        """Raises RunNotFoundError, UnknownKeyError, UnreadableRunError."""
+        with convert_unreadable(run_id):
+            return await self._export(run_id)
+
+    async def _export(self, run_id: str) -> Export:
         missing: list[str] = []
         run = await find_run(self.client, run_id)
         view = await query_run_state(self.client, run.run_id, EXPORT_QUERY_TIMEOUT) if self.asks else None
@@ -56,6 +61,8 @@ class Exporter:
         if executions[0].execution != run.first_execution:
             missing.append("executions: earlier ones are past the namespace's retention")
         facts = collect_facts(executions)
+        if facts.unreadable:
+            missing.append(f"history: this version cannot read {', '.join(facts.unreadable)}")
         transcript = await self._read_transcript(run, facts, missing, asks=view is not None)
         end = None if run.is_open else asdict(await wait_for_run_end(self.client, run.run_id))
         return Export(
@@ -123,7 +130,7 @@ class Exporter:
                 turn = await read_record(self.stores.of(facts.conversation), record_name(run_id))
             except (OSError, ValueError):
                 return tuple(facts.segments)
-            return tuple(segment.model_copy(update={"owner": facts.conversation}) for segment in turn.segments)
+            return tuple(segment.evolve(owner=facts.conversation) for segment in turn.segments)
         return tuple(facts.segments)
 
     async def _read_segments(
@@ -193,7 +200,7 @@ def _decode_text(data: bytes) -> str | None:
 
 
 def _format_os_error(error: OSError | ValueError) -> str:
-    return truncate(getattr(error, "strerror", None) or str(error), 200)
+    return truncate(getattr(error, "strerror", None) or str(error))
 
 
 def _named_artifacts(end: Mapping[str, Any] | None, facts: RunFacts) -> list[str]:

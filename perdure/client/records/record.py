@@ -4,20 +4,24 @@ The hashes cover salted hashes of the texts, not the texts themselves: a text ca
 """
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
+from datetime import datetime
+from hashlib import sha256, sha512
+from importlib import import_module
 from typing import Annotated, Any
 
+import httpx
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509 import load_pem_x509_certificates
 from pydantic import Field, ValidationError
 
-from contracts.models import StrictModel, is_utf8
-from decisions.ids import approval_digest
-from decisions.people.signature import is_valid_signature, public_text
-from decisions.text.formatting import format_approval
+from perdure.contracts.models import StrictModel, is_utf8
+from perdure.decisions.errors import ReportedError
+from perdure.decisions.people.signature import is_valid_signature, public_text
+from perdure.decisions.text.formatting import truncate
 
 RECORD_FORMAT = "perdure.record.1"
 NOT_CANONICAL = "not a JSON object in its canonical form"
@@ -28,7 +32,8 @@ KINDS = {"type", "event", "event_type", "kind", "status", "activity", "tool", "e
 TIMES = {"at", "exported_at", "requested_at", "ended_at", "asked_at", "closed_at"}
 FIGURES = {"turn", "step", "attempts", "generation", "is_error", "usage", "cost_usd", "duration_ms", "pieces"}
 FILES = {"path", "size", "sha256"}
-CLEAR = IDS | KINDS | TIMES | FIGURES | FILES
+PEOPLE = {"sender", "by"}  # who answered stays readable when the texts of the answer are erased
+CLEAR = IDS | KINDS | TIMES | FIGURES | FILES | PEOPLE
 Event = dict[str, Any]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -87,13 +92,19 @@ def _seal_texts(event: Event, make_salt: Callable[[], str]) -> tuple[Event, dict
     clear: Event = {}
     texts = {}
     for name, value in event.items():
-        if name in CLEAR and _canonical(value) is not None:
+        if name in CLEAR and _stays_canonical(value):
             clear[name] = value
         elif value not in (None, "", [], {}):
             text = json.dumps(value, ensure_ascii=False)
             texts[name] = {"salt": make_salt(), "text": text if is_utf8(text) else json.dumps(value)}
     hashes = {name: _hash_text(text["salt"], text["text"]) for name, text in texts.items()}
     return {**clear, "sealed": hashes} if hashes else clear, texts
+
+
+def _stays_canonical(value: Any) -> bool:
+    """Return whether the value has a canonical form that is read back as the same; 2e16 is read as an integer."""
+    form = _canonical(value)
+    return form is not None and _canonical(json.loads(form)) == form
 
 
 def _canonical(value: Any) -> bytes | None:
@@ -142,23 +153,13 @@ def list_events(export: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _question_events(export: Mapping[str, Any], question: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield a question and its answers. An approval that names its call has the call as it was shown."""
+    """Yield a question, the answers that were taken, and those that were not."""
     ids = {"run": export["run_id"], "question": question["id"]}
     yield {"type": "question", **ids, **{name: question[name] for name in ("text", "asked_at", "closed_at")}}
     for answer in question["answers"]:
-        yield {"type": "answer", **ids, **answer, "shown": _find_shown(export, question, answer["call"])}
-
-
-def _find_shown(export: Mapping[str, Any], question: Mapping[str, Any], digest: str | None) -> str | None:
-    """Return the call that an approval names, as a person saw it."""
-    start = (export["run_id"], export["executions"][0]["execution"])
-    for call in export["calls"] if digest else ():
-        tool, step, arguments = call["tool"], call["step"], call["arguments"]
-        if approval_digest(start, question["id"], step, tool, arguments) == digest:
-            shown = format_approval(tool, arguments)
-            text = str(question["text"])
-            return text if text.startswith(shown) else shown  # with the rule that asks
-    return None
+        yield {"type": "answer", **ids, **answer}
+    for answer in question["rejected"]:
+        yield {"type": "rejected_answer", **ids, **answer}
 
 
 @dataclass
@@ -185,6 +186,8 @@ def verify_record(lines: Iterable[bytes], key: str | None = None) -> Verificatio
     head: RecordSignature | None = None
     for number, data in enumerate(lines, 1):
         line = _parse_line(data)
+        if not data.endswith(b"\n"):
+            result.findings.append(f"line {number} does not end with a line feed")
         if isinstance(line, str):
             result.findings.append(f"line {number}: {line}")
         elif head is not None:
@@ -259,3 +262,87 @@ def _find_signature_errors(head: RecordSignature | None, end: int, last: str, ke
         yield "the signature is not valid"
     if key is not None and head.key != key:
         yield f"signed with another key: {head.key}"
+
+
+TIMESTAMP_TIMEOUT = 30.0  # seconds
+MAX_TIMESTAMP_BYTES = 256 * 1024
+
+
+class TimestampError(ReportedError):
+    """The time stamp is not valid; the message is the reason."""
+
+
+def load_library() -> Any:
+    """Return the package. Raises ReportedError if it is not installed."""
+    try:
+        return import_module("rfc3161_client")
+    except ModuleNotFoundError:
+        raise ReportedError('time stamps need the package rfc3161-client: pip install "perdure[timestamp]"') from None
+
+
+def request_timestamp(url: str, message: bytes) -> str:
+    """Return the answer of a time-stamping authority about the message, as base64. Raises ReportedError."""
+    library = load_library()
+    request = library.TimestampRequestBuilder().data(message).hash_algorithm(library.HashAlgorithm.SHA256).build()
+    data = _post(url, request.as_bytes())
+    try:
+        response = library.decode_timestamp_response(data)
+        if response.status != library.PKIStatus.GRANTED:
+            reason = "; ".join(response.status_string) or library.PKIStatus(response.status).name.lower()
+            raise ReportedError(f"the time-stamping authority rejects the request: {truncate(reason)}")
+        info = response.tst_info
+    except ValueError:
+        raise ReportedError("the time-stamping authority does not answer with a time stamp") from None
+    if (info.nonce, info.message_imprint.message) != (request.nonce, request.message_imprint.message):
+        raise ReportedError("the time-stamping authority answers with the time stamp of something else")
+    return b64encode(data).decode()
+
+
+def _post(url: str, body: bytes) -> bytes:
+    headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
+    data = b""
+    try:
+        with httpx.stream("POST", url, content=body, headers=headers, timeout=TIMESTAMP_TIMEOUT) as answer:
+            answer.raise_for_status()
+            for chunk in answer.iter_bytes():
+                data += chunk
+                if len(data) > MAX_TIMESTAMP_BYTES:
+                    raise ReportedError(f"the time stamp is larger than {MAX_TIMESTAMP_BYTES:,} bytes")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = truncate(str(error).partition("\n")[0] or type(error).__name__)
+        raise ReportedError(f"no time stamp by the authority of --timestamp: {reason}") from None
+    return data
+
+
+def check_subject(timestamp: str, message: bytes) -> None:
+    """Check that this is a time stamp, and one of the message; who made it is not checked.
+
+    Raises TimestampError, and ReportedError if the package is not installed.
+    """
+    library = load_library()
+    try:
+        response = library.decode_timestamp_response(b64decode(timestamp, validate=True))
+        imprint = response.tst_info.message_imprint.message
+    except ValueError as error:
+        raise TimestampError(truncate(str(error).partition("\n")[0])) from None
+    if imprint not in (sha256(message).digest(), sha512(message).digest()):
+        raise TimestampError("it is of something else")
+
+
+def check_timestamp(timestamp: str, message: bytes, roots: bytes) -> datetime:
+    """Return the time of a valid time stamp of the message, by an authority whose root is in `roots`, PEM.
+
+    Raises TimestampError, and ReportedError if there are no roots.
+    """
+    library = load_library()
+    try:
+        certificates = load_pem_x509_certificates(roots)
+    except ValueError:
+        raise ReportedError("--tsa-cert has no certificate in PEM") from None
+    try:
+        response = library.decode_timestamp_response(b64decode(timestamp, validate=True))
+        library.VerifierBuilder(roots=certificates).build().verify_message(response, message)
+        time: datetime = response.tst_info.gen_time
+    except (library.VerificationError, ValueError) as error:
+        raise TimestampError(truncate(str(error).partition("\n")[0])) from None
+    return time

@@ -5,35 +5,136 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from contracts.run.compaction import Summary
-from contracts.run.export import (
+from perdure.client import run_events
+from perdure.client.errors import UNEXPECTED_SHAPE
+from perdure.client.run_events import (
+    FUSED_TURN,
+    QUEUED_CALL,
+    Event,
+    EventReader,
+    OpenActivity,
+    RunEvent,
+    answer_in,
+    failure_message,
+    first_value,
+)
+from perdure.contracts.run.export import (
+    ExportedAnswer,
     ExportedArrival,
     ExportedAttempt,
     ExportedCall,
     ExportedExecution,
     ExportedQuestion,
     ExportedTurn,
+    RejectedAnswer,
 )
-from contracts.run.transcript import Part, PartKind, Segment
-from contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Usage
-from contracts.tool import ToolCall, ToolOutcome
-from decisions.builtin_tools import unwrap_use
-from decisions.ids import call_digest, generation_of
-from decisions.people.sender import sent_by
-from decisions.run.transcript import cited_urls
-from decisions.telemetry import MODEL_TURNS
-from perdure.client import run_events
-from perdure.client.event_reader import (
-    FUSED_TURN,
-    QUEUED_CALL,
-    Event,
-    EventReader,
-    OpenActivity,
-    failure_message,
-    first_value,
-)
-from perdure.client.records.question_log import QuestionLog, sender_of_update
-from perdure.client.run_events import RunEvent
+from perdure.contracts.run.signals import HumanInput
+from perdure.contracts.run.state import RunStatus
+from perdure.contracts.run.transcript import Part, PartKind, Segment
+from perdure.contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Summary, Usage
+from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.decisions.ids import call_digest, generation_of, question_id
+from perdure.decisions.people.terms import sent_by
+from perdure.decisions.run.transcript import cited_urls
+from perdure.decisions.telemetry import MODEL_TURNS
+from perdure.decisions.text.formatting import format_wait, split_waits
+from perdure.decisions.tools import ASK_HUMAN, unwrap_use
+
+
+class QuestionLog:
+    """The questions so far. History has no event of a question: its text is in `WaitingFor`, and its id is counted."""
+
+    def __init__(self) -> None:
+        self.questions: list[ExportedQuestion] = []
+        self._asked = 0
+        self._sent: list[tuple[HumanInput, int, ExportedAnswer]] = []  # answers without an outcome, with their places
+
+    def continue_from(self, asked: int) -> None:
+        """Count on from the questions of another run or an earlier execution."""
+        self._asked = max(self._asked, asked)
+
+    def note_answer(self, answer: HumanInput, event: Event, at: datetime) -> None:
+        """Note an answer that has come. It counts once the run has taken it (`settle_answer`)."""
+        is_signal = event["type"] == "workflow_execution_signaled"
+        place = self._find_question(answer.question_id, is_signal=is_signal)
+        if place is None:
+            return
+        source = {"via": "signal", "identity": event.get("identity", "")}
+        if not is_signal:
+            source = {"via": "update", "identity": sender_of_update(event)}
+        fields = answer.model_dump(mode="json", include=set(ExportedAnswer.model_fields))
+        self._sent.append((answer, place, ExportedAnswer.model_validate({"at": at, **source, **fields})))
+
+    def settle_answer(
+        self, answer: HumanInput, *, before: dict[str, Any] | None = None, reason: str | None = None
+    ) -> None:
+        """Record an answer that the run took, or did not take for this `reason`."""
+        at = next((at for at, (sent, _, _) in enumerate(self._sent) if sent == answer), None)
+        if at is None:
+            return
+        _, place, exported = self._sent.pop(at)
+        question = self.questions[place]
+        if reason is None:
+            taken = exported.evolve(before=before)
+            self.questions[place] = question.evolve(answers=(*question.answers, taken))
+        else:
+            rejected = RejectedAnswer(**exported.model_dump(), reason=reason)
+            self.questions[place] = question.evolve(rejected=(*question.rejected, rejected))
+
+    def _is_answered(self, place: int) -> bool:
+        """Return whether an answer was taken, or has come and may have been."""
+        return bool(self.questions[place].answers) or any(place == asked for _, asked, _ in self._sent)
+
+    def _find_question(self, name: str | None, *, is_signal: bool) -> int | None:
+        """Return the place of the question that an answer is for, if it is known.
+
+        The run accepted an update, so its question is open. If it counts as closed, it is one that several people
+        approve, and another one with an answer has closed in its place.
+        """
+        still_open = self._open_questions()
+        named = [place for place, question in still_open if name in (None, question.id)]
+        if len(named) == 1 or is_signal:
+            return named[0] if len(named) == 1 else None
+        place = next((at for at, question in enumerate(self.questions) if question.id == name), None)
+        if place is not None:
+            for other in [at for at, _ in still_open if self._is_answered(at)][:1]:
+                self.questions[other] = self.questions[other].evolve(closed_at=self.questions[place].closed_at)
+            self.questions[place] = self.questions[place].evolve(closed_at=None)
+        return place
+
+    def _open_questions(self) -> list[tuple[int, ExportedQuestion]]:
+        return [(at, question) for at, question in enumerate(self.questions) if question.closed_at is None]
+
+    def apply_wait(
+        self, wait: run_events.WaitStarted | run_events.WaitEnded, calls: Mapping[str, ExportedCall], at: datetime
+    ) -> None:
+        """Apply a change of `WaitingFor`, which lists the open questions, or the only one."""
+        is_asking = isinstance(wait, run_events.WaitStarted) and wait.status == RunStatus.waiting_on_human
+        texts = split_waits(wait.waiting_for) if isinstance(wait, run_events.WaitStarted) and is_asking else []
+        still_open = self._open_questions()
+        # Those with an answer have closed, unless more people must approve; else the first, whose time has passed.
+        closing = sorted(still_open, key=lambda entry: not self._is_answered(entry[0]))
+        kept = len(texts) if len(texts) > 1 or len(still_open) > 1 else 0
+        for place, _ in closing[: max(0, len(still_open) - kept)]:
+            self.questions[place] = self.questions[place].evolve(closed_at=at)
+        for text in texts[len(self._open_questions()) :]:
+            self._asked += 1
+            whole = _full_question(text, calls)
+            self.questions.append(ExportedQuestion(id=question_id(self._asked), text=whole, asked_at=at))
+
+
+def _full_question(waiting_for: str, calls: Mapping[str, ExportedCall]) -> str:
+    """Return the agent's full question: the search attribute is truncated."""
+    for call in reversed([*calls.values()]):
+        question = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
+        if call.tool == ASK_HUMAN and isinstance(question, str) and format_wait(f"asks: {question}") == waiting_for:
+            return question
+    return waiting_for.removeprefix("human: ")
+
+
+def sender_of_update(event: Event) -> str:
+    """Return the identity of the client that sent an update, from the event of its acceptance."""
+    return str(((event.get("accepted_request") or {}).get("meta") or {}).get("identity", ""))
 
 
 @dataclass
@@ -54,6 +155,7 @@ class RunFacts:
     head: str = ""
     workers: list[str] = field(default_factory=list)
     builds: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)  # events that this version cannot read
 
     @property
     def usage(self) -> Usage:
@@ -78,13 +180,13 @@ def with_shown_results(calls: Mapping[str, ExportedCall], parts: Sequence[Part])
     """Return the calls with their results as the model received them."""
     blocks = {block.get("tool_use_id"): (part, block) for part in parts for block in part.content}
     completed = []
-    for call in calls.values():
+    for known in calls.values():
+        call = known
         part, block = blocks.get(call.tool_use_id, (None, {}))
-        changes: dict[str, Any] = {}
         if part is not None and part.kind is PartKind.result:
             step = call.step if call.step is not None else part.about.get("step")
-            changes = {"shown": block.get("content"), "is_error": bool(block.get("is_error")), "step": step}
-        completed.append(call.model_copy(update=changes))
+            call = call.evolve(shown=block.get("content"), is_error=bool(block.get("is_error")), step=step)
+        completed.append(call)
     return completed
 
 
@@ -96,8 +198,19 @@ class _Collector:
         self.facts.questions = self._questions.questions
 
     def add_event(self, event: Event) -> None:
+        try:
+            self._add_event(event)
+        except UNEXPECTED_SHAPE:
+            self._note_unreadable(event)
+
+    def _note_unreadable(self, event: Event) -> None:
+        _add_unique(self.facts.unreadable, f"event {event['id']} ({event['type']})")
+
+    def _add_event(self, event: Event) -> None:
         at = datetime.fromisoformat(event["at"])
         ended = self._reader.activities.get(event.get("scheduled_event_id", 0))
+        if answer := answer_in(event):
+            self._questions.note_answer(answer, event, at)
         for run_event in self._reader.read(event):
             self._add_run_event(run_event, ended, event, at)
         match event["type"]:
@@ -124,8 +237,6 @@ class _Collector:
                 self._add_arrival("update", name, body, sender_of_update(event), at)
                 if name == "deliver_result":
                     self._add_result(body, at)
-            case "workflow_execution_update_completed" if (event.get("outcome") or {}).get("failure"):
-                self._questions.drop_answer(event.get("accepted_event_id", 0))
             case "workflow_execution_cancel_requested":
                 self._add_arrival("cancel", "", None, event.get("identity", ""), at)
             case _:
@@ -152,8 +263,12 @@ class _Collector:
                 self.facts.turns.append(_export_turn(ended, at, None, failure))  # in a batch
             case run_events.ToolCallFinished(call, outcome) if ended is not None:
                 self._add_attempt(call, ended, at, outcome=outcome.model_dump(mode="json"))
-            case run_events.AnswerReceived(answer):
-                self._questions.add_answer(answer, event, at)
+            case run_events.UnreadableEvent():
+                self._note_unreadable(event)
+            case run_events.AnswerReceived(answer, before):
+                self._questions.settle_answer(answer, before=before)
+            case run_events.AnswerRejected(answer, reason):
+                self._questions.settle_answer(answer, reason=reason)
             case run_events.WaitStarted() | run_events.WaitEnded():
                 self._questions.apply_wait(run_event, self.facts.calls, at)
             case _:
@@ -189,7 +304,7 @@ class _Collector:
         self.facts.notices += request.get("told", ())
         if activity.kind in (*MODEL_TURNS, FUSED_TURN):
             _add_unique(self.facts.definitions, request.get("definition", ""))
-            self.facts.policy = self.facts.policy or (request.get("policy") or {}).get("policy")
+            self.facts.policy = self.facts.policy or (request.get("policy") or {}).get("policy") or None
         elif activity.kind == "close_segment":
             self._apply_close(request, (request.get("turn") or {}).get("owner"))
         elif activity.kind == QUEUED_CALL:
@@ -201,9 +316,9 @@ class _Collector:
         fits = (c for c in self.facts.calls.values() if c.digest == digest and c.step in (None, call.step))
         known = next(fits, None)
         if known is not None:
-            self.facts.calls[known.tool_use_id] = known.model_copy(update={"step": call.step})
+            self.facts.calls[known.tool_use_id] = known.evolve(step=call.step)
         tool_use_id = known.tool_use_id if known else f"step-{call.step}"
-        return call.model_copy(update={"tool_use_id": tool_use_id, "attempt": generation})
+        return call.evolve(tool_use_id=tool_use_id, attempt=generation)
 
     def _on_completed(self, activity: OpenActivity, result: Any) -> None:
         match activity.kind:
@@ -264,15 +379,14 @@ class _Collector:
             **end,
         )
         effect = None if activity.kind == QUEUED_CALL else call.effect.value
-        changes = {"step": call.step, "effect": effect, "made": (*known.made, attempt)}
-        self.facts.calls[known.tool_use_id] = known.model_copy(update=changes)
+        self.facts.calls[known.tool_use_id] = known.evolve(step=call.step, effect=effect, made=(*known.made, attempt))
 
     def _replace_outcome(self, step: int, outcome: Any) -> None:
         """Record that the large result of another worker became an artifact."""
         call = next(call for call in self.facts.calls.values() if call.step == step and call.made)
         full = ToolOutcome.model_validate(outcome).model_dump(mode="json")
-        last = call.made[-1].model_copy(update={"outcome": full})
-        self.facts.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
+        last = call.made[-1].evolve(outcome=full)
+        self.facts.calls[call.tool_use_id] = call.evolve(made=(*call.made[:-1], last))
 
     def _add_result(self, body: Any, at: datetime) -> None:
         """Record a result from outside, by signal or update, without its nonce."""
@@ -283,7 +397,7 @@ class _Collector:
         event = {name: value for name, value in body.items() if name != "nonce"}
         for call in [call for call in self.facts.calls.values() if call.step == step]:
             results = (*call.from_outside, {"at": at.isoformat(), "event": event})
-            self.facts.calls[call.tool_use_id] = call.model_copy(update={"from_outside": results})
+            self.facts.calls[call.tool_use_id] = call.evolve(from_outside=results)
 
     def _add_arrival(self, kind: str, name: str, body: Any, identity: str, at: datetime) -> None:
         sent = sent_by(body, identity)

@@ -1,8 +1,0 @@
-"""Text for people, and text of others quoted as data.
-
-media         images and PDF: their blocks, their text, and their tokens
-formatting    text about a run: summaries, current details, the state view
-plan          the items of a plan, and those that the run's journal marks as done
-quoting       the text of others, quoted as data
-visible_text  text of models and tools, rendered for people with nothing hidden in it
-"""

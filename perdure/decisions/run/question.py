@@ -1,0 +1,118 @@
+"""The answers that a question accepts: by its kind, its time, and the people that it is for."""
+
+from collections.abc import Sequence
+
+from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
+from perdure.contracts.run.state import Call
+from perdure.decisions.ids import json_digest
+from perdure.decisions.people.terms import may_not_answer
+
+# The decisions that each kind of question accepts. If empty, the answer is a text.
+QUESTION_DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
+    QuestionKind.question: (),
+    QuestionKind.approval: (Decision.approve, Decision.approve_tool, Decision.deny),
+    QuestionKind.resume_unsafe: (Decision.run_again, Decision.use_result, Decision.give_up),
+    QuestionKind.definition_changed: (Decision.use_new, Decision.keep_old, Decision.stop),
+    QuestionKind.thrash: (Decision.proceed, Decision.stop),
+    QuestionKind.recovery: (Decision.proceed, Decision.stop),
+    QuestionKind.choice: (),
+}
+
+# The title of each kind, shown to people with the question: its own text may imitate another kind.
+TITLES: dict[QuestionKind, str] = {
+    QuestionKind.question: "the agent asks",
+    QuestionKind.approval: "approve a call",
+    QuestionKind.resume_unsafe: "a call may have happened",
+    QuestionKind.definition_changed: "the agent's definition has changed",
+    QuestionKind.thrash: "the agent goes in circles",
+    QuestionKind.recovery: "the agent loses context",
+    QuestionKind.choice: "an input has to be chosen",
+}
+
+HAS_CHANGED = "a person has changed its arguments; look at the call as it is now, and answer with its digest"
+
+# Kinds that a text answers; for a choice, one of the options.
+TEXTUAL = (QuestionKind.question, QuestionKind.choice)
+
+# Kinds that also accept a text: another direction.
+DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
+
+
+def is_same_question(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
+    """Return whether the question is the one that the run is about to ask again. A call has one question at a time."""
+    asks_alike = question.text == text or about is not None
+    return asks_alike and (question.kind, question.step) == (kind, about and about.step)
+
+
+def find_question(questions: Sequence[Question], answer: HumanInput, *, expired: str | None = None) -> Question | str:
+    """Return the open question that the answer is for, or the reason why there is none.
+
+    `expired` is the id of the latest question that has expired and was closed.
+    """
+    still_open = {question.id: question for question in questions if question.answer is None}
+    late = {question.id for question in questions if question.answer == HumanInput()} | {expired} - {None}
+    named = [q for q in still_open.values() if answer.question_id in (None, q.id) and answer.call in (None, q.call)]
+    if len(named) == 1:
+        return named[0]
+    asked = answer.question_id
+    if asked in late or (asked is None and late and not still_open):
+        return f"question {asked or max(late, key=str)} has expired without an answer"
+    if not still_open:
+        return "no question is open on this run"
+    if asked is not None and asked not in still_open:
+        is_one, ids = len(still_open) == 1, ", ".join(still_open)
+        return f"question {asked} is not open; {'the open one is' if is_one else 'open:'} {ids}"
+    if named:
+        return f"several questions are open, so name one of them: {', '.join(still_open)}"
+    about = asked or (next(iter(still_open)) if len(still_open) == 1 else None)
+    reason = f"{f'question {about} is not' if about else 'no open question is'} about the call {answer.call}"
+    return f"{reason}: {HAS_CHANGED}" if about is not None and still_open[about].revision else reason
+
+
+def answer_digest(answer: HumanInput) -> str:
+    """Return a digest of an answer, by which the run's report on it is found."""
+    return json_digest(answer.model_dump(mode="json", exclude_defaults=True))
+
+
+def answer_rejection(question: Question, answer: HumanInput, requesters: Sequence[str] = ()) -> str | None:
+    """Return the reason why this answer does not fit this question, if any."""
+    if question.revision and answer.call is None:
+        return f"question {question.id} needs the digest of the call that is answered: {HAS_CHANGED}"
+    does_not_fit = _does_not_fit(question, answer) or _is_beyond_the_call(question, answer)
+    return does_not_fit or may_not_answer(question, answer, requesters)
+
+
+def _is_beyond_the_call(question: Question, answer: HumanInput) -> str | None:
+    approves = (question.kind, answer.decision) == (QuestionKind.approval, Decision.approve)
+    if answer.arguments is not None and not approves:
+        return f"question {question.id} takes changed arguments only with the approval of a call"
+    if question.terms and answer.decision is Decision.approve_tool:
+        return f"question {question.id} is about this call alone: a rule decides on each one"
+    return None
+
+
+def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
+    decisions = QUESTION_DECISIONS[question.kind]
+    if answer.attachments and question.kind is not QuestionKind.question:
+        return f"question {question.id} takes no attachments"
+    if question.kind is QuestionKind.choice:
+        is_one = answer.text in question.options
+        return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"
+    if not decisions:
+        return None if _says_something(answer) else f"question {question.id} takes a text"
+    is_directed = question.kind in DIRECTED
+    if answer.decision not in decisions and not (is_directed and answer.decision is None and _says_something(answer)):
+        or_text = ", or a text" if is_directed else ""
+        return f"question {question.id} takes one of: {', '.join(decisions)}{or_text}"
+    if answer.decision is Decision.use_result and answer.text is None:
+        return "use_result needs the result as text"
+    return None
+
+
+def _says_something(answer: HumanInput) -> bool:
+    return bool((answer.text or "").strip() or answer.attachments)
+
+
+def announcement_of(question: Question) -> tuple[str, int, int]:
+    """Identify an announcement of a question: it has one for each group that is asked, and each change of its call."""
+    return question.id, question.group, question.revision

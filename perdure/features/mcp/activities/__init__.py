@@ -1,0 +1,9 @@
+"""MCP servers and their tools.
+
+config      The servers of `.mcp.json`
+connection  One shared connection a server
+listing     The tools of a server
+lock        `mcp.lock.json`
+stdio       Servers that run as programs
+tool        The kind `mcp`
+"""

@@ -1,0 +1,194 @@
+"""The kind `mcp`: a tool of an MCP server as it was accepted, even if its server has changed the definition."""
+
+import asyncio
+import base64
+import binascii
+from datetime import timedelta
+from typing import Any
+
+from mcp import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from perdure.activities.media.store import ResultFiles
+from perdure.activities.tools.interface import CallContext, PreflightTool, TransientToolError
+from perdure.activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
+from perdure.contracts.agent import ToolSchema
+from perdure.contracts.failures import ToolFault
+from perdure.contracts.tool import Effect, Pin, ToolOutcome, ToolRoute, error_outcome
+from perdure.features.mcp.activities.connection import (
+    Connection,
+    McpConnectionLostError,
+    McpTimeoutError,
+    McpUnreachableError,
+)
+from perdure.features.mcp.rules import diff_pins, effect_of, is_looser, strictest_effect
+
+MAX_ANSWER_FILES = 50  # in one answer
+TEXT_ONLY = "the tool declares structured output and sent text only"
+
+
+def flaw_of(answer: CallToolResult, declared: SchemaValidator | None) -> str:
+    """Return the note for the model on an answer that does not match the `outputSchema` of its tool."""
+    if declared is None or answer.is_error:
+        return ""
+    if answer.structured_content is None:
+        is_text = any(isinstance(block, TextContent) for block in answer.content)
+        return TEXT_ONLY if is_text else "the tool declares structured output and sent none"
+    try:
+        error = declared.find_error(answer.structured_content)
+    except SchemaNotApplicableError as reason:
+        error = f"its schema cannot be applied: {reason}"
+    return f"the structured output does not fit what the tool declares: {error}" if error else ""
+
+
+def to_mcp_outcome(answer: CallToolResult, kept: ResultFiles, declared: SchemaValidator | None = None) -> ToolOutcome:
+    """Return structured content if there is any, else the text. With files: `{"content", "files": [...]}`.
+
+    Content that does not match the tool's `outputSchema` is returned with a note: `{"content", "note"}`.
+
+    A file is described by path, content type and bytes, so that no base64 gets into history. The model sees images and
+    PDF.
+    """
+    text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
+    if answer.is_error:
+        return error_outcome(ToolFault.tool_error, text or "the tool failed, and did not say why")
+    flaw = flaw_of(answer, declared)
+    content = text if answer.structured_content is None else answer.structured_content
+    others = [block for block in answer.content if not isinstance(block, TextContent)]
+    files = [_store_block(block, number, kept) for number, block in enumerate(others, start=1)]
+    if flaw and not content and not files:
+        return error_outcome(ToolFault.tool_error, f"the call was made, but its answer is empty: {flaw}")
+    if not files and not flaw:
+        return ToolOutcome(result=content)
+    extras = ({"files": files} if files else {}) | ({"note": flaw} if flaw else {})
+    media, paths = tuple(kept.media), tuple(kept.paths)
+    return ToolOutcome(result={"content": content, **extras}, media=media, artifacts=paths)
+
+
+def _store_block(block: ContentBlock, number: int, kept: ResultFiles) -> dict[str, Any]:
+    if isinstance(block, ResourceLink):
+        return {"uri": block.uri, "name": block.name, "content_type": block.mime_type}
+    content_type, data, uri = _block_data(block)
+    entry: dict[str, Any] = {"uri": uri} if uri else {}
+    if data is not None and number <= MAX_ANSWER_FILES:
+        return entry | kept.add_file(content_type, data)
+    lost = "what came was no base64" if data is None else f"one answer may bring {MAX_ANSWER_FILES} files"
+    return entry | {"path": None, "content_type": content_type, "lost": lost}
+
+
+def _block_data(block: ContentBlock) -> tuple[str, bytes | None, str | None]:
+    """Return content type, bytes if they can be decoded, and the URI of a resource."""
+    match block:
+        case ImageContent() | AudioContent():
+            return block.mime_type, _decode_base64(block.data), None
+        case EmbeddedResource(resource=BlobResourceContents() as resource):
+            return resource.mime_type or "application/octet-stream", _decode_base64(resource.blob), resource.uri
+        case EmbeddedResource(resource=TextResourceContents() as resource):
+            return resource.mime_type or "text/plain", resource.text.encode(errors="replace"), resource.uri
+        case _:
+            return "application/octet-stream", None, None
+
+
+def _decode_base64(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+NO_ANSWER = "Server returned an error response"  # the SDK's message for a 4xx or 5xx without an MCP message
+# Codes that prove that nothing was called. Others may be the SDK's, for an answer that it cannot read.
+UNMADE_CODES = (METHOD_NOT_FOUND, INVALID_PARAMS)
+_UNSENT = "the call was not made"
+
+
+class McpTool(PreflightTool):
+    """A tool of a server. `name` is the server's; `accepted` is the definition that models see."""
+
+    def __init__(self, route: ToolRoute, name: str, accepted: Pin, connection: Connection) -> None:
+        self.route = route
+        self.schema = ToolSchema(name=route.name, description=accepted.description, input_schema=accepted.input_schema)
+        self._name = name
+        self._accepted = accepted
+        self._connection = connection
+
+    async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+        """Return an error if the tool is missing, its definition was not accepted, or its effect is now stricter.
+
+        `effect` is the tool's effect when the run began, by which the run retries it. `accepts` is the digest of
+        another definition that a person has accepted. The tools of a server at a URL are listed each time, since its
+        notifications may be lost. Raises TransientToolError.
+        """
+        seconds = timeout.total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                tools = await self._connection.tools(refresh=self._connection.is_remote)
+        except McpUnreachableError as error:
+            raise TransientToolError(ToolFault.unreachable, str(error)) from None
+        except TimeoutError:
+            message = f"MCP server {self._connection.server.name} did not get ready within {seconds:g} s"
+            raise TransientToolError(ToolFault.unreachable, message) from None
+        now = tools.get(self._name)
+        if now is not None and is_looser(
+            effect, needed := strictest_effect(self.route.effect, effect_of(now.annotations))
+        ):
+            message = f"{self.route.name} is {needed} now, and this run would repeat it as {effect}"
+            return error_outcome(
+                ToolFault.changed, f"{message}; {_UNSENT}. A new run can, once the tool is accepted as it is"
+            )
+        return self._reject_changed(now, accepts, self._connection.rejected_tools.get(self._name))
+
+    def _reject_changed(self, now: Pin | None, accepts: str | None, reason: str | None) -> ToolOutcome | None:
+        if now is None:
+            message = reason or f"MCP server {self._connection.server.name} has no tool {self._name!r} any more"
+            return error_outcome(ToolFault.not_found, f"{message}; {_UNSENT}")
+        if now.sha256 in (self._accepted.sha256, accepts):
+            return None
+        message = f"{self.route.name} is defined otherwise now than it was accepted; {_UNSENT}"
+        outcome = error_outcome(ToolFault.changed, f"{message}\n\n{diff_pins(self._accepted, now)}")
+        error = outcome.error and outcome.error.evolve(definition=now.sha256)
+        return outcome.evolve(error=error)
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        """Call the tool. A call that was not sent may be retried; a sent call of a `once` tool may have happened."""
+        timeout = self.route.timeout.total_seconds()
+        try:
+            accepted = (self._accepted.sha256, context.accepts)
+            answer = await self._connection.call(self._name, arguments, timeout, accepted)
+        except McpUnreachableError as error:
+            return self._fail_unsent(str(error))
+        except McpConnectionLostError as error:
+            if self.route.effect is Effect.once:
+                return error_outcome(ToolFault.in_doubt, f"{error}; the call was sent, and may have happened")
+            raise TransientToolError(ToolFault.unreachable, str(error)) from None
+        except McpTimeoutError as error:
+            raise TransientToolError(ToolFault.timeout, str(error)) from None
+        except MCPError as error:
+            if error.message == NO_ANSWER:
+                raise TransientToolError(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
+            message = f"{self.route.name}: {error.message[:2000]} (code {error.code})"
+            if self.route.effect is Effect.once and error.code not in UNMADE_CODES:
+                message += "; the call was sent, and may have happened"
+            return error_outcome(ToolFault.tool_error, message)
+        except RuntimeError as error:  # the SDK's, for an invalid answer
+            return error_outcome(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
+        kept = ResultFiles(f"{self.route.name}-{context.step:02}", context.workspace, context.store)
+        declared = self._connection.declared_output(self._name)
+        return await asyncio.to_thread(to_mcp_outcome, answer, kept, declared)
+
+    def _fail_unsent(self, reason: str) -> ToolOutcome:
+        if self.route.effect is Effect.once:
+            return error_outcome(ToolFault.unreachable, f"{reason}; {_UNSENT}", retryable=True)
+        raise TransientToolError(ToolFault.unreachable, reason)

@@ -1,0 +1,51 @@
+"""Reads of lists, which the requests of a few seconds share, and their pace: a namespace allows 30 of them a second."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, TypeVar
+
+from perdure.activities.temporal import VisibilityPace
+from perdure.gateway.problems import RETRY_SOON, ApiError
+
+SHARED_SECONDS = 2.0  # a page looks every 8 s, and promises a new question within 10 s
+MAX_LIST_DELAY = 3.0  # seconds that a request waits for the turn of its list
+
+T = TypeVar("T")
+
+
+class SharedReads:
+    def __init__(self) -> None:
+        self._reads: dict[Hashable, asyncio.Task[Any]] = {}
+        self._pace = VisibilityPace()
+
+    async def read(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of a read that runs or just ended, else of `start`. Raises its error, or ApiError 503."""
+        task: asyncio.Task[T] | None = self._reads.get(key)
+        if task is None:
+            task = self._reads[key] = asyncio.create_task(_start_after(self._reserve(), start))
+            task.add_done_callback(lambda done: self._expire_later(key, done))
+        return await asyncio.shield(task)  # other requests wait for it, too
+
+    def _reserve(self) -> float:
+        try:
+            return self._pace.reserve(MAX_LIST_DELAY)
+        except TimeoutError:
+            raise ApiError(503, "too many different lists are requested; retry", headers=RETRY_SOON) from None
+
+    def clear(self) -> None:
+        """Share none of the reads that have begun: something has changed."""
+        self._reads.clear()
+
+    def _expire_later(self, key: Hashable, done: asyncio.Task[Any]) -> None:
+        if not done.cancelled():
+            done.exception()  # retrieved, if every request has been cancelled
+        asyncio.get_running_loop().call_later(SHARED_SECONDS, self._expire, key, done)
+
+    def _expire(self, key: Hashable, done: asyncio.Task[Any]) -> None:
+        if self._reads.get(key) is done:
+            del self._reads[key]
+
+
+async def _start_after(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    await asyncio.sleep(seconds)
+    return await start()

@@ -1,0 +1,9 @@
+"""The gateway's routes, one module for each resource.
+
+conversations  requests to lanes
+files          uploads, and artifacts of runs
+health         health and readiness probes
+questions      open questions of runs and follow-ups
+runs           start, list, read, cancel and answer runs; tool results
+sse            a run as server-sent events; streams that end if they are not read
+"""

@@ -1,0 +1,339 @@
+"""Runs: start, list, read, stream, answer, cancel, and results of external tools."""
+
+import asyncio
+import base64
+import binascii
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import Field
+
+from perdure.client.details import RunDetails, RunRecord
+from perdure.client.errors import AnswerRejectedError, RejectedError
+from perdure.client.run_list import list_page
+from perdure.client.runs import (
+    deliver_result,
+    digest_of_start,
+    read_start_digest,
+)
+from perdure.contracts.media import Attachments
+from perdure.contracts.models import FrozenModel, StrictModel
+from perdure.contracts.run.events import StartEvent, ToolResultEvent
+from perdure.contracts.run.signals import MAX_SHOWN, ChangedArguments, Decision, HumanInput
+from perdure.decisions import ids
+from perdure.gateway.auth import (
+    CurrentGateway,
+    CurrentToken,
+    Gateway,
+    RunId,
+    ScopedRoute,
+    needs_scope,
+    require_readable,
+    require_scope,
+)
+from perdure.gateway.problems import ApiError, ProblemKind, describe_problems
+from perdure.gateway.routes.sse import EventStream, open_event_stream, parse_position
+from perdure.gateway.tokens import Scope
+
+READ_QUERY_TIMEOUT = timedelta(seconds=1.5)  # without a worker a reader waits at most two
+CLOSED_RUN_TIMEOUT = 10.0  # seconds to read the result of an ended run
+MAX_RUNS = 200
+COMMON_RESPONSES = describe_problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 500, 503)
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=ScopedRoute, responses=COMMON_RESPONSES)
+
+
+class StartBody(StartEvent):
+    """The event `agentic.start`; `type` is optional."""
+
+    type: Literal["agentic.start"] = "agentic.start"
+
+
+class RunReference(FrozenModel):
+    """The id of the run."""
+
+    run_id: str
+
+
+class RunPage(FrozenModel):
+    """A page of runs, which may hold fewer than `limit`; on the last one `cursor` is null."""
+
+    runs: tuple[RunRecord, ...]
+    cursor: str | None  # for the next page
+
+
+class RunResult(FrozenModel):
+    """The result of a run: its event `agent.completed` or `agent.escalated`, or a failure; or its open status."""
+
+    run_id: str
+    status: str
+    event: dict[str, Any] | None = None
+    kind: str = ""  # of a [failure](failures.md#failed-runs)
+    message: str = ""  # the message of the failure
+    handoff: str = ""  # the state of the work at a failure
+
+
+class AnswerBody(StrictModel):
+    """The body of `human_input`; the token names the person."""
+
+    question_id: str | None = None
+    """If given, it must be an open one. Otherwise the answer is for the one that is open when it is received."""
+    call: str | None = Field(default=None, max_length=200)
+    """The digest of the call to approve. If given, it must be the pending call's; required once a person changed it."""
+    shown: str | None = Field(default=None, max_length=MAX_SHOWN)
+    """The text of the question as the person saw it, for the record."""
+    text: str | None = Field(default=None, max_length=200_000)
+    """The answer; for a denial, the reason; with `use_result`, the result."""
+    decision: Decision | None = None
+    """A decision that the [question](events.md#decisions) allows."""
+    attachments: Attachments = ()
+    """Images and PDF that belong to the answer of a `question`."""
+    arguments: ChangedArguments | None = None
+    """With `approve`: the arguments to make the call with, in place of the proposed ones."""
+
+
+class AnswersBody(StrictModel):
+    """Answers to several open questions of a run, each naming its own."""
+
+    answers: tuple[AnswerBody, ...] = Field(min_length=1, max_length=200)
+
+
+class AnswerResult(FrozenModel):
+    question_id: str | None
+    accepted: bool
+    reason: str = ""  # if it is not accepted and the token has `runs:read`
+
+
+class AnswerResults(FrozenModel):
+    run_id: str
+    results: tuple[AnswerResult, ...]
+
+
+class PlanBody(StrictModel):
+    """The calls of the dry run that are not part of the plan, by their steps: they need approval."""
+
+    without: tuple[int, ...] = Field(default=(), max_length=1000)
+
+
+class CancelBody(StrictModel):
+    """The reason to cancel a run; the token names the person."""
+
+    reason: str | None = Field(default=None, max_length=2000)
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[needs_scope(Scope.start)],
+    responses={200: {"model": RunReference, "description": "Known"}},
+)
+async def start_run(
+    gateway: CurrentGateway,
+    holder: CurrentToken,
+    event: StartBody,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=500)] = None,
+) -> RunReference:
+    """Start a run; 200 if the same key started it before, 409 if that start had another body.
+
+    A `plan` approves calls: it also needs `human:answer`. An `Idempotency-Key` belongs to this token. A `dedupe_key` is
+    shared by all tokens and `perdure run --dedupe-key`.
+    """
+    if idempotency_key and event.dedupe_key:
+        raise ApiError(422, "give either Idempotency-Key or dedupe_key: they mean different runs", field="dedupe_key")
+    require_readable(holder, event.payload.attachments)
+    key = _decode_key(idempotency_key) if idempotency_key else None
+    dedupe_key = ids.start_key(key) if key else event.dedupe_key
+    if event.payload.plan is not None:  # it approves calls
+        require_scope(holder, Scope.answer)
+    start_event = StartEvent(type=event.type, payload=event.payload, dedupe_key=dedupe_key)
+    own_id = ids.run_id_for_caller(holder.name, key) if key else None
+    run = await gateway.perdure.begin(start_event, own_id)
+    gateway.lists.clear()
+    if not run.is_new:
+        await _require_same_start(gateway, run.id, start_event)
+        response.status_code = 200
+    response.headers["Location"] = f"/v1/runs/{quote(run.id, safe='')}"
+    return RunReference(run_id=run.id)
+
+
+@router.post("/{run_id}/plan", status_code=202, dependencies=[needs_scope(Scope.start)])
+async def start_plan(
+    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, response: Response, body: PlanBody | None = None
+) -> RunReference:
+    """Start a real run from a dry one, whose calls the caller approves. It also needs `human:answer`."""
+    require_scope(holder, Scope.answer)
+    payload = await gateway.perdure.get_run(run_id).planned(body.without if body else ())
+    started = await gateway.perdure.begin(StartEvent(type="agentic.start", payload=payload))
+    gateway.lists.clear()
+    response.headers["Location"] = f"/v1/runs/{quote(started.id, safe='')}"
+    return RunReference(run_id=started.id)
+
+
+async def _require_same_start(gateway: Gateway, run_id: str, event: StartEvent) -> None:
+    """Raises ApiError 409 if the run with this key was started with another body."""
+    first, second = await read_start_digest(gateway.session.client, run_id), digest_of_start(event)
+    if first is not None and first != second:
+        reason = f"the key started a run with another body: that was {first}, this is {second}; use another key"
+        raise ApiError(409, reason, kind=ProblemKind.key_reused)
+
+
+def _decode_key(header: str) -> str:
+    """Decode a header as UTF-8, so that a key equals the same key in the terminal. Raises ApiError."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise ApiError(422, "Idempotency-Key is not UTF-8", field="Idempotency-Key") from None
+
+
+@router.get("", dependencies=[needs_scope(Scope.read)])
+async def list_runs(
+    gateway: CurrentGateway,
+    waiting: Annotated[bool, Query(description="Only runs, subtasks and follow-ups that wait for a person.")] = False,
+    limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 50,
+    cursor: Annotated[str | None, Query(max_length=4000)] = None,
+) -> RunPage:
+    """List runs, latest first; subtasks only with `waiting`."""
+    client, after = gateway.session.client, _decode_cursor(cursor)
+    try:
+        listed = await gateway.lists.read(
+            ("runs", waiting, limit, after), lambda: list_page(client, waiting=waiting, limit=limit, after=after)
+        )
+    except RejectedError as error:
+        raise ApiError(422, str(error), field="cursor") from None
+    following = base64.urlsafe_b64encode(listed.next).decode() if listed.next else None
+    return RunPage(runs=tuple(map(RunRecord.of, listed.runs)), cursor=following)
+
+
+def _decode_cursor(cursor: str | None) -> bytes | None:
+    try:
+        return base64.b64decode(cursor, altchars=b"-_", validate=True) if cursor else None
+    except (binascii.Error, ValueError):
+        raise ApiError(422, "invalid cursor", field="cursor") from None
+
+
+@router.get("/{run_id}", dependencies=[needs_scope(Scope.read)])
+async def read_run(
+    gateway: CurrentGateway,
+    run_id: RunId,
+    *,
+    subtasks: Annotated[bool, Query(description="List its subtasks, too.")] = False,
+) -> RunDetails:
+    """Return a run: its state, or if no worker answers the server's record; and its end."""
+    run = gateway.perdure.get_run(run_id)
+    if not subtasks:
+        return await run.details(READ_QUERY_TIMEOUT, subtasks=False)
+    return await gateway.lists.read(("run", run_id), lambda: run.details(READ_QUERY_TIMEOUT))
+
+
+@router.get(
+    "/{run_id}/events",
+    status_code=200,
+    dependencies=[needs_scope(Scope.read)],
+    response_class=EventStream,
+    responses=describe_problems(429)
+    | {200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def stream_run(
+    gateway: CurrentGateway,
+    run_id: RunId,
+    *,
+    last_event_id: Annotated[str | None, Header(max_length=200)] = None,
+    rendered: Annotated[bool, Query(description="make invisible characters in texts visible")] = False,
+) -> EventStream:
+    """Stream the events of a run to its end; with `Last-Event-ID`, those after that event."""
+    after = parse_position(last_event_id)
+    await gateway.perdure.get_run(run_id).info()
+    return open_event_stream(gateway, run_id, after, rendered=rendered)
+
+
+@router.get(
+    "/{run_id}/result",
+    dependencies=[needs_scope(Scope.read)],
+    responses={202: {"model": RunResult, "description": "It has not ended yet"}},
+)
+async def read_result(
+    gateway: CurrentGateway,
+    run_id: RunId,
+    response: Response,
+    wait: Annotated[float, Query(ge=0, le=30, description="Seconds to wait for the end.")] = 0,
+) -> RunResult:
+    """Return the result of a run; 202 if it has not ended."""
+    run = gateway.perdure.get_run(run_id)
+    info = await run.info()
+    try:
+        async with asyncio.timeout(wait if info.is_open else CLOSED_RUN_TIMEOUT):
+            return RunResult(run_id=run_id, **asdict(await run.end()))
+    except TimeoutError:
+        response.status_code, response.headers["Retry-After"] = 202, "1"
+        return RunResult(run_id=run_id, status=info.status)
+
+
+@router.post("/{run_id}/cancel", status_code=202, dependencies=[needs_scope(Scope.answer)])
+async def cancel_run(
+    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: CancelBody | None = None
+) -> RunReference:
+    """Cancel a run; a side effect in progress completes first."""
+    run = gateway.perdure.get_run(run_id)
+    await run.info()
+    await run.cancel(body.reason if body else None, by=holder.name)
+    return RunReference(run_id=run_id)
+
+
+@router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
+async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswerBody) -> RunReference:
+    """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
+    require_readable(holder, body.attachments)
+    try:
+        await gateway.perdure.get_run(run_id).send_answer(HumanInput(**body.model_dump(), by=holder.name))
+    except AnswerRejectedError:
+        if Scope.read in holder.scopes:
+            raise
+        reason = "the run rejected the answer; a token that also has runs:read gets the reason"
+        raise ApiError(409, reason, kind=ProblemKind.refused) from None
+    gateway.lists.clear()
+    return RunReference(run_id=run_id)
+
+
+@router.post("/{run_id}/answers", dependencies=[needs_scope(Scope.answer)])
+async def answer_run_questions(
+    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswersBody
+) -> AnswerResults:
+    """Answer several open questions, in this order. A rejected answer does not stop the others."""
+    results = []
+    for answer in body.answers:
+        reason = ""
+        try:
+            await gateway.perdure.get_run(run_id).send_answer(HumanInput(**answer.model_dump(), by=holder.name))
+        except RejectedError as error:
+            reason = str(error) if Scope.read in holder.scopes else "the run rejected the answer"
+        results.append(AnswerResult(question_id=answer.question_id, accepted=not reason, reason=reason))
+    gateway.lists.clear()
+    return AnswerResults(run_id=run_id, results=tuple(results))
+
+
+@router.post(
+    "/{run_id}/tool-results",
+    status_code=202,
+    dependencies=[needs_scope(Scope.result)],
+    responses={200: {"model": RunReference, "description": "The run had it already"}},
+)
+async def deliver_tool_result(
+    gateway: CurrentGateway, run_id: RunId, event: ToolResultEvent, response: Response
+) -> RunReference:
+    """Deliver the event `agentic.tool_result` to its run, with the `nonce` of its request.
+
+    409 if the run does not await it: a result sent here never ends a run.
+    """
+    if event.payload.run_id != run_id:
+        raise ApiError(422, "payload.run_id differs from the run in the address", field="payload.run_id")
+    if not event.nonce:
+        raise ApiError(422, "nonce: send the nonce of the tool request", field="nonce")
+    if not (await gateway.perdure.get_run(run_id).info()).is_open:
+        raise ApiError(409, f"run {run_id} has ended", kind=ProblemKind.refused)
+    if not await deliver_result(gateway.session.client, run_id, event):
+        response.status_code = 200
+    return RunReference(run_id=run_id)

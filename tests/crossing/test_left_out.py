@@ -1,0 +1,69 @@
+"""No command, route, event or kind of question is left out of the crossing: one that is new needs a shape or a door."""
+
+import json
+from typing import get_args
+
+from perdure.cli import commands
+from perdure.client import run_events
+from perdure.contracts.run.signals import QuestionKind
+from perdure.gateway.app import ROUTERS
+from perdure.registry import child_readers, load
+from tests.crossing.doors import DOORS
+from tests.crossing.shapes import SHAPES, Crossing
+
+# With the place where it is tried beside the other features.
+COMMANDS_ELSEWHERE = {
+    "completion": "reads no run",
+    "new": "reads no run",
+    "dev": "tests/e2e/test_operations.py",
+    "redeliver": "tests/e2e/test_people.py",
+    "schedule": "tests/e2e/test_schedule.py",
+    "deny": "the same code as approve",
+}
+EVENTS_ELSEWHERE = {
+    "partial_text": "only while a reply is streamed",
+    "rate_limited": "only while a provider refuses",
+    "batch_wait": "only while a batch is open",
+    "activity_retrying": "only while an attempt is awaited",
+    "unreadable_event": "none is written by this version",
+    "activity_failed": "needs a failure of the worker's disk or code",
+}
+QUESTIONS_ELSEWHERE = {
+    "resume_unsafe": "needs a killed worker: tests/chaos",
+    "definition_changed": "needs a resume by another project: tests/workflows",
+    "choice": "needs a start that asks: tests/workflows",
+    "recovery": "needs a context that fills up again and again: tests/workflows",
+}
+ROUTES_ELSEWHERE = {
+    "/healthz": "reads no run",
+    "/readyz": "reads no run",
+    "/v1/conversations/{conversation_id}/turns/{run_id}": "drops a turn before it begins",
+    "/v1/events": "tests/gateway/test_webhooks.py",
+}
+
+
+async def test_each_command_is_used(crossing: Crossing) -> None:
+    assert set(commands()) - crossing.project.used - set(COMMANDS_ELSEWHERE) == set()
+
+
+async def test_each_event_of_a_run_is_shown_by_some_shape(crossing: Crossing) -> None:
+    seen: set[str] = set()
+    for name in SHAPES:
+        text = await DOORS["client stream()"].read(crossing, crossing.run_ids[name])
+        seen |= {json.loads(line)["type"] for line in text.splitlines()}
+    for reader in child_readers().values():
+        load(reader)  # with the events of its feature
+    kinds = {*get_args(run_events.RunEvent), *run_events.FeatureEvent.__subclasses__()} - {run_events.FeatureEvent}
+    known = {kind.type for kind in kinds}
+    assert known - seen - set(EVENTS_ELSEWHERE) == set()
+
+
+async def test_each_kind_of_question_is_asked(crossing: Crossing) -> None:
+    assert set(QuestionKind) - crossing.asked - set(QUESTIONS_ELSEWHERE) == set()
+
+
+async def test_each_route_is_requested(crossing: Crossing) -> None:
+    lines = (crossing.project.folder / "gateway.log").read_text(encoding="utf-8").splitlines()
+    requested = {json.loads(line).get("route") for line in lines if line.startswith("{")}
+    routes = {getattr(route, "path", "") for router in ROUTERS for route in router.routes}
+    assert routes - requested - set(ROUTES_ELSEWHERE) == set()

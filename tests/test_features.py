@@ -1,0 +1,116 @@
+"""Features of other packages: found by their entry points, used if `perdure.toml` names them, and not loaded before."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perdure import cli, registry
+from perdure.process.workflows import build_id
+from perdure.registry import BUILT_IN, FeatureError, features, use, use_of_project, used
+from perdure.settings import ProjectError, load_settings
+
+TARGET = re.compile(r"[\w.]+:\w+")
+Install = Callable[..., None]
+ROW = """
+from perdure.registry import Command, Feature
+FEATURE = Feature(commands={"%s": Command("%s:say", "Runs", "Say.")})
+"""
+CODE = "import click\n@click.command()\ndef say():\n    '''Say.'''\n    click.echo('said')\n"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Put packages with an entry point on the path, and forget them afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_used", {})
+    monkeypatch.setattr(registry, "_rows", dict(features()))
+    names: list[str] = []
+
+    def one(name: str, code: str, target: str = "FEATURE", module: str | None = None) -> None:
+        module = module or f"an_{name}"
+        names.append(module)
+        (tmp_path / f"{module}.py").write_text(code)
+        info = tmp_path / f"{module}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[perdure.features]\n{name} = {module}:{target}\n")
+
+    yield one
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_a_feature_is_loaded_only_if_it_is_used(install: Install) -> None:
+    before = build_id()
+    install("greet", ROW % ("greet", "an_greet") + CODE)
+    assert "greet" not in cli.commands()
+    assert "an_greet" not in sys.modules
+    use(["greet"])
+    assert used() == {"greet": "an_greet 1.2"}
+    assert build_id() != before
+    done = CliRunner().invoke(cli.app, ["greet"])
+    assert (done.output, done.exit_code) == ("said\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "target", "reason"),
+    [
+        ("FEATURE = 7", "FEATURE", "feature 'odd' is a int; its entry point must name a Feature"),
+        ("raise OSError('no disk')", "FEATURE", "feature 'odd' cannot be loaded: OSError: no disk"),
+        ("", "FEATURE", "feature 'odd' cannot be loaded: AttributeError: module 'an_odd' has no attribute 'FEATURE'"),
+        (ROW % ("schedule", "an_odd"), "FEATURE", "features 'odd' and 'schedules' both have the command 'schedule'"),
+    ],
+)
+def test_a_feature_that_cannot_be_used_is_refused_in_a_line(
+    install: Install, code: str, target: str, reason: str
+) -> None:
+    install("odd", code, target)
+    with pytest.raises(FeatureError) as refused:
+        use(["odd"])
+    assert str(refused.value) == reason
+    assert {*features()} == {*BUILT_IN}
+
+
+def test_settings_name_the_place_of_a_feature_that_is_not_installed(install: Install, tmp_path: Path) -> None:
+    install("greet", ROW % ("greet", "an_greet") + CODE)
+    path = tmp_path / "perdure.toml"
+    path.write_text('[features]\nuse = ["great"]\n')
+    with pytest.raises(ProjectError) as refused:
+        load_settings({}, tmp_path)
+    assert str(refused.value) == f"{path}, line 2: features.use: there is no feature 'great'; installed are: greet"
+    use_of_project(path)  # a command's help works all the same
+    path.write_text('[features]\nuse = ["greet"]\n')
+    assert load_settings({}, tmp_path).file.features.use == ("greet",)
+
+
+@pytest.mark.parametrize("text", ["", "[features", "features = 3", "[features]\nuse = 3", "[features]\nuse = [3]"])
+def test_a_file_that_does_not_load_adds_no_feature(text: str, tmp_path: Path) -> None:
+    (tmp_path / "perdure.toml").write_text(text)
+    use_of_project(tmp_path / "perdure.toml")
+    use_of_project(tmp_path / "missing.toml")
+    assert used() == {}
+
+
+def test_every_target_of_a_row_exists() -> None:
+    targets = [*chain.from_iterable(map(_targets, features().values()))]
+    assert len(targets) > 60
+    for target in targets:
+        assert registry.load(target) is not None
+
+
+def _targets(value: object) -> Iterator[str]:
+    """Every target in a row, however deep."""
+    if isinstance(value, str) and TARGET.fullmatch(value):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_targets, value.values()))
+    elif isinstance(value, tuple):
+        yield from chain.from_iterable(map(_targets, value))
+    elif is_dataclass(value):
+        yield from chain.from_iterable(map(_targets, vars(value).values()))
