@@ -138,6 +138,7 @@ class Environment:
         self.acknowledged: set[tuple[str, str]] = set()
         self.forgotten: list[str] = []  # questions that are open although their answer was acknowledged
         self.doubts: dict[tuple[str, str], Asked] = {}  # by run and question
+        self.stuck: list[str] = []  # what the runs that did not end in time waited for
         self.faults = 0
         self.kills = 0
         self.in_window = 0  # of these, with a call between its claim and its result
@@ -203,9 +204,12 @@ class Environment:
         waits = {run: asyncio.create_task(self._ended(run)) for run in self.handles}
         while any(not wait.done() for wait in waits.values()) and time.monotonic() - self.last_fault < within:
             await asyncio.wait(waits.values(), timeout=0.2)
+        late = [run for run, wait in waits.items() if not wait.done()]
         for wait in waits.values():
             wait.cancel()
-        return [run for run, wait in waits.items() if not wait.done() or wait.cancelled()]
+        if late:
+            self.stuck = [note async for note in self.describe_open_runs()]
+        return late
 
     async def _ended(self, run: str) -> None:
         handle = self.client.get_workflow_handle(run_workflow_id(run))

@@ -68,5 +68,5 @@ TEST = "test_no_fault_repeats_or_loses_an_effect"
 @pytest.mark.parametrize(("scenario", "seed"), PLAYS)
 async def test_no_fault_repeats_or_loses_an_effect(scenario: Scenario, seed: int | None, ask: Ask) -> None:
     row = await ask(scenario, seed)
-    assert row.violations == [], f"PERDURE_CHAOS_SEED={row.seed}"
+    assert not row.violations, "\n".join((f"PERDURE_CHAOS_SEED={row.seed}", *row.violations))
     assert row.runs > 0
