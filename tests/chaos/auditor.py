@@ -95,7 +95,7 @@ async def audit(
     """
     found = Audit(runs=len(it.handles), in_doubt=len(it.asked))
     for run in late or ():
-        found.wrong(f"{run} did not end within a minute of the last fault")
+        found.wrong(f"{run} hangs: nothing happened in it for a minute")
     found.violations += it.stuck
     found.violations += it.forgotten
     turn = asyncio.Semaphore(AT_A_TIME)

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -34,7 +34,7 @@ from tests.chaos.killable import Project, home_of
 from tests.chaos.task import Task, script
 from tests.chaos.tool_server import ToolServer
 
-SETTLED_WITHIN = 60.0  # seconds from the last fault to the last end
+STILL = 60.0  # seconds after the last fault in which nothing happens in a run that hangs; a busy machine is only slow
 PATIENCE = 120.0  # for what takes seconds; the machine may have other things to do
 BEAT = 6.0  # seconds without a heartbeat after which a worker counts as dead
 FROZEN = BEAT + 4
@@ -199,17 +199,32 @@ class Environment:
         self.handles[task.run] = handle
         return handle
 
-    async def all_ended(self, within: float = SETTLED_WITHIN) -> list[str]:
-        """Waits for every run; which have not ended within this time after the last fault."""
+    async def all_ended(self, within: float = STILL) -> list[str]:
+        """Wait for every run. Return those that are open when for so many seconds nothing has happened in any."""
         waits = {run: asyncio.create_task(self._ended(run)) for run in self.handles}
-        while any(not wait.done() for wait in waits.values()) and time.monotonic() - self.last_fault < within:
-            await asyncio.wait(waits.values(), timeout=0.2)
-        late = [run for run, wait in waits.items() if not wait.done()]
+        seen, since = None, time.monotonic()
+        while open_runs := [run for run, wait in waits.items() if not wait.done()]:
+            if (now := await self._progress(open_runs)) != seen:
+                seen, since = now, time.monotonic()
+            if time.monotonic() - max(since, self.last_fault) > within:
+                break
+            await asyncio.wait([waits[run] for run in open_runs], timeout=1)
         for wait in waits.values():
             wait.cancel()
-        if late:
+        if open_runs:
             self.stuck = [note async for note in self.describe_open_runs()]
-        return late
+        return open_runs
+
+    async def _progress(self, runs: Sequence[str]) -> list[int]:
+        """Return figures that grow while something happens in these runs, or in the runs below them."""
+        figures = [len(self.tools.effects), len(self.model.requests)]
+        with suppress(RPCError, RuntimeError):  # the server is away
+            for run in runs:
+                workflow = run_workflow_id(run)
+                description = await self.client.get_workflow_handle(workflow).describe(rpc_timeout=STATE_QUERY_TIMEOUT)
+                ended = f"RootWorkflowId = '{workflow}' AND ExecutionStatus != 'Running'"
+                figures += [description.history_length, (await self.client.count_workflows(ended)).count]
+        return figures
 
     async def _ended(self, run: str) -> None:
         handle = self.client.get_workflow_handle(run_workflow_id(run))

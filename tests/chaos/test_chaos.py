@@ -14,7 +14,7 @@ from tests.chaos.__main__ import new_seed
 from tests.chaos.context import Row, ScenarioContext
 from tests.chaos.scenarios import SCENARIOS, Scenario
 
-AT_A_TIME = 4  # most of a scenario is waiting for the heartbeat of somebody dead
+AT_A_TIME = 3  # most of a scenario is waiting for the heartbeat of somebody dead
 SHORT = [scenario for scenario in SCENARIOS if scenario.short is not None]
 KEPT: dict[str, tuple[int, ...]] = {}  # seeds that found something once, by scenario
 PLAYS = [
@@ -65,6 +65,7 @@ async def ask(
 TEST = "test_no_fault_repeats_or_loses_an_effect"
 
 
+@pytest.mark.timeout(900)  # three at a time on a busy machine
 @pytest.mark.parametrize(("scenario", "seed"), PLAYS)
 async def test_no_fault_repeats_or_loses_an_effect(scenario: Scenario, seed: int | None, ask: Ask) -> None:
     row = await ask(scenario, seed)
