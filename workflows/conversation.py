@@ -42,7 +42,7 @@ from perdure.decisions import ids, lane, telemetry
 from perdure.decisions.lane import (
     AwaitEvent,
     BeginTurn,
-    DeliverErrand,
+    DeliverToTurn,
     DropAll,
     EndExecution,
     LaneFacts,
@@ -74,7 +74,7 @@ class LaneContext:
         self.goes_on = goes_on  # from an earlier execution, which knew every turn
         self.cancellation = Cancellation()
         self.rotation = Rotation()
-        self.errands: deque[lane.LaneErrand] = deque()
+        self.deliveries: deque[lane.TurnDelivery] = deque()
         self.turn: asyncio.Task[Ended] | None = None
         self.turn_is_told_to_stop = False
         self.ending: str | None = None  # the run that has signalled its end last
@@ -89,7 +89,7 @@ class LaneContext:
 
     def next_move(self) -> LaneMove:
         facts = LaneFacts(
-            errand=self.errands[0] if self.errands else None,
+            delivery=self.deliveries[0] if self.deliveries else None,
             turn_is_over=self.turn is not None and self.turn.done(),
             turn_is_told_to_stop=self.turn_is_told_to_stop,
             cancelled=self.cancellation.reason,
@@ -226,9 +226,9 @@ def _report_failed_dispatch(live: LaneContext, message: Queued, reason: str) -> 
     add_counts(workflow.metric_meter(), telemetry.count_event(name, figures))
 
 
-async def deliver_errand(live: LaneContext, errand: lane.LaneErrand) -> None:
-    """Send an errand to the run that is the turn."""
-    match errand:
+async def deliver_to_turn(live: LaneContext, delivery: lane.TurnDelivery) -> None:
+    """Send the run that is the turn what has arrived for it."""
+    match delivery:
         case lane.CancelTurn(run_id, reason, sender):
             await _signal_turn(live, run_id, "cancel", CancelRequest(reason=reason[:2000], sender=sender))
         case lane.Steer(message):
@@ -330,14 +330,14 @@ class Conversation(ValidatedWorkflow[LaneContext]):
 
     async def _make_move(self, live: LaneContext, move: LaneMove) -> None:
         match move:
-            case DeliverErrand(errand):
-                live.errands.popleft()
-                await deliver_errand(live, errand)
+            case DeliverToTurn(delivery):
+                live.deliveries.popleft()
+                await deliver_to_turn(live, delivery)
             case RecordTurn():
                 live.close_turn()
-            case StopTurn(errand):
+            case StopTurn(delivery):
                 live.turn_is_told_to_stop = True
-                await deliver_errand(live, errand)
+                await deliver_to_turn(live, delivery)
             case DropAll(reason):
                 live.set_state(lane.drop_all_requests(live.state, reason, workflow.now()))
             case BeginTurn(message):
@@ -366,8 +366,8 @@ class Conversation(ValidatedWorkflow[LaneContext]):
     def _accept_request(self, args: Sequence[Any]) -> Submitted:
         admission = self._admit_request(args)
         self.context.set_state(admission.state)
-        if admission.errand is not None:
-            self.context.errands.append(admission.errand)
+        if admission.delivery is not None:
+            self.context.deliveries.append(admission.delivery)
         return admission.answer
 
     @submit.validator
@@ -401,7 +401,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
     def _cancel_turn(self, args: Sequence[Any]) -> None:
         request = read_optional_argument(CancelRequest, args)
         reason = cancel_reason(request, "cancelled in its conversation")
-        self.context.errands.append(lane.CancelTurn(self.context.running_id(), reason, request.sender))
+        self.context.deliveries.append(lane.CancelTurn(self.context.running_id(), reason, request.sender))
 
     @workflow.signal(description='Take a request out of the queue: {"request_id", "by"?}')
     @ignore_if_invalid
@@ -437,7 +437,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
     def human_input(self, *args: Any) -> None:
         answer = read_argument(HumanInput, args)
         self.context.running_id()
-        self.context.errands.append(lane.PassOn(answer))
+        self.context.deliveries.append(lane.PassOn(answer))
 
     @workflow.signal(description="For runs: a message that was sent to them at work has been taken in")
     @ignore_if_invalid

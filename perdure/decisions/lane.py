@@ -79,16 +79,16 @@ class PassOn:
     answer: HumanInput
 
 
-LaneErrand = Steer | AnswerQuestion | CancelTurn | PassOn
+TurnDelivery = Steer | AnswerQuestion | CancelTurn | PassOn
 
 
 @dataclass(frozen=True)
 class AcceptedRequest:
-    """The result of an accepted request: the new state, the reply, and an errand to run at once."""
+    """The result of an accepted request: the new state, the reply, and what to deliver to the running turn at once."""
 
     state: LaneState
     answer: Submitted
-    errand: LaneErrand | None = None
+    delivery: TurnDelivery | None = None
 
 
 def admit(state: LaneState, request: SubmitRequest, now: datetime) -> AcceptedRequest | LaneRefusal:
@@ -133,15 +133,15 @@ def _place_message(state: LaneState, message: Queued) -> AcceptedRequest:
         state = state.evolve(steering=(*state.steering, message))
         joined = Submitted(run_id=active.queued.run_id, position=0, duplicate=False)
         return AcceptedRequest(state, joined, AnswerQuestion(message) if answers else Steer(message))
-    errand = None
+    delivery = None
     if active and request.when_busy is WhenBusy.interrupt:
         state = state.evolve(queue=(message, *state.queue))
         reason = f"interrupted by request {truncate(request.request_id, 80)}"
-        errand = CancelTurn(active.queued.run_id, reason, request.sender)
+        delivery = CancelTurn(active.queued.run_id, reason, request.sender)
     else:
         state = enqueue_request(state, message)
     position = queue_position(state, message.run_id)
-    return AcceptedRequest(state, Submitted(run_id=message.run_id, position=position, duplicate=False), errand)
+    return AcceptedRequest(state, Submitted(run_id=message.run_id, position=position, duplicate=False), delivery)
 
 
 def queue_position(state: LaneState, run_id: str) -> int:
@@ -351,10 +351,10 @@ def add_lane_notice(state: LaneState, notice: str) -> LaneState:
 
 
 @dataclass(frozen=True)
-class DeliverErrand:
+class DeliverToTurn:
     """Deliver to the running turn what has arrived for it."""
 
-    errand: LaneErrand
+    delivery: TurnDelivery
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ class RecordTurn:
 class StopTurn:
     """Stop the running turn: the lane is cancelled."""
 
-    errand: CancelTurn
+    delivery: CancelTurn
 
 
 @dataclass(frozen=True)
@@ -393,14 +393,14 @@ class AwaitEvent:
     """Wait: nothing is due."""
 
 
-LaneMove = DeliverErrand | RecordTurn | StopTurn | DropAll | EndExecution | BeginTurn | AwaitEvent
+LaneMove = DeliverToTurn | RecordTurn | StopTurn | DropAll | EndExecution | BeginTurn | AwaitEvent
 
 
 @dataclass(frozen=True)
 class LaneFacts:
     """The facts that the lane's state does not contain."""
 
-    errand: LaneErrand | None = None  # the first errand to run
+    delivery: TurnDelivery | None = None  # the first that waits
     turn_is_over: bool = False
     turn_is_told_to_stop: bool = False
     cancelled: str | None = None  # the reason, if the lane itself is cancelled
@@ -408,9 +408,9 @@ class LaneFacts:
     leaves_build: bool = False  # another build is current
 
 
-def errand_waits(_: LaneState, facts: LaneFacts) -> DeliverErrand | None:
+def delivery_waits(_: LaneState, facts: LaneFacts) -> DeliverToTurn | None:
     """Something has arrived for the turn."""
-    return DeliverErrand(facts.errand) if facts.errand else None
+    return DeliverToTurn(facts.delivery) if facts.delivery else None
 
 
 def turn_is_over(_: LaneState, facts: LaneFacts) -> RecordTurn | None:
@@ -456,7 +456,7 @@ def nothing_is_due(_: LaneState, __: LaneFacts) -> AwaitEvent:
 
 # Checked in this order; the first rule that holds decides.
 LANE_RULES: tuple[Callable[[LaneState, LaneFacts], LaneMove | None], ...] = (
-    errand_waits,
+    delivery_waits,
     turn_is_over,
     turn_is_to_stop,
     queue_is_to_drop,

@@ -58,7 +58,7 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "errand", "place"),
+    ("fields", "delivery", "place"),
     [
         ({"when_busy": "queue"}, type(None), ["a", "x"]),
         ({"when_busy": "steer"}, Steer, ["a"]),
@@ -66,16 +66,16 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
         ({"question_id": "q1"}, AnswerQuestion, ["a"]),
     ],
 )
-def test_a_sender_says_what_a_busy_lane_does_with_it(fields: dict[str, Any], errand: type, place: list[str]) -> None:
+def test_a_sender_says_what_a_busy_lane_does_with_it(fields: dict[str, Any], delivery: type, place: list[str]) -> None:
     admission = accept(busy_lane("a"), "x", **fields)
-    assert isinstance(admission.errand, errand)
+    assert isinstance(admission.delivery, delivery)
     assert queued(admission.state) == place
 
 
 @pytest.mark.parametrize("when_busy", ["queue", "reject", "steer", "interrupt"])
 def test_an_idle_lane_takes_every_request_as_the_next_turn(when_busy: str) -> None:
     admission = accept(IDLE, "x", when_busy=when_busy)
-    assert (queued(admission.state), admission.errand, admission.answer.position) == (["x"], None, 0)
+    assert (queued(admission.state), admission.delivery, admission.answer.position) == (["x"], None, 0)
 
 
 def test_bounds_count_bytes_too() -> None:

@@ -16,14 +16,14 @@ from perdure.decisions.lane import (
     LANE_RULES,
     AwaitEvent,
     BeginTurn,
-    DeliverErrand,
+    DeliverToTurn,
     DropAll,
     EndExecution,
     LaneFacts,
     LaneMove,
     RecordTurn,
     StopTurn,
-    errand_waits,
+    delivery_waits,
     lane_is_done,
     lane_moves,
     next_lane_move,
@@ -45,7 +45,7 @@ def admit(state: LaneState, request_id: str, **fields: Any) -> lane.AcceptedRequ
     return admission
 
 
-ERRAND = lane.PassOn(HumanInput(text="blue"))
+DELIVERY = lane.PassOn(HumanInput(text="blue"))
 QUEUED = admit(IDLE, "next").state
 BUSY = admit(lane.begin_next_turn(admit(IDLE, "now").state), "next").state
 
@@ -54,9 +54,9 @@ BUSY = admit(lane.begin_next_turn(admit(IDLE, "now").state), "next").state
     ("holds", "state", "facts"),
     [
         (
-            errand_waits,
+            delivery_waits,
             BUSY,
-            LaneFacts(errand=ERRAND, turn_is_over=True, cancelled="enough"),
+            LaneFacts(delivery=DELIVERY, turn_is_over=True, cancelled="enough"),
         ),
         (turn_is_over, BUSY, LaneFacts(turn_is_over=True, cancelled="enough", history_is_long=True)),
         (turn_is_to_stop, BUSY, LaneFacts(cancelled="enough", history_is_long=True)),
@@ -99,7 +99,7 @@ class LaneMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.state = IDLE
-        self.errands: list[lane.LaneErrand] = []
+        self.deliveries: list[lane.TurnDelivery] = []
         self.turn_is_over = self.turn_is_told_to_stop = self.has_left = False
         self.history_is_long = self.leaves_build = False
         self.cancelled: str | None = None
@@ -109,9 +109,9 @@ class LaneMachine(RuleBasedStateMachine):
 
     @property
     def move(self) -> LaneMove:
-        errand = self.errands[0] if self.errands else None
+        delivery = self.deliveries[0] if self.deliveries else None
         ends = (self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long, self.leaves_build)
-        return next_lane_move(self.state, LaneFacts(errand, *ends))
+        return next_lane_move(self.state, LaneFacts(delivery, *ends))
 
     @precondition(lambda self: self.cancelled is None)
     @rule(
@@ -123,8 +123,8 @@ class LaneMachine(RuleBasedStateMachine):
         name = f"r{self.number}"
         admission = admit(self.state, name, when_busy=when_busy, question_id=answers)
         self.state = admission.state
-        if admission.errand is not None:
-            self.errands.append(admission.errand)
+        if admission.delivery is not None:
+            self.deliveries.append(admission.delivery)
         elif when_busy == "queue" and answers is None:
             self.queued.append(name)
 
@@ -149,13 +149,13 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(took=st.booleans())
     def make(self, took: bool) -> None:
         match self.move:
-            case DeliverErrand(errand):
-                self.bring(errand, took)
+            case DeliverToTurn(delivery):
+                self.bring(delivery, took)
             case RecordTurn():
                 self.state, self.turn_is_over = lane.end_turn(self.state, TurnEnd.completed, "", NOW), False
-            case StopTurn(errand):
+            case StopTurn(delivery):
                 assert self.state.active is not None
-                assert errand.run_id == self.state.active.queued.run_id
+                assert delivery.run_id == self.state.active.queued.run_id
                 self.turn_is_told_to_stop = True
             case DropAll(reason):
                 self.state = lane.drop_all_requests(self.state, reason, NOW)
@@ -169,15 +169,15 @@ class LaneMachine(RuleBasedStateMachine):
             case AwaitEvent():
                 self.must_have_nothing_to_do()
 
-    def bring(self, errand: lane.LaneErrand, took: bool) -> None:
-        assert self.errands.pop(0) == errand
-        if isinstance(errand, lane.AnswerQuestion):
-            self.state = lane.record_turn_answer(self.state, errand.message, NOW, took=took)
-        elif isinstance(errand, lane.Steer) and took:
-            self.state = lane.record_steered(self.state, errand.message.request.request_id, NOW)
+    def bring(self, delivery: lane.TurnDelivery, took: bool) -> None:
+        assert self.deliveries.pop(0) == delivery
+        if isinstance(delivery, lane.AnswerQuestion):
+            self.state = lane.record_turn_answer(self.state, delivery.message, NOW, took=took)
+        elif isinstance(delivery, lane.Steer) and took:
+            self.state = lane.record_steered(self.state, delivery.message.request.request_id, NOW)
 
     def leave(self) -> None:
-        assert not self.errands
+        assert not self.deliveries
         if self.cancelled is None:
             self.history_is_long = self.leaves_build = False  # it goes on in another execution
         else:
@@ -185,7 +185,7 @@ class LaneMachine(RuleBasedStateMachine):
             self.has_left = True
 
     def must_have_nothing_to_do(self) -> None:
-        assert not any((self.errands, self.turn_is_over))
+        assert not any((self.deliveries, self.turn_is_over))
         if self.cancelled is not None:
             assert self.turn_is_told_to_stop
         assert self.state.active is not None or not self.state.queue
