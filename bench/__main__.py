@@ -48,9 +48,9 @@ async def measure(sizes: Sizes, peers: Sequence[str], workers: int) -> list[Row 
             sides = [raw, ours]
             sides += [await held.enter_async_context(peering(name, server.address, home)) for name in peers]
             print("\n" + _line("figure", "raw-min", "ours", *peers, widths=PEER_WIDTHS))
-            async for told in PeerBench(sides, sizes, Actions(port)).rows():
-                print(_line(told.figure, *told.cells.values(), widths=PEER_WIDTHS), flush=True)
-                rows.append(told)
+            async for peer_row in PeerBench(sides, sizes, Actions(port)).rows():
+                print(_line(peer_row.figure, *peer_row.cells.values(), widths=PEER_WIDTHS), flush=True)
+                rows.append(peer_row)
     await asyncio.sleep(0.2)  # the SDK's own threads must end before the interpreter goes (sdk-python#300)
     return rows
 

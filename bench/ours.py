@@ -29,7 +29,7 @@ PIECE = 0.1  # seconds between two pieces of a streamed text
 class InstantModel:
     """Stateless: what it asks for follows from the goal, which is the work, and from the number of its replies.
 
-    Whatever else it is told is done at once.
+    Any other message ends its run at once.
     """
 
     def __init__(self, marks: Marks) -> None:

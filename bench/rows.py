@@ -58,7 +58,7 @@ MOST_ACTIONS = 2.2  # a step
 MOST_FUSED_ACTIONS = 1.35
 MOST_ACTIONS_SLOW = 2.6  # with a model that takes its time
 FLAT = 1.2  # of the last quarter over the first: what noise may add
-TOLD = 10  # bytes a step by which a type of event must differ to be told of
+MIN_DIFFERENCE = 10  # bytes a step by which a type of event must differ to be shown
 
 
 @dataclass(frozen=True)
@@ -205,13 +205,13 @@ def _a_step(what: str, pairs: Pairs, of: Callable[[Run], float], target: Target,
 def _bytes_of(pairs: Pairs) -> list[Row]:
     """In all, and where the difference is."""
     raw, ours = (done.sizes() for done in pairs[0])
-    told = [event for event, size in ours.items() if abs(size - raw.get(event, 0)) > TOLD]
+    events = [event for event, size in ours.items() if abs(size - raw.get(event, 0)) > MIN_DIFFERENCE]
     return [
         _compared(f"history bytes, {pairs[0][0].work}", [(raw.size, ours.size) for raw, ours in pairs], _bytes, BYTES),
         _compared(
             "  as the server counts them", [(raw.described, ours.described) for raw, ours in pairs], _bytes, BYTES
         ),
-        *(Row(f"  {event}, a step", _bytes(raw.get(event, 0)), _bytes(ours[event])) for event in told),
+        *(Row(f"  {event}, a step", _bytes(raw.get(event, 0)), _bytes(ours[event])) for event in events),
     ]
 
 

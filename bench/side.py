@@ -59,9 +59,9 @@ class Side:
 
     async def report(self) -> Report:
         """Of all workers together. Raises RuntimeError where one has died."""
-        return Report.joined([await self._told(worker) for worker in self.processes])
+        return Report.joined([await self._read_report(worker) for worker in self.processes])
 
-    async def _told(self, worker: asyncio.subprocess.Process) -> Report:
+    async def _read_report(self, worker: asyncio.subprocess.Process) -> Report:
         if worker.stdin is None or worker.stdout is None:
             raise AssertionError("a worker is started with pipes")
         worker.stdin.write(b"\n")

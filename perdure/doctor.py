@@ -109,9 +109,9 @@ async def _check_tools(settings: Settings) -> AsyncIterator[Check]:
             tools, unpriced, ignored = project.tools, unpriced_budgets(project), ignored_options(project)
             oversized, flaws = oversized_replies(project), find_project_flaws(project, settings)
     except ReportedError as error:
-        told = {line for fault in settings.faults for line in str(fault).splitlines()}
+        known_lines = {line for fault in settings.faults for line in str(fault).splitlines()}
         for check in _each_line("tools", error):
-            if check.found not in told:
+            if check.found not in known_lines:
                 yield check
         return
     yield Check("tools", ok=True, found=", ".join(tools))

@@ -1,4 +1,4 @@
-"""The codec by itself: what goes in comes out, what was touched does not, and a missing key is told from garbage."""
+"""The codec by itself: what goes in comes out, what was touched does not, and a missing key differs from garbage."""
 
 from base64 import b64encode
 from typing import Any

@@ -47,7 +47,7 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "window": None,
         "unchecked": False,
         "turn_timeout": timedelta(seconds=120),
-        "told": (),
+        "trace": (),
         "tokens_left": None,
         "usd_left": None,
         "policy": None,

@@ -159,7 +159,7 @@ def test_escaped_text_is_one_copyable_line(text: str, line: str) -> None:
     assert escape_unprintable(text) == line
 
 
-def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
+def must_be_taken_or_refused(kind: str, folder: Path, data: bytes) -> str | None:
     """Why it was refused; None where it was taken."""
     began, why = time.thread_time(), None
     try:
@@ -175,7 +175,7 @@ def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_the_unchanged_examples_are_accepted(kind: str, tmp_path: Path) -> None:
-    assert must_be_taken_or_told(kind, tmp_path, READERS[kind][1].encode()) is None
+    assert must_be_taken_or_refused(kind, tmp_path, READERS[kind][1].encode()) is None
 
 
 NUMBER = "9" * 5000  # Python reads no integer of more than 4,300 digits
@@ -188,7 +188,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 def test_a_wrong_schema_file_is_rejected_in_one_line(schema: str, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(schema)
     text = "[tools.x]\nkind = 'signal'\ndescription = 'd'\ninput_schema = 'schema.json'\n"
-    why = must_be_taken_or_told("perdure.toml", tmp_path, text.encode())
+    why = must_be_taken_or_refused("perdure.toml", tmp_path, text.encode())
     assert why is not None
     assert "schema.json (input_schema of tool x)" in why
     assert "twice" in why or "array" not in schema
@@ -227,7 +227,7 @@ def test_a_wrong_schema_file_is_rejected_in_one_line(schema: str, tmp_path: Path
     ],
 )
 def test_known_hostile_files_are_rejected_in_one_line(kind: str, text: str, tmp_path: Path) -> None:
-    assert must_be_taken_or_told(kind, tmp_path, text.encode()) is not None
+    assert must_be_taken_or_refused(kind, tmp_path, text.encode()) is not None
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_known_hostile_files_are_rejected_in_one_line(kind: str, text: str, tmp_
     ids=["servers", "keys", "lines"],
 )
 def test_long_files_are_accepted(kind: str, text: str, tmp_path: Path) -> None:
-    assert must_be_taken_or_told(kind, tmp_path, text.encode()) is None
+    assert must_be_taken_or_refused(kind, tmp_path, text.encode()) is None
 
 
 ODD = (
@@ -270,11 +270,11 @@ def mutated(text: str, seed: int) -> bytes:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
 def test_no_change_of_a_file_that_is_right_breaks_its_reader(kind: str, seed: int, tmp_path: Path) -> None:
-    must_be_taken_or_told(kind, tmp_path, mutated(READERS[kind][1], seed))
+    must_be_taken_or_refused(kind, tmp_path, mutated(READERS[kind][1], seed))
 
 
 @pytest.mark.parametrize("kind", READERS)
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="ignore")))
 def test_no_file_breaks_its_reader(kind: str, data: bytes, tmp_path: Path) -> None:
-    must_be_taken_or_told(kind, tmp_path, data)
+    must_be_taken_or_refused(kind, tmp_path, data)

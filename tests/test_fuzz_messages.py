@@ -253,10 +253,10 @@ def test_the_unchanged_examples_are_accepted(model: type[BaseModel]) -> None:
 def test_a_message_is_accepted_and_survives_a_round_trip_or_is_rejected_in_one_line(
     model: type[BaseModel], seed: int
 ) -> None:
-    must_be_taken_or_told(model, mutated(RIGHT[model], seed))
+    must_be_taken_or_refused(model, mutated(RIGHT[model], seed))
 
 
-def must_be_taken_or_told(model: type[BaseModel], data: bytes) -> None:
+def must_be_taken_or_refused(model: type[BaseModel], data: bytes) -> None:
     began = time.thread_time()
     try:
         taken = read_argument(model, [decoded(data)])

@@ -48,7 +48,7 @@ def test_a_bug_is_logged_with_its_traceback() -> None:
 
 
 def test_a_line_of_a_run_has_its_trace() -> None:
-    record = logging.LogRecord("x", logging.INFO, __file__, 1, "told", None, None)
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "done", None, None)
     record.temporal_workflow = {"workflow_id": "run:a", "namespace": "here"}
     line = json.loads(JsonLines().format(record))
     assert (line["run"], line["trace"]) == ("run:a", trace_id("here", "run:a"))

@@ -76,7 +76,7 @@ class LaneContext:
         self.rotation = Rotation()
         self.deliveries: deque[lane.TurnDelivery] = deque()
         self.turn: asyncio.Task[Ended] | None = None
-        self.turn_is_told_to_stop = False
+        self.turn_is_stopping = False
         self.ending: str | None = None  # the run that has signalled its end last
         self.attributes = ShownAttributes()
         self.starting: str | None = None  # the run whose start the server has not confirmed
@@ -91,7 +91,7 @@ class LaneContext:
         facts = LaneFacts(
             delivery=self.deliveries[0] if self.deliveries else None,
             turn_is_over=self.turn is not None and self.turn.done(),
-            turn_is_told_to_stop=self.turn_is_told_to_stop,
+            turn_is_stopping=self.turn_is_stopping,
             cancelled=self.cancellation.reason,
             history_is_long=workflow.info().is_continue_as_new_suggested(),
             leaves_build=self.rotation.leaves_build,
@@ -336,7 +336,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
             case RecordTurn():
                 live.close_turn()
             case StopTurn(delivery):
-                live.turn_is_told_to_stop = True
+                live.turn_is_stopping = True
                 await deliver_to_turn(live, delivery)
             case DropAll(reason):
                 live.set_state(lane.drop_all_requests(live.state, reason, workflow.now()))

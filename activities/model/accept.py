@@ -129,7 +129,7 @@ class Acceptances:
     async def accept_outcome(self, request: AcceptRequest) -> Acceptance:
         """Check an outcome. Raises ApplicationError, not retryable, if it cannot be checked."""
         workspace = self._project.workspace(own_run_id())
-        write_trace(workspace, *request.told)
+        write_trace(workspace, *request.trace)
         held: dict[str, str] = {}
         async with counting_attempts(self._client, ACCEPT_TRIES) as attempt:
             started = perf_counter()

@@ -47,7 +47,7 @@ class FusedTurns:
 
         A failure of the model, and a cancel, leave a result without a reply: the run calls the model as usual.
         """
-        write_trace(self._project.workspace(own_run_id()), *request.turn.told)
+        write_trace(self._project.workspace(own_run_id()), *request.turn.trace)
         # Before the results are fed: the run does not have them yet, so only the rest can come from it.
         await self._transcripts.read_current(request.turn.length, request.turn.head)
         outcomes, is_cut = await self._make_reads(request.reads)
@@ -60,7 +60,7 @@ class FusedTurns:
         for read, outcome in zip(request.reads, results, strict=True):
             conversation.append(result_part(read.tool_use_id, read.tool, read.step, outcome))
         reply, reason = await self._ask_model(
-            request.turn.evolve(length=conversation.length, head=conversation.head, told=())
+            request.turn.evolve(length=conversation.length, head=conversation.head, trace=())
         )
         was_stopped = reply is None and _is_stopping()
         return FusedTurn(

@@ -48,7 +48,7 @@ class Summaries:
 
     async def _summarize_parts(self, request: SummaryRequest, attempt: Attempt) -> Summary:
         workspace, store = self._project.workspace(own_run_id()), self._project.stores.of(own_run_id())
-        write_trace(workspace, *request.told)
+        write_trace(workspace, *request.trace)
         held: dict[str, str] = {}
         async with heartbeating(lambda: {"messages kept": request.keep, **held, **attempt.beat_details}):
             definition = await read_definition(store, request.definition)

@@ -252,7 +252,7 @@ class Turns:
 
     async def prepare_turn(self, request: TurnRequest) -> PreparedTurn | ContextFull:
         """Read the conversation and build the call, if the context has room. Raises as `plan`."""
-        write_trace(self._project.workspace(own_run_id()), *request.told)
+        write_trace(self._project.workspace(own_run_id()), *request.trace)
         definition, front = await self._load_definition(request.definition)
         if request.interrupted or await was_lost(self._client):
             must_be_unchanged(self._project, definition, request.refused)

@@ -135,7 +135,7 @@ class RunFiles:
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await write_segment(store, live, request.start, request.head)
-            await asyncio.to_thread(trace.write_trace, workspace, *request.told)
+            await asyncio.to_thread(trace.write_trace, workspace, *request.trace)
             if request.journal is not None:
                 goal = goal_of(transcript.parts) if transcript.parts else ""  # a refused resume has not begun
                 journal = fill_journal(request.journal, goal, "")
@@ -147,7 +147,7 @@ class RunFiles:
                 await cancel_own_workflow(self._client, request.cancel)
         if not activity.info().is_local:
             return Closed(segment=segment, record=record)
-        return Closed(segment=segment, length=request.length, head=request.head, told=request.told)
+        return Closed(segment=segment, length=request.length, head=request.head, trace=request.trace)
 
     async def _read_conversation(self, length: int, head: str) -> Transcript:
         return (await self._transcripts.read_current(length, head)).transcript
@@ -170,7 +170,7 @@ def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest)
     with suppress(FileNotFoundError):  # a run that ended before its first turn
         text = workspace.read_own(trace.TRACE_FILE)
     lines = trace.unique_keys(text.decode(errors="replace"))
-    last = max(map(trace.event_number, request.told), default=0)
+    last = max(map(trace.event_number, request.trace), default=0)
     lines = {key: line for key, line in lines.items() if trace.event_number(line) <= last and key != "end"}
     if request.event is not None:
         event = request.event

@@ -22,7 +22,7 @@ SECONDS = float(os.environ.get("WORK_SECONDS", "2"))  # that each call takes
 async def look_up_stock(request: dict[str, Any]) -> dict[str, Any]:
     """The request is the `agentic.tool_request.look_up_stock` event, the result any JSON value."""
     item = request["payload"]["tool_payload"].get("item")
-    if item not in STOCK:  # the arguments are a model's: what is wrong with them is told to it
+    if item not in STOCK:  # the arguments are a model's: what is wrong with them is reported to it
         raise ApplicationError(f"there is no {item!r} here; there is: {', '.join(STOCK)}", non_retryable=True)
     await work()
     return {"item": item, "left": STOCK[item]}

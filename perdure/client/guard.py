@@ -191,7 +191,7 @@ class ServerGuard(temporalio.client.Interceptor, temporalio.worker.Interceptor):
             raise TemporalUnavailableError(f"no Temporal server answers at {self.target}: {error}") from None
 
     async def _describe(self) -> str:
-        """Return the id of the namespace, "" if it is not told. Raises TemporalUnavailableError."""
+        """Return the id of the namespace, "" if the server does not give it. Raises TemporalUnavailableError."""
         request = DescribeNamespaceRequest(namespace=self._name)
         try:
             # Later `_watch` asks again soon; the SDK would wait ever longer, in which another server's work arrives.

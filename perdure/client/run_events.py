@@ -336,7 +336,7 @@ class EventReader:
                 return self._on_updated(event)
             case "marker_recorded":  # a local activity, whose request is not in history
                 result = first_value((event.get("details") or {}).get("result"))
-                return self._on_reports(result.get("told") or ()) if isinstance(result, Mapping) else []
+                return self._on_reports(result.get("trace") or ()) if isinstance(result, Mapping) else []
             case "workflow_execution_continued_as_new":
                 return [ContinuedAsNew()]
             case (
@@ -364,9 +364,9 @@ class EventReader:
             calls, request = tuple(ToolCall.model_validate(read) for read in request["reads"]), request["turn"]
         queue = (event.get("task_queue") or {}).get("name", "")
         self.activities[event["id"]] = OpenActivity(kind, datetime.fromisoformat(event["at"]), request, calls, queue)
-        told = request.get("told", ()) if kind in (*MODEL_TURNS, FUSED_TURN) else ()
-        notices = [NoticeAdded(line) for line in told if line["event"] in PUBLIC_NOTICES]
-        reports = self._on_reports(request.get("told") or ())
+        lines = request.get("trace", ()) if kind in (*MODEL_TURNS, FUSED_TURN) else ()
+        notices = [NoticeAdded(line) for line in lines if line["event"] in PUBLIC_NOTICES]
+        reports = self._on_reports(request.get("trace") or ())
         started = [ToolCallStarted(call) for call in calls]
         thinking = [ModelCallStarted(kind, request["turn"])] if kind in MODEL_TURNS else []
         return [*notices, *reports, *started, *thinking]
@@ -422,10 +422,10 @@ class EventReader:
             return [AnswerRejected(answer, failure_message(failure))]
         return [AnswerReceived(answer, (first_value(outcome.get("success")) or {}).get("before"))]
 
-    def _on_reports(self, told: Iterable[Mapping[str, Any]]) -> list[RunEvent]:
+    def _on_reports(self, lines: Iterable[Mapping[str, Any]]) -> list[RunEvent]:
         """Return what the run reports on answers by signal, which have no outcome in history."""
         events: list[RunEvent] = []
-        for line in told:
+        for line in lines:
             if line["event"] != ANSWER_REPORT or line["key"] in self._reports:
                 continue
             self._reports.add(line["key"])

@@ -402,7 +402,7 @@ class LaneFacts:
 
     delivery: TurnDelivery | None = None  # the first that waits
     turn_is_over: bool = False
-    turn_is_told_to_stop: bool = False
+    turn_is_stopping: bool = False
     cancelled: str | None = None  # the reason, if the lane itself is cancelled
     history_is_long: bool = False
     leaves_build: bool = False  # another build is current
@@ -420,7 +420,7 @@ def turn_is_over(_: LaneState, facts: LaneFacts) -> RecordTurn | None:
 
 def turn_is_to_stop(state: LaneState, facts: LaneFacts) -> StopTurn | None:
     """The lane is cancelled, and its turn has not been asked to stop."""
-    if facts.cancelled is None or facts.turn_is_told_to_stop or state.active is None:
+    if facts.cancelled is None or facts.turn_is_stopping or state.active is None:
         return None
     return StopTurn(CancelTurn(state.active.queued.run_id, facts.cancelled))
 

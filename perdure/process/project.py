@@ -159,7 +159,7 @@ def _load_parts(settings: Settings, client: httpx.AsyncClient, offer: ToolOffer 
             with collecting(faults):
                 check(settings)
     parts = _build_parts(settings, client, faults)
-    if not settings.faults:  # else a tool or server that is left out would be told as missing
+    if not settings.faults:  # else a tool or server that is left out would be reported as missing
         with collecting(faults):
             offer = offer or show_offer(settings)
     parts.agents = _with_schemas(offer.agents if offer else settings.agents, settings, faults)

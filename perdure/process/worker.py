@@ -292,7 +292,7 @@ def run_worker_process() -> NoReturn:
     secrets = collect_secrets(os.environ)
     log_to_stderr(secrets)
     try:
-        settings = load_settings(strict=False)  # the other faults are told with those of tools and policy
+        settings = load_settings(strict=False)  # the other faults are reported with those of tools and policy
         secrets = settings.secrets
         log_to_stderr(secrets)
         quiet_core(settings.metrics)

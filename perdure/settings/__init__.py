@@ -252,7 +252,7 @@ def load_settings(
     """Load the settings in force. Raises ProjectError, with all faults of all files.
 
     Faults of agent files alone are in the roster: other agents work. If not `strict`, so are what workers alone need:
-    tools, channels, MCP servers and the like are left out, and told in `faults`.
+    tools, channels, MCP servers and the like are left out, and reported in `faults`.
     """
     settings, is_usable = read_settings(os.environ if environment is None else environment, folder)
     if settings.faults and (strict or not is_usable):
@@ -276,7 +276,7 @@ def read_settings(env: Mapping[str, str], folder: Path | None = None) -> tuple[S
     key, url = read("ANTHROPIC_API_KEY", check_key), read("ANTHROPIC_BASE_URL", check_url)
     must_be_private("ANTHROPIC_BASE_URL", url, key)
     keys = _keys_of_providers(env, file)
-    known = None if faults or read_toml.faults else tool_names(file.tools)  # else one fault would be told as many
+    known = None if faults or read_toml.faults else tool_names(file.tools)  # else one fault would be reported as many
     roster = read_agents(root / "agents", known, servers, file.limits)
     faults[:0] = read_toml.faults
     headers, access = _headers_of(env, file, faults), _access_of(env, file, faults)

@@ -314,7 +314,7 @@ class LoadedFile:
 
 
 def read_file(path: Path) -> LoadedFile:
-    """Read `perdure.toml`. What does not load is left out, and told in a fault for each place."""
+    """Read `perdure.toml`. What does not load is left out, and reported as a fault for each place."""
     use_of_project(path)  # whose tables it may have
     faults = list[ProjectError]()
     try:

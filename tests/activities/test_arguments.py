@@ -122,8 +122,8 @@ def test_items_are_alike_where_json_has_them_alike(items: list[Any], is_unique: 
 def test_an_error_in_arguments_is_reported_with_its_place(
     schema: dict[str, Any], given: dict[str, Any], fault: str | None
 ) -> None:
-    told = of(**schema).find_error(given)
-    assert told == fault or (told is not None and fault is not None and told.startswith(fault))
+    error = of(**schema).find_error(given)
+    assert error == fault or (error is not None and fault is not None and error.startswith(fault))
 
 
 def test_a_reference_never_opens_a_file_and_its_error_quotes_nothing(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_patterns_as_people_write_them_are_taken(pattern: str) -> None:
 def test_formats_that_pydantic_writes_are_checked(name: str, good: Any, bad: str) -> None:
     schema = of(properties={"a": {"format": name}})
     assert schema.find_error({"a": good}) is None
-    told = schema.find_error({"a": bad})
-    assert told == (None if name == "hostname" else f"a: {bad!r} is not a {name!r}")
+    error = schema.find_error({"a": bad})
+    assert error == (None if name == "hostname" else f"a: {bad!r} is not a {name!r}")
 
 
 def test_a_pattern_is_one_that_the_validator_can_compile() -> None:

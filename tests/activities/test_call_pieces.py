@@ -24,7 +24,7 @@ def gather(*chunks: list[dict[str, Any]], are_whole: bool = False) -> list[tuple
 
 
 @pytest.mark.parametrize("fields", [{"index": 0}, {"index": 0, "id": ""}, {"index": 0, "id": "x"}, {"id": None}, {}])
-def test_whole_calls_with_one_index_are_told_apart(fields: dict[str, Any]) -> None:
+def test_whole_calls_with_one_index_stay_apart(fields: dict[str, Any]) -> None:
     for first in (A, "{}"):
         assert gather([piece("look", first, **fields)], [piece("look", B, **fields)]) == [("look", first), ("look", B)]
     both = [("cancel_all", {}), ("look", A)]
@@ -46,7 +46,7 @@ def test_a_name_in_each_piece_begins_no_call_while_the_arguments_are_open() -> N
     assert gather(*([{**each, "index": 0, "id": "x"}] for each in pieces)) == [("look", A)]
 
 
-def test_calls_with_ids_of_their_own_are_told_apart_by_them() -> None:
+def test_calls_with_ids_of_their_own_stay_apart() -> None:
     def ping(call_id: str, arguments: str = "") -> list[dict[str, Any]]:
         return [piece("ping", arguments, index=0, id=call_id)]
 
@@ -56,7 +56,7 @@ def test_calls_with_ids_of_their_own_are_told_apart_by_them() -> None:
     assert gather(ping("1"), ping("2", A[:5]), ping("3", A[5:])) == [("ping", A)]  # an id for each piece
 
 
-def test_calls_of_a_whole_completion_are_told_apart_however_they_are_numbered() -> None:
+def test_calls_of_a_whole_completion_stay_apart_however_they_are_numbered() -> None:
     pieces = [piece("ping", "", index=0), piece("ping", "", index=0), piece("ping", "", index=0, id="x")]
     assert gather(pieces, are_whole=True) == [("ping", {})] * 3
 

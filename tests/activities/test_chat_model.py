@@ -353,7 +353,7 @@ async def test_broken_arguments_are_named_and_not_kept(server: ScriptedModel) ->
     ],
     ids=("zero, split", "zero", "without a number", "in another order", "as objects", "repeated ids"),
 )
-async def test_calls_are_told_apart_however_a_server_numbers_them(pieces: list[Any]) -> None:
+async def test_calls_stay_apart_however_a_server_numbers_them(pieces: list[Any]) -> None:
     reply = await read(*pieces, chunk("tool_calls"))
     found = [(block["id"], block["name"], block["input"]) for block in reply.content]
     assert found == [("a", "look", {"n": 1}), ("b", "look", {"n": 2})]

@@ -91,14 +91,14 @@ async def test_only_named_files_are_copied_to_the_runs_that_need_them(tmp_path: 
 async def test_a_second_subtask_of_one_name_leaves_what_the_first_has_brought(tmp_path: Path) -> None:
     theirs = project(tmp_path).workspace("child")
     theirs.create()
-    told: list[str] = []
+    paths: list[str] = []
     for text in (b"first", b"second", b"second"):
         theirs.write("artifacts/x.md", text)
-        told += (await collect(tmp_path, done(), view("artifacts/x.md"))).artifacts
-    assert told[0] == "artifacts/a/x.md"
-    assert told[1] == told[2] != told[0]  # tried again, it is the same
+        paths += (await collect(tmp_path, done(), view("artifacts/x.md"))).artifacts
+    assert paths[0] == "artifacts/a/x.md"
+    assert paths[1] == paths[2] != paths[0]  # tried again, it is the same
     for run in ("lead", "other"):
-        assert [(tmp_path / run / path).read_bytes() for path in told[:2]] == [b"first", b"second"]
+        assert [(tmp_path / run / path).read_bytes() for path in paths[:2]] == [b"first", b"second"]
 
 
 async def test_what_a_run_delegated_counts_with_what_it_used_itself(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Headers of tools and of the outbox that come from the environment: sent to their one host, told to nobody."""
+"""Headers of tools and of the outbox that come from the environment: sent to their one host, shown nowhere else."""
 
 import json
 from collections.abc import Iterator
@@ -96,8 +96,8 @@ async def test_each_kind_of_post_has_its_headers_and_nothing_else_does(tmp_path:
     assert [headers["authorization"] for _, headers, _ in seen] == [TOKEN] * 3
     assert ["x-team" in headers for _, headers, _ in seen] == [True, False, False]
     assert all(headers["idempotency-key"] for _, headers, _ in seen)
-    told = json.dumps([recorded, [body for *_, body in seen], repr(settings)])
-    assert "canary" not in told
+    text = json.dumps([recorded, [body for *_, body in seen], repr(settings)])
+    assert "canary" not in text
     for secret in (TOKEN, TOKEN.removeprefix("Bearer "), "team-canary-5512"):
         assert "canary" not in settings.secrets.redact(f"it said {secret}!")
 
@@ -135,6 +135,6 @@ SIGNAL = '[tools.t]\nkind = "signal"\ndescription = "x"\ninput_schema = {{ type 
 def test_headers_that_cannot_be_sent_are_refused_without_their_value(
     tmp_path: Path, toml: str, env: str, said: str
 ) -> None:
-    with pytest.raises(ProjectError, match=said) as told:
+    with pytest.raises(ProjectError, match=said) as raised:
         settings_of(tmp_path, toml.format(env=env), SHOP_AUTH=TOKEN, BROKEN="canary\x07canary")
-    assert "canary" not in str(told.value)
+    assert "canary" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The effect ledger: of all who try, one makes the effect, and what became of it is told or known to be unknown."""
+"""The effect ledger: of all who try, one makes the effect, and its outcome is recorded or known to be unknown."""
 
 import asyncio
 import errno

@@ -31,8 +31,8 @@ def task(more: str = "", body: str = "Write a summary.\n", head: str = HEAD) -> 
 
 
 def as_json(**more: Any) -> bytes:
-    told = {"type": "task", "message_id": "m", "plan_id": "p", "task_id": "t", "from": "a", "body": "do it"}
-    return json.dumps(told | more).encode()
+    fields = {"type": "task", "message_id": "m", "plan_id": "p", "task_id": "t", "from": "a", "body": "do it"}
+    return json.dumps(fields | more).encode()
 
 
 def test_a_task_is_read_with_its_inputs() -> None:
@@ -125,10 +125,10 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("data", "why"), MALFORMED)
 def test_an_invalid_message_is_reported_in_one_line(data: bytes, why: str) -> None:
-    with pytest.raises(MessageError, match=why) as told:
+    with pytest.raises(MessageError, match=why) as raised:
         parse_message(data, "p")
-    assert "\n" not in str(told.value)
-    assert len(str(told.value)) < 600
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 600
 
 
 @given(

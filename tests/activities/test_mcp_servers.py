@@ -204,7 +204,7 @@ async def test_a_restarted_server_at_a_url_is_asked_again_at_once(tmp_path: Path
 class Front:
     """What stands before a server of the version with sessions: it refuses listings with `status`, if that is set.
 
-    Sessions that are `forgotten` are told so in `words`, as servers do that are not of the SDK.
+    Requests of `forgotten` sessions are refused in `words`, as servers do that are not of the SDK.
     """
 
     def __init__(self, app: Any) -> None:

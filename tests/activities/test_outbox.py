@@ -1,4 +1,4 @@
-"""Messages go out once, or by a key that the other side honours; what nobody can know is told as such."""
+"""Messages go out once, or by a key that the other side honours; an outcome that is unknown is reported as such."""
 
 import asyncio
 import json
@@ -140,8 +140,8 @@ async def test_a_recorded_message_is_returned_and_not_sent_again(tmp_path: Path)
     first, second = await notify(outbox, tmp_path), await notify(outbox, tmp_path, 2)
     assert first == second == ToolOutcome(result="written")
     (line,) = (tmp_path / "home" / FILE).read_text(encoding="utf-8").splitlines()
-    told = json.loads(line)
-    assert (told["key"], told["channelId"], told["text"]) == (KEY, "x", "I asked B: £5?")
+    entry = json.loads(line)
+    assert (entry["key"], entry["channelId"], entry["text"]) == (KEY, "x", "I asked B: £5?")
 
 
 @contextmanager
@@ -291,7 +291,7 @@ async def test_an_answer_of_any_size_costs_no_memory(status: int, tmp_path: Path
 async def test_a_message_goes_only_to_a_channel_that_is_listed(
     tmp_path: Path, listed: str, platform: str | None, *, is_sent: bool
 ) -> None:
-    """By whatever door it came; and the agent that asks for it is told at once."""
+    """By whatever door it came; and the agent that asks for it gets the refusal at once."""
     message = MESSAGE.evolve(platform=platform)
     outbox = ListedOutbox(LogOutbox(tmp_path), (listed,))
     outcome = await outbox.send(message, KEY)
@@ -302,5 +302,5 @@ async def test_a_message_goes_only_to_a_channel_that_is_listed(
     task = TaskCommand(headers=headers, data=TaskData.model_validate({**data, "input": given}))
     follow_ups = FollowUps(create_autospec(Client, instance=True), new_project(outbox, tmp_path))
     follow_ups._submit_task = AsyncMock(return_value=None)  # type: ignore[method-assign]
-    told = await new_attempt().run(follow_ups.command_follow_up, FollowUpCommands(task=task))
-    assert told.error is None if is_sent else told.error is not None and told.error.kind == "blocked"
+    entry = await new_attempt().run(follow_ups.command_follow_up, FollowUpCommands(task=task))
+    assert entry.error is None if is_sent else entry.error is not None and entry.error.kind == "blocked"

@@ -84,9 +84,9 @@ async def start_callers(
 
 
 async def test_the_first_call_begins_at_once_without_a_notice(clock: Clock) -> None:
-    told: list[str] = []
-    assert await RateLimiter("p", clock=clock).await_slot("a", told.append) == clock.now
-    assert told == [""]
+    notes: list[str] = []
+    assert await RateLimiter("p", clock=clock).await_slot("a", notes.append) == clock.now
+    assert notes == [""]
 
 
 async def test_calls_at_once_are_spaced(clock: Clock) -> None:
@@ -106,12 +106,12 @@ async def test_requests_per_minute_are_never_exceeded(clock: Clock) -> None:
 
 
 async def test_a_wait_and_its_end_are_reported(clock: Clock) -> None:
-    it, told = RateLimiter("nearby", 30, clock), list[str]()
+    it, notes = RateLimiter("nearby", 30, clock), list[str]()
     await it.await_slot("a", ignore_text)
-    waiting = asyncio.create_task(it.await_slot("b", told.append))
+    waiting = asyncio.create_task(it.await_slot("b", notes.append))
     await clock.run(2)
     await waiting
-    assert told == ["held back by the rate limit of nearby, 2.0 s", ""]
+    assert notes == ["held back by the rate limit of nearby, 2.0 s", ""]
 
 
 async def test_who_would_wait_for_long_leaves_its_slot_and_comes_back_when_there_is_room(clock: Clock) -> None:
@@ -241,9 +241,9 @@ async def test_a_provider_that_was_not_asked_for_long_is_not_given_up(clock: Clo
 
 
 async def test_a_call_that_is_given_up_while_it_waits_leaves_nothing_behind(clock: Clock) -> None:
-    it, told = RateLimiter("p", 60, clock), list[Any]()
+    it, notes = RateLimiter("p", 60, clock), list[Any]()
     await it.await_slot("a", ignore_text)
-    waiting = asyncio.create_task(it.await_slot("b", told.append))
+    waiting = asyncio.create_task(it.await_slot("b", notes.append))
     await run_ready_tasks()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

@@ -211,7 +211,7 @@ async def test_a_request_that_could_not_be_sent_is_the_callers_mistake(
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "told"),
+    ("function", "arguments", "message"),
     [
         ("first", {"name": "c"}, "StopIteration: "),
         ("stopping", {}, "SystemExit: 3"),
@@ -220,11 +220,11 @@ async def test_a_request_that_could_not_be_sent_is_the_callers_mistake(
     ],
 )
 async def test_what_no_future_takes_and_what_ends_a_process_go_to_the_model_too(
-    module: str, context: CallContext, function: str, arguments: dict[str, Any], told: str
+    module: str, context: CallContext, function: str, arguments: dict[str, Any], message: str
 ) -> None:
     async with asyncio.timeout(PATIENCE):  # a StopIteration would leave the call without an end
         outcome = await python(module, function).run(arguments, context)
-    assert (error_of(outcome).kind, error_of(outcome).message) == ("tool_error", told)
+    assert (error_of(outcome).kind, error_of(outcome).message) == ("tool_error", message)
 
 
 async def test_a_plain_function_around_a_coroutine_is_waited_for(module: str, context: CallContext) -> None:

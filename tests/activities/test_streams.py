@@ -197,7 +197,7 @@ async def test_null_and_blanks_are_no_arguments(wire: str, written: str) -> None
         ("quota exceeded", "ModelUnavailable"),
     ],
 )
-async def test_an_error_in_a_stream_is_told_in_its_words_and_is_final_where_its_kind_is(
+async def test_an_error_in_a_stream_is_reported_in_its_words_and_is_final_if_its_kind_is(
     wire: str, is_late: bool, error: Any, kind: str
 ) -> None:
     failure = await failure_of(wire, *(said(wire, HALF) if is_late else ()), {"error": error}, "[DONE]")
@@ -221,7 +221,7 @@ THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"typ
         ["hm\n</think>\n\ngood day"],
     ],
 )
-async def test_text_in_parts_and_thinking_in_text_are_told_apart(contents: list[Any]) -> None:
+async def test_text_in_parts_and_thinking_in_text_stay_apart(contents: list[Any]) -> None:
     reply = await read("chat", *(chunk(content=content) for content in contents), *end("chat", "stop"))
     assert text_of(reply) == ("hm", "good day")
 

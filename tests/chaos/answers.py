@@ -42,7 +42,7 @@ async def large_results(context: ScenarioContext) -> Row:
         return row(it, found, f"peak memory {peak / MEGABYTE:.0f} MB")
 
 
-UNKNOWN_LIMIT_REFUSALS = 8  # calls that are refused until two workers know a limit that nobody has told them
+UNKNOWN_LIMIT_REFUSALS = 8  # calls that are refused until two workers know a limit that only the refusals tell
 
 
 class FlakyModel:

@@ -71,7 +71,7 @@ class Project:
         return load_settings(self.variables, self.folder)
 
     def worker(self, task_queue: str, trap: Trap | None = None) -> BaseProcess:
-        """Starts one. It works until it is killed, or told to stop by SIGTERM."""
+        """Starts one. It works until it is killed, or stopped by SIGTERM."""
         process = _forks.Process(target=_work, args=(self, task_queue, trap), daemon=True)
         process.start()
         return process

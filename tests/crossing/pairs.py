@@ -75,7 +75,7 @@ async def play(rows: Sequence[Row], seed: int) -> tuple[list[Outcome], Counter[s
         )
         for _, group in groupby(rows, key=lambda row: row.project):
             together = [Outcome(row) for row in group]
-            print("project with " + _told(together[0].row, PROJECT), flush=True)
+            print("project with " + _describe_row(together[0].row, PROJECT), flush=True)
             try:
                 await _play_project(kit, together)
             except Exception as error:  # noqa: BLE001 - the others are worth playing all the same
@@ -166,7 +166,7 @@ async def _judge(kit: Kit, place: Place, outcomes: Sequence[Outcome]) -> None:
 
 
 async def _read(it: Crossing, outcome: Outcome, gate: asyncio.Semaphore) -> None:
-    door, told = outcome.row["door"], outcome_of(outcome.row.number)
+    door, expected = outcome.row["door"], outcome_of(outcome.row.number)
     async with gate:
         try:
             if door == MCP:
@@ -174,8 +174,8 @@ async def _read(it: Crossing, outcome: Outcome, gate: asyncio.Semaphore) -> None
             else:
                 text, tells = await DOORS[door].read(it, outcome.run_id), DOORS[door].tells
             must_be_readable(text)
-            if tells and told not in " ".join(text.split()):
-                outcome.violations.append(f"{door} does not tell {told!r}: {text[-1500:]}")
+            if tells and expected not in " ".join(text.split()):
+                outcome.violations.append(f"{door} does not tell {expected!r}: {text[-1500:]}")
         except Exception as error:  # noqa: BLE001 - a violation of this row
             outcome.violations.append(f"{door}: {''.join(traceback.format_exception(error))[-2000:]}")
 
@@ -199,10 +199,10 @@ async def _judge_notices(kit: Kit, outcomes: Sequence[Outcome]) -> None:
 
 def _line(outcome: Outcome) -> str:
     verdict = "BROKEN" if outcome.violations else "ok"
-    return f"{outcome.row.number:4}  {verdict:6}  {outcome.seconds:5.0f} s  {_told(outcome.row, RUN)}"
+    return f"{outcome.row.number:4}  {verdict:6}  {outcome.seconds:5.0f} s  {_describe_row(outcome.row, RUN)}"
 
 
-def _told(row: Row, parameters: Iterable[str]) -> str:
+def _describe_row(row: Row, parameters: Iterable[str]) -> str:
     return ", ".join(f"{name}: {row[name]}" for name in parameters)
 
 

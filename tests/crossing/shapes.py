@@ -339,7 +339,7 @@ SHAPES: dict[str, Shape] = {
     "counted": Shape("counter", [calls(("finish", {"outcome": "three", "result": {"total": 3}}))], shown="three"),
     "over MCP": Shape("clerk", [calls(("h__look", {})), says("the server was asked")], shown="the server was asked"),
     "queued": Shape("clerk", [calls(("stock", {"item": "milk"})), says("twelve are left")], shown="twelve are left"),
-    "told": Shape("clerk", [calls(("tell", {})), says("it answered")], act=send_result, shown="it answered"),
+    "answered": Shape("clerk", [calls(("tell", {})), says("it answered")], act=send_result, shown="it answered"),
     "posted": Shape("clerk", [calls(("charge", {"cents": 5})), says("it is charged")], shown="it is charged"),
     "signed": Shape("signer", [says("done"), says("done. yours, the clerk")], shown="the outcome is not signed"),
     "summarised": Shape("clerk", [*(look(f"long-{n}") for n in range(5)), says("all are long")], shown="all are long"),

@@ -37,7 +37,7 @@ async def test_a_door_shows_each_run(crossing: Crossing, door: str) -> None:
             except AssertionError as error:
                 return f"{name}: {error}"
         if DOORS[door].tells and SHAPES[name].shown not in " ".join(text.split()):
-            return f"{name}: {SHAPES[name].shown!r} is not told: {text[-1500:]}"
+            return f"{name}: {SHAPES[name].shown!r} is not shown: {text[-1500:]}"
         return ""
 
     failures = [failure for failure in await asyncio.gather(*map(look, SHAPES)) if failure]

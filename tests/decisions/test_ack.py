@@ -13,10 +13,10 @@ def at(seconds: int) -> datetime:
 
 def message(*states: TaskState, first: int = 0, **more: Any) -> InboxMessage:
     passed = tuple(Transition(state=state, at=at(number)) for number, state in enumerate(states, first))
-    told = {"key": "k", "task": "t", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
+    fields = {"key": "k", "task": "t", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
     return InboxMessage.model_validate(
         {
-            **told,
+            **fields,
             "sha256": "a" * 64,
             "sender": "a",
             "stage": Stage.running,
@@ -26,8 +26,8 @@ def message(*states: TaskState, first: int = 0, **more: Any) -> InboxMessage:
     )
 
 
-def states(told: dict[str, Any]) -> list[str]:
-    return [each["state"] for each in told["history"]]
+def states(record: dict[str, Any]) -> list[str]:
+    return [each["state"] for each in record["history"]]
 
 
 CONSUMED, RUNNING, BLOCKED = TaskState.consumed, TaskState.running, TaskState.blocked
@@ -35,9 +35,9 @@ SUCCEEDED, FAILED = TaskState.succeeded, TaskState.failed
 
 
 def test_an_ack_is_consumed_and_then_over_however_often_it_is_written() -> None:
-    told = update_ack(None, message(), Ack.consumed, AT)
-    assert update_ack(told, message(), Ack.consumed, at(1)) == told
-    over = update_ack(told, message(run_id="r"), Ack.succeeded, at(2), "well")
+    record = update_ack(None, message(), Ack.consumed, AT)
+    assert update_ack(record, message(), Ack.consumed, at(1)) == record
+    over = update_ack(record, message(run_id="r"), Ack.succeeded, at(2), "well")
     assert update_ack(over, message(run_id="r"), Ack.succeeded, at(3), "well") == over
     assert update_ack(over, message(), Ack.consumed, at(4)) == over
     assert (over["status"], over["details"], over["run_id"]) == ("SUCCEEDED", "well", "r")
@@ -45,18 +45,18 @@ def test_an_ack_is_consumed_and_then_over_however_often_it_is_written() -> None:
 
 
 def test_another_attempt_goes_on_in_the_same_ack() -> None:
-    told = update_ack(update_ack(None, message(), Ack.consumed, AT), message(), Ack.failed, at(1), "badly")
-    told = update_ack(told, message(attempt=2), Ack.consumed, at(2))
-    told = update_ack(told, message(attempt=2), Ack.succeeded, at(3))
-    assert [each["status"] for each in told["history"]] == ["CONSUMED", "FAILED", "CONSUMED", "SUCCEEDED"]
+    record = update_ack(update_ack(None, message(), Ack.consumed, AT), message(), Ack.failed, at(1), "badly")
+    record = update_ack(record, message(attempt=2), Ack.consumed, at(2))
+    record = update_ack(record, message(attempt=2), Ack.succeeded, at(3))
+    assert [each["status"] for each in record["history"]] == ["CONSUMED", "FAILED", "CONSUMED", "SUCCEEDED"]
 
 
 def test_a_duplicate_is_listed_once_and_changes_nothing_else() -> None:
-    told = update_ack(None, message(), Ack.consumed, AT)
+    record = update_ack(None, message(), Ack.consumed, AT)
     twice = add_duplicate(
-        add_duplicate(told, message(file="b.md"), "SKIPPED", at(1)), message(file="b.md"), "SKIPPED", at(2)
+        add_duplicate(record, message(file="b.md"), "SKIPPED", at(1)), message(file="b.md"), "SKIPPED", at(2)
     )
-    assert {**twice, "duplicates": []} == told
+    assert {**twice, "duplicates": []} == record
     assert [(each["status"], each["file"]) for each in twice["duplicates"]] == [("SUCCEEDED", "b.md")]
     assert (
         update_ack(add_duplicate(None, message(), "SKIPPED", AT), message(), Ack.consumed, AT)["status"] == "CONSUMED"
@@ -64,27 +64,27 @@ def test_a_duplicate_is_listed_once_and_changes_nothing_else() -> None:
 
 
 def test_states_are_written_once_each_though_times_differ() -> None:
-    told = update_task_state(None, message(CONSUMED), Transition(state=RUNNING, at=at(1)))
-    assert update_task_state(told, message(CONSUMED), Transition(state=RUNNING, at=at(5))) == told
-    over = update_task_state(told, message(CONSUMED, RUNNING, SUCCEEDED))
+    record = update_task_state(None, message(CONSUMED), Transition(state=RUNNING, at=at(1)))
+    assert update_task_state(record, message(CONSUMED), Transition(state=RUNNING, at=at(5))) == record
+    over = update_task_state(record, message(CONSUMED, RUNNING, SUCCEEDED))
     assert states(over) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
     assert update_task_state(over, message(CONSUMED, RUNNING, SUCCEEDED)) == over
 
 
 def test_a_task_that_waits_for_inputs_and_a_person() -> None:
-    told = update_task_state(None, message(BLOCKED))
-    told = update_task_state(told, message(BLOCKED, CONSUMED), Transition(state=BLOCKED, at=at(7)))
-    told = update_task_state(told, message(BLOCKED, CONSUMED, BLOCKED, RUNNING))
-    told = update_task_state(told, message(BLOCKED, CONSUMED, BLOCKED, RUNNING, SUCCEEDED))
-    assert states(told) == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
+    record = update_task_state(None, message(BLOCKED))
+    record = update_task_state(record, message(BLOCKED, CONSUMED), Transition(state=BLOCKED, at=at(7)))
+    record = update_task_state(record, message(BLOCKED, CONSUMED, BLOCKED, RUNNING))
+    record = update_task_state(record, message(BLOCKED, CONSUMED, BLOCKED, RUNNING, SUCCEEDED))
+    assert states(record) == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
 
 
 def test_a_redelivered_message_starts_again_below_its_history() -> None:
-    told = update_task_state(None, message(CONSUMED, FAILED))
-    told = update_task_state(told, message(CONSUMED, first=10, attempt=2))
-    told = update_task_state(told, message(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
-    assert states(told) == ["CONSUMED", "FAILED", "CONSUMED", "RUNNING", "SUCCEEDED"]
-    assert told["state"] == "SUCCEEDED"
+    record = update_task_state(None, message(CONSUMED, FAILED))
+    record = update_task_state(record, message(CONSUMED, first=10, attempt=2))
+    record = update_task_state(record, message(CONSUMED, RUNNING, SUCCEEDED, first=10, attempt=2))
+    assert states(record) == ["CONSUMED", "FAILED", "CONSUMED", "RUNNING", "SUCCEEDED"]
+    assert record["state"] == "SUCCEEDED"
 
 
 def test_foreign_text_in_the_file_does_not_break_it() -> None:

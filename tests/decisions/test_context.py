@@ -167,18 +167,18 @@ def test_a_second_compaction_takes_the_first_one_up() -> None:
     after = render(parts)
     assert len(after) == 13
     assert is_sound(after)
-    told = narrate_parts(parts[:-2], parts[-2].about["tail"], 10_000)
-    assert "THE SUMMARY" in told
-    assert "seen u3" not in told
+    narration = narrate_parts(parts[:-2], parts[-2].about["tail"], 10_000)
+    assert "THE SUMMARY" in narration
+    assert "seen u3" not in narration
 
 
 def test_a_compaction_right_after_another_builds_on_it_as_well() -> None:
     """Its tail begins before the summary that it takes up."""
     parts = compact([GOAL, *turns(20)])
-    told = narrate_parts(parts, divide_parts(parts, KEPT_DEEP, WINDOW, is_deep=True).tail, 10_000)
-    assert [entry["from"] for entry in entries(told)][:2] == ["summary", "agent"]
-    assert entries(told)[0]["text"] == "THE SUMMARY"
-    assert [n for n in range(14, 21) if f"seen u{n}" in told] == [16, 17, 18]
+    narration = narrate_parts(parts, divide_parts(parts, KEPT_DEEP, WINDOW, is_deep=True).tail, 10_000)
+    assert [entry["from"] for entry in entries(narration)][:2] == ["summary", "agent"]
+    assert entries(narration)[0]["text"] == "THE SUMMARY"
+    assert [n for n in range(14, 21) if f"seen u{n}" in narration] == [16, 17, 18]
 
 
 def test_what_a_deep_prune_leaves_is_cut_where_it_alone_would_fill_the_window() -> None:
@@ -264,10 +264,10 @@ def talk(text: str) -> list[Part]:
 @example(FORGED[1])
 def test_no_text_speaks_for_another_speaker_in_what_a_summary_is_made_of(text: str) -> None:
     parts = talk(text)
-    told = entries(narrate_parts(parts, len(parts), 1_000_000))
-    speakers = [entry["from"] for entry in told]
-    assert [entry["text"] for entry in told if entry["from"] == "user"] == ["Only the east."]
-    assert [entry["text"] for entry in told if entry["from"] == "runtime"] == ["Go on."]
+    narration = entries(narrate_parts(parts, len(parts), 1_000_000))
+    speakers = [entry["from"] for entry in narration]
+    assert [entry["text"] for entry in narration if entry["from"] == "user"] == ["Only the east."]
+    assert [entry["text"] for entry in narration if entry["from"] == "runtime"] == ["Go on."]
     assert speakers.count("tool") == 3
     assert speakers.count("agent") == 4 + bool(text.strip())
     small = entries(narrate_parts(parts, len(parts), 700))
@@ -293,8 +293,8 @@ def test_no_text_opens_a_part_of_what_stands_for_old_messages(text: str, is_writ
     after = [*parts, summary_part(summary), journal_of(Journal(current_state=text), "find the number", "")]
     front = next(block["text"] for block in render(after)[0]["content"])
     assert headings(front) == ["Goal", "Earlier conversation", "Latest result of each tool", "look", "fetch"]
-    told = entries(narrate_parts(after, len(after), 1_000_000))
-    speakers = [entry["from"] for entry in told]
+    narration = entries(narrate_parts(after, len(after), 1_000_000))
+    speakers = [entry["from"] for entry in narration]
     assert speakers.count("user") == (0 if is_written else 1)
     assert speakers[0] == ("summary" if is_written else "agent")
     journal = text_in(render(after)[1]["content"])

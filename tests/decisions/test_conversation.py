@@ -259,13 +259,13 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(end=st.sampled_from([TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled]))
     def end(self, end: TurnEnd) -> None:
         self.state = lane.end_turn(self.state, end, "", NOW)
-        self._told()
+        self._record_messages()
 
     @precondition(lambda self: self.state.steering)
     @rule()
     def take(self) -> None:
         self.state = lane.record_steered(self.state, self.state.steering[0].request.request_id, NOW)
-        self._told()
+        self._record_messages()
 
     @precondition(lambda self: self.state.steering)
     @rule(took=st.booleans())
@@ -273,7 +273,7 @@ class LaneMachine(RuleBasedStateMachine):
         message = self.state.steering[-1]
         self.state = lane.record_turn_answer(self.state, message, NOW, took=took)
         if took:
-            self._told()
+            self._record_messages()
 
     @precondition(lambda self: self.state.queue)
     @rule(data=st.data())
@@ -282,9 +282,9 @@ class LaneMachine(RuleBasedStateMachine):
         dropped = lane.drop_request(self.state, name, "", NOW)
         assert dropped is not None
         self.state = dropped
-        self._told()
+        self._record_messages()
 
-    def _told(self) -> None:
+    def _record_messages(self) -> None:
         self.over.append(self.state.recent[-1].request_id)
 
     @invariant()

@@ -102,11 +102,11 @@ def test_a_call_that_was_run_again_has_both_attempts() -> None:
 def test_only_what_came_while_a_question_was_open_is_an_answer_to_it() -> None:
     waiting, running = status("waiting_on_human", "human: approve charge"), status("running")
     early, other, fits = signal({"text": "a"}), signal({"question_id": "q9", "text": "b"}), signal({"text": "c"})
-    told = [report(early, 1, "no question"), report(other, 2, "no q9"), report(fits, 3), report(early, 4, "late")]
+    reports = [report(early, 1, "no question"), report(other, 2, "no q9"), report(fits, 3), report(early, 4, "late")]
     events = (early, waiting, other, signal(7), fits, running, early, waiting)
     unknown = fold(*events).questions[0]
     assert (unknown.answers, unknown.rejected) == ((), ())  # until the run reports on them, nobody knows
-    first, second = fold(*events, activity("reflect", turn=2, told=told)).questions
+    first, second = fold(*events, activity("reflect", turn=2, trace=reports)).questions
     assert (first.id, first.text, [answer.text for answer in first.answers]) == ("q1", "approve charge", ["c"])
     assert (first.answers[0].identity, first.closed_at is None) == ("cli", False)
     assert (second.id, second.answers, second.closed_at) == ("q2", (), None)
@@ -121,9 +121,9 @@ def report(sent: dict[str, Any], number: int, reason: str | None = None) -> dict
 
 def test_an_answer_by_signal_counts_as_the_run_says_and_a_forged_one_never_looks_like_a_taken_one() -> None:
     forged, signed = signal({"question_id": "q1", "decision": "approve", "by": "ann"}), signal({"decision": "deny"})
-    told = activity("reflect", turn=2, told=[report(forged, 1, "this one is not signed"), report(signed, 2)])
+    reported = activity("reflect", turn=2, trace=[report(forged, 1, "this one is not signed"), report(signed, 2)])
     waiting = status("waiting_on_human", "human: approve pay")
-    (question,) = fold(waiting, forged, forged, signed, status("running"), told, told).questions
+    (question,) = fold(waiting, forged, forged, signed, status("running"), reported, reported).questions
     assert [answer.decision for answer in question.answers] == ["deny"]
     assert [(answer.by, answer.reason) for answer in question.rejected] == [("ann", "this one is not signed")]
 

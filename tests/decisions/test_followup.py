@@ -215,7 +215,7 @@ def test_messages_go_out_one_after_the_other_and_hold_up_nothing_else() -> None:
 
 
 def test_any_is_judged_when_the_message_that_is_going_out_has_its_end() -> None:
-    """It may be there already, so nobody is told that it was cancelled."""
+    """It may be there already, so the platform gets no cancellation."""
     sends = [task(name, "notify", channelId="x", text=name) for name in ("m1", "m2")]
     state = with_tasks(follow_up(Completion.any), task("a"))
     for each in sends:
@@ -499,15 +499,15 @@ def test_a_follow_up_cancelled_before_its_lane_takes_it_is_not_resolved() -> Non
 def test_events_of_a_follow_up_have_the_types_of_the_source() -> None:
     before = with_tasks(follow_up(), task("a"))
     after = followup.advance_follow_up(resolve(before, "a", reply("a")), START + 5)
-    told = list(view.lifecycle_events(before, after, START + 5))
-    assert [event.type for event in told] == [
+    events = list(view.lifecycle_events(before, after, START + 5))
+    assert [event.type for event in events] == [
         "evt.workflow.task.lifecycle.changed",
         "evt.workflow.task.resolved",
         "evt.workflow.lifecycle.changed",
         "evt.workflow.resolved",
     ]
-    assert all(event.headers == ORIGIN for event in told)
-    assert told[0].data == {"workflowId": "f", "taskId": "a", "state": "resolved", "ts": START + 5}
+    assert all(event.headers == ORIGIN for event in events)
+    assert events[0].data == {"workflowId": "f", "taskId": "a", "state": "resolved", "ts": START + 5}
     assert not list(view.lifecycle_events(after, after, START))
 
 

@@ -31,14 +31,14 @@ def test_the_sections_are_the_source_s_eight() -> None:
 
 
 def test_texts_are_replaced_and_lists_grow() -> None:
-    journal, told = run_journal_tool(Journal(objective="a"), UPDATE, {"objective": " b ", "blockers": ["no key"]})
-    assert (journal.objective, journal.blockers, told.status) == ("b", ("no key",), "ok")
+    journal, outcome = run_journal_tool(Journal(objective="a"), UPDATE, {"objective": " b ", "blockers": ["no key"]})
+    assert (journal.objective, journal.blockers, outcome.status) == ("b", ("no key",), "ok")
     journal, _ = run_journal_tool(journal, APPEND, {"section": "blockers", "entry": "no time"})
     assert journal.blockers == ("no key", "no time")
     journal, _ = run_journal_tool(journal, UPDATE, {"blockers": []})
     assert journal.blockers == ()
-    same, told = run_journal_tool(journal, GET, {})
-    assert (same, told.result) == (journal, f"# Run journal\n\n## Objective\n\nb\n\n{READ}")
+    same, outcome = run_journal_tool(journal, GET, {})
+    assert (same, outcome.result) == (journal, f"# Run journal\n\n## Objective\n\nb\n\n{READ}")
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_texts_are_replaced_and_lists_grow() -> None:
 )
 def test_what_does_not_fit_changes_nothing_and_says_what_would(tool: str, arguments: Any, says: str) -> None:
     before = Journal(objective="a")
-    after, told = run_journal_tool(before, tool, arguments)
+    after, outcome = run_journal_tool(before, tool, arguments)
     assert after == before
-    assert told.error is not None
-    assert says in told.error.message
+    assert outcome.error is not None
+    assert says in outcome.error.message
 
 
 def test_a_full_section_drops_its_oldest_entry_and_says_so() -> None:
     journal = Journal()
     for number in range(MAX_JOURNAL_ENTRIES + 1):
-        journal, told = run_journal_tool(journal, APPEND, {"section": "decisions", "entry": f"e{number}"})
+        journal, outcome = run_journal_tool(journal, APPEND, {"section": "decisions", "entry": f"e{number}"})
     assert (journal.decisions[0], len(journal.decisions)) == ("e1", MAX_JOURNAL_ENTRIES)
-    assert "oldest one was dropped" in str(told.result)
+    assert "oldest one was dropped" in str(outcome.result)
 
 
 def test_the_digest_tells_objective_state_first_blocker_next_action_and_the_latest_findings() -> None:
@@ -151,18 +151,18 @@ def test_a_fork_has_the_objective_of_its_step() -> None:
 def test_a_journal_that_is_full_drops_old_entries_of_the_section_and_none_of_another() -> None:
     journal, large = Journal(decisions=("first",)), "記" * 4000
     for _ in range(10):
-        journal, told = run_journal_tool(journal, APPEND, {"section": "verified_findings", "entry": large})
-        assert told.status == "ok"
+        journal, outcome = run_journal_tool(journal, APPEND, {"section": "verified_findings", "entry": large})
+        assert outcome.status == "ok"
         assert len(journal.model_dump_json().encode()) <= MAX_JOURNAL_BYTES
     assert (journal.decisions, len(journal.verified_findings)) == (("first",), 5)
-    assert told.result == "journal: verified_findings now has 5; the oldest one was dropped"
+    assert outcome.result == "journal: verified_findings now has 5; the oldest one was dropped"
 
 
 def test_what_would_make_a_full_journal_larger_is_refused_and_what_makes_it_smaller_is_not() -> None:
     full = Journal(verified_findings=("x" * 4000,) * 16)
-    same, told = run_journal_tool(full, UPDATE, {"decisions": ["y" * 4000]})
-    assert (same, told.status) == (full, "error")
-    same, told = run_journal_tool(full, APPEND, {"section": "decisions", "entry": "y" * 4000})
-    assert (same, told.status) == (full, "error")
-    smaller, told = run_journal_tool(full, UPDATE, {"verified_findings": ["x"]})
-    assert (smaller.verified_findings, told.status) == (("x",), "ok")
+    same, outcome = run_journal_tool(full, UPDATE, {"decisions": ["y" * 4000]})
+    assert (same, outcome.status) == (full, "error")
+    same, outcome = run_journal_tool(full, APPEND, {"section": "decisions", "entry": "y" * 4000})
+    assert (same, outcome.status) == (full, "error")
+    smaller, outcome = run_journal_tool(full, UPDATE, {"verified_findings": ["x"]})
+    assert (smaller.verified_findings, outcome.status) == (("x",), "ok")

@@ -73,7 +73,7 @@ BUSY = admit(lane.begin_next_turn(admit(IDLE, "now").state), "next").state
         (request_waits, QUEUED, LaneFacts()),
         (nothing_is_due, IDLE, LaneFacts()),
         (nothing_is_due, BUSY, LaneFacts()),
-        (nothing_is_due, BUSY, LaneFacts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
+        (nothing_is_due, BUSY, LaneFacts(cancelled="enough", turn_is_stopping=True, history_is_long=True)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -100,7 +100,7 @@ class LaneMachine(RuleBasedStateMachine):
         super().__init__()
         self.state = IDLE
         self.deliveries: list[lane.TurnDelivery] = []
-        self.turn_is_over = self.turn_is_told_to_stop = self.has_left = False
+        self.turn_is_over = self.turn_is_stopping = self.has_left = False
         self.history_is_long = self.leaves_build = False
         self.cancelled: str | None = None
         self.number = 0
@@ -110,7 +110,7 @@ class LaneMachine(RuleBasedStateMachine):
     @property
     def move(self) -> LaneMove:
         delivery = self.deliveries[0] if self.deliveries else None
-        ends = (self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long, self.leaves_build)
+        ends = (self.turn_is_over, self.turn_is_stopping, self.cancelled, self.history_is_long, self.leaves_build)
         return next_lane_move(self.state, LaneFacts(delivery, *ends))
 
     @precondition(lambda self: self.cancelled is None)
@@ -156,7 +156,7 @@ class LaneMachine(RuleBasedStateMachine):
             case StopTurn(delivery):
                 assert self.state.active is not None
                 assert delivery.run_id == self.state.active.queued.run_id
-                self.turn_is_told_to_stop = True
+                self.turn_is_stopping = True
             case DropAll(reason):
                 self.state = lane.drop_all_requests(self.state, reason, NOW)
             case BeginTurn(message):
@@ -187,7 +187,7 @@ class LaneMachine(RuleBasedStateMachine):
     def must_have_nothing_to_do(self) -> None:
         assert not any((self.deliveries, self.turn_is_over))
         if self.cancelled is not None:
-            assert self.turn_is_told_to_stop
+            assert self.turn_is_stopping
         assert self.state.active is not None or not self.state.queue
 
     @invariant()

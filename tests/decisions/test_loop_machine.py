@@ -25,7 +25,10 @@ from tests.played import Played, failed_model
 SEEDS = st.integers(0, 2**32)  # hypothesis would draw what is rare as often as what is not
 GUARDED = {route.name for route in OWN if route.approval is Approval.always}
 OUTSIDE = {route.name for route in OWN if route.kind is ToolKind.signal}
-TOLD = {"ignored", "steered"}  # what may change in a run that has ended: the notices, and what it heard too late
+MAY_CHANGE = {
+    "ignored",
+    "steered",
+}  # what may change in a run that has ended: the notices, and messages that came too late
 SUMMARY = Summary(
     text="", tail=0, pins=(), pin_bytes=0, cut=None, is_deep=False, before_tokens=9, after_tokens=4,
     before_messages=9, after_messages=4, model="scripted", usage=Usage(input=3, output=1), cost_usd=0.01, duration_ms=5,
@@ -83,7 +86,7 @@ class RunMachine(RuleBasedStateMachine):
         self.steps.append(step)
         step(self.run)
         if was_over:
-            assert changed_fields(before, self.run.state) <= TOLD
+            assert changed_fields(before, self.run.state) <= MAY_CHANGE
         if self.run.halt is not None and self.sent_at_halt is None:
             self.sent_at_halt = self.sent
             self.handed_out = outside
@@ -96,8 +99,8 @@ class RunMachine(RuleBasedStateMachine):
         self.take(lambda run: run.signal(name, *args))
         if name == "tool_result" and payload:
             self.came.add((payload["step"], payload["tool"]))
-            assert payload["run_id"] == before.run_id or changed_fields(before, self.run.state) <= TOLD
-        changes = changed_fields(before, self.run.state) - TOLD
+            assert payload["run_id"] == before.run_id or changed_fields(before, self.run.state) <= MAY_CHANGE
+        changes = changed_fields(before, self.run.state) - MAY_CHANGE
         if name == "human_input" and before.open_questions:
             named = [
                 question

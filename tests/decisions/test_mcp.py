@@ -139,12 +139,12 @@ def test_each_tool_has_its_state() -> None:
 
 
 def test_a_difference_shows_both_sides_and_has_an_end() -> None:
-    told = diff_pins(pin_tool("a", OBJECT, {}), pin_tool("b\nc", OBJECT, {"readOnlyHint": True}))
-    assert "-description: a" in told
-    assert "+description: c" in told
-    assert '+  "readOnlyHint": true' in told
-    assert "-inputSchema" not in told
-    assert "+inputSchema" not in told
+    diff = diff_pins(pin_tool("a", OBJECT, {}), pin_tool("b\nc", OBJECT, {"readOnlyHint": True}))
+    assert "-description: a" in diff
+    assert "+description: c" in diff
+    assert '+  "readOnlyHint": true' in diff
+    assert "-inputSchema" not in diff
+    assert "+inputSchema" not in diff
     assert len(diff_pins(None, pin_tool("x" * 100_000, OBJECT, {}))) < MAX_PIN_DIFFERENCE + 20
 
 
@@ -158,9 +158,9 @@ def test_a_difference_shows_both_sides_and_has_an_end() -> None:
     ],
 )
 def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> None:
-    told = diff_pins(pin_tool("Reads.", OBJECT, {}), pin_tool(now, OBJECT, {}))
-    assert shown in told.splitlines()
-    assert told.replace("\n", "").isprintable()
+    diff = diff_pins(pin_tool("Reads.", OBJECT, {}), pin_tool(now, OBJECT, {}))
+    assert shown in diff.splitlines()
+    assert diff.replace("\n", "").isprintable()
 
 
 def test_all_texts_of_a_schema_are_found_with_their_place() -> None:

@@ -58,17 +58,17 @@ def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(kind: 
 
 def test_where_only_signed_answers_count_nothing_is_offered_for_pasting() -> None:
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=NOW, call="c0ffee")
-    told = formatting.run_details(new_state(asked=(question,), answer_keys={"k1": "x"}))
-    assert "Only signed answers are taken" in told
-    assert "question_id" not in told
+    details = formatting.run_details(new_state(asked=(question,), answer_keys={"k1": "x"}))
+    assert "Only signed answers are taken" in details
+    assert "question_id" not in details
 
 
 def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open() -> None:
     fields = {"asked_at": NOW, "call": "c0ffee", "expires_at": NOW + timedelta(hours=1)}
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
-    told = formatting.run_details(new_state(asked=(question,)))
-    assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in told
-    assert "question q1, until 2026-02-16 13:00:00 UTC" in told
+    details = formatting.run_details(new_state(asked=(question,)))
+    assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in details
+    assert "question q1, until 2026-02-16 13:00:00 UTC" in details
     assert formatting.state_view(new_state(asked=(question,))).model_dump(mode="json")["question"] == {
         "id": "q1",
         "kind": "approval",

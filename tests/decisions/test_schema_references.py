@@ -47,8 +47,8 @@ NODE = {"type": "object", "properties": {"v": {"type": "integer"}}}
 )
 def test_a_reference_that_leads_out_is_found_with_its_place(schema: dict[str, Any], found: str | None) -> None:
     reference = find_foreign_reference(schema)
-    told = reference and describe_foreign_reference(reference)
-    assert told == found or (told and found and told.startswith(found))
+    description = reference and describe_foreign_reference(reference)
+    assert description == found or (description and found and description.startswith(found))
 
 
 URIS = ("", "https://x/s", "https://x/other", "item", "urn:a:b")

@@ -50,8 +50,8 @@ def test_an_outcome_that_is_an_error_tells_its_kind_and_not_its_words() -> None:
 
 
 def test_an_event_tells_its_numbers_and_words_and_no_sentence() -> None:
-    told = {"event": "agent.tool.retry", "tool": "charge", "attempt": 2, "delay_seconds": None, "why": "card was 4711"}
-    assert event_attributes(told) == {"perdure.tool": "charge", "perdure.attempt": 2}
+    event = {"event": "agent.tool.retry", "tool": "charge", "attempt": 2, "delay_seconds": None, "why": "card was 4711"}
+    assert event_attributes(event) == {"perdure.tool": "charge", "perdure.attempt": 2}
 
 
 def test_a_span_names_its_run() -> None:

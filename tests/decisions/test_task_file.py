@@ -14,8 +14,8 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def message(**more: Any) -> InboxMessage:
-    told = {"key": "k", "task": "t", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
-    return InboxMessage.model_validate({**told, "sender": "a", "stage": Stage.running, **more})
+    fields = {"key": "k", "task": "t", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
+    return InboxMessage.model_validate({**fields, "sender": "a", "stage": Stage.running, **more})
 
 
 def view(status: RunStatus = RunStatus.running, turns: int = 1) -> RunView:
@@ -82,16 +82,16 @@ def test_a_tasks_status_follows_from_its_run(
 
 
 def test_the_page_of_a_task_that_is_delegated() -> None:
-    told = render_task_page(message(), "Do it.\n", view(), [RUNNING], "")
-    assert "mode: coordinating\nstatus: executing\n" in told
-    assert "| s0 | b | dispatched |\n| s1 | b | pending |" in told
-    assert "### s0\n\nfound | it" in told
+    page = render_task_page(message(), "Do it.\n", view(), [RUNNING], "")
+    assert "mode: coordinating\nstatus: executing\n" in page
+    assert "| s0 | b | dispatched |\n| s1 | b | pending |" in page
+    assert "### s0\n\nfound | it" in page
 
 
 def test_the_page_of_a_task_that_is_done() -> None:
-    told = render_task_page(message(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
-    assert told.startswith('---\ntask_id: t1\nplan_id: p\nfrom: "x\\" y"\nmode: direct\nstatus: done\n')
-    assert told.endswith("## Result\n\nHere it is.\n")
+    page = render_task_page(message(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
+    assert page.startswith('---\ntask_id: t1\nplan_id: p\nfrom: "x\\" y"\nmode: direct\nstatus: done\n')
+    assert page.endswith("## Result\n\nHere it is.\n")
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,17 @@ def test_a_second_question_in_a_thread_gets_only_later_replies() -> None:
     for said in (slack_event("999.9", "yes"), slack_event("1000.000200", "my own"), slack_event("1000.0003", "Friday")):
         state = topic.record_event(state, said, 1)
     state = topic.record_subscription(topic.end_subscriptions(state, "wf:first"), subscribe("second"), 2)
-    told = [said for _, said in topic.pending_deliveries(state, 2)]
-    assert [said.data.text for said in told if kinds.match_reply(first, said)] == ["yes", "my own", "Friday"]
-    assert [said.data.text for said in told if kinds.match_reply(second, said)] == ["Friday"]
+    messages = [said for _, said in topic.pending_deliveries(state, 2)]
+    assert [said.data.text for said in messages if kinds.match_reply(first, said)] == ["yes", "my own", "Friday"]
+    assert [said.data.text for said in messages if kinds.match_reply(second, said)] == ["Friday"]
     assert kinds.match_reply(second, slack_event("soon", "not to be ordered")) is None
 
 
 @pytest.mark.parametrize("wanted", ["slack", " Slack"])
-@pytest.mark.parametrize("told", ["slack", "Slack"])
-def test_a_platform_is_one_however_it_is_written(wanted: str, told: str) -> None:
+@pytest.mark.parametrize("platform", ["slack", "Slack"])
+def test_a_platform_is_one_however_it_is_written(wanted: str, platform: str) -> None:
     waits_for = kinds.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
-    said = slack_event("101.1", "yes", told)
+    said = slack_event("101.1", "yes", platform)
     assert topic.topic_of(said) == kinds.reply_topic(waits_for)
     assert kinds.match_reply(waits_for, said) is not None
 
@@ -167,7 +167,7 @@ def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:
 
 
 def test_what_a_topic_carries_over_fits_one_payload() -> None:
-    """2 MiB: with all events as large as it keeps, and each told to all who may wait."""
+    """2 MiB: with all events as large as it keeps, and each delivered to all who may wait."""
     state = topic.open_topic("k" * 1000, 0)
     for number in range(Subscriptions.most):
         subscriber = f"wf:{number:0500}"
@@ -175,8 +175,8 @@ def test_what_a_topic_carries_over_fits_one_payload() -> None:
     for number in range(topic.MAX_EVENTS):
         state = topic.record_event(state, event(f"{number:0200}", "x" * 40_000), 0)
     due = list(topic.pending_deliveries(state, 1))
-    for subscription, told in due:
-        state = topic.record_delivery(state, subscription, told)
+    for subscription, delivered in due:
+        state = topic.record_delivery(state, subscription, delivered)
     assert len(due) == Subscriptions.most * topic.MAX_EVENTS
     assert next(topic.pending_deliveries(state, 1), None) is None
     assert len(state.model_dump_json()) < 2 * 1024 * 1024

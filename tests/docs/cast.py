@@ -22,10 +22,10 @@ input_schema = { type = "object", properties = { cents = { type = "number" } }, 
 
 def script(body: dict[str, Any]) -> ScriptedAnswer:
     """A model that does what the first words of the goal say, and ends with "Done."."""
-    told = json.dumps(body["messages"])
+    text = json.dumps(body["messages"])
     turn = sum(message["role"] == "assistant" for message in body["messages"])
     for words, does in ACTS.items():
-        if words in told:
+        if words in text:
             return does[turn] if turn < len(does) else says("Done.")
     return says("Done.")
 

@@ -83,7 +83,7 @@ BROKEN = {
     "lost": ("---\ntools:\n- teleport\n---\n", ", line 3: tools: there is no tool 'teleport'; the tools are: fetch"),
     "odd": ("---\ncolour: red\n---\n", ", line 2: colour: no such setting in this version"),
     "open": ("---\ntools: [fetch\n---\n", ": while parsing a flow sequence, line 2, column 8"),
-    "scribe": ("", ": expected front matter"),  # a peer of another one, and told of once
+    "scribe": ("", ": expected front matter"),  # a peer of another one, and reported once
     "twin": ("---\nname: clerk\n---\n", ", line 2: name: agent 'clerk' is already in clerk.md"),
 }
 

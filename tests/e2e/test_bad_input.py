@@ -71,7 +71,7 @@ CASES: dict[str, Case] = {
     "no scope, of which there are many": usage(("token", "create", "t"), "--scope", "runs:start, runs:read"),
     "a key of nothing": usage((*GO, "--dedupe-key", ""), "--dedupe-key", "empty"),
     "less than no money": usage((*GO, "-c", "budget_usd=-1"), "budget_usd", "greater than 0"),
-    "a fork that is told nothing": usage(("fork", "r1", "--step", "0", "--say", ""), "say", "at least 1"),
+    "a fork with nothing to say": usage(("fork", "r1", "--step", "0", "--say", ""), "say", "at least 1"),
     "a reason without end": usage(("cancel", "r1", "--reason", "x" * 2001), "reason", "at most 2000"),
     "an answer by a name without end": usage(("answer", "r1", "x", "--by", "x" * 201), "by", "at most 200"),
     "a run that no text names": usage(("show", "\udcff"), "RUN", "UTF-8"),
@@ -154,7 +154,7 @@ CASES: dict[str, Case] = {
     "an unknown peer in an agent file": scout(
         "---\npeers: [scout, guide]\n---\nLook.\n", "scout.md", "peers", "'guide'", "default, scout"
     ),
-    "an agent outside that is told how to work": Case(
+    "an agent outside with instructions": Case(
         (*GO, "--agent", "scribe"),
         ("scribe.md", "lives outside and takes no tools"),
         files={"agents/scribe.md": "---\nmailbox: true\ntools: [fetch]\n---\n"},

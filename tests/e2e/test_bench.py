@@ -22,11 +22,11 @@ ROOT = Path(cli.__file__).parents[1]
 
 
 def test_the_quick_benchmark_measures_both_sides_and_loses_nothing(tmp_path: Path) -> None:
-    told = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "bench", "--quick", "--json", str(told)]
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "bench", "--quick", "--json", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["figure"].partition(",")[0]: row for row in json.loads(told.read_text(encoding="utf-8"))}
+    rows = {row["figure"].partition(",")[0]: row for row in json.loads(path.read_text(encoding="utf-8"))}
     steps = {"history bytes", "history events a step", "wall a step", "worker CPU a step"}
     assert steps | {"worker killed", "billable actions a step"} <= rows.keys()
     finished = next(row for figure, row in rows.items() if "T(" in figure and row["target"] == "all there")
@@ -61,9 +61,9 @@ def refusal(option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_an_unknown_peer_is_refused_in_one_line_with_those_there_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = refusal("--peer=nobody", monkeypatch, capsys)
-    assert "nobody" in told
-    assert [name for name in NAMES if name not in told] == []
+    error = refusal("--peer=nobody", monkeypatch, capsys)
+    assert "nobody" in error
+    assert [name for name in NAMES if name not in error] == []
 
 
 @pytest.mark.parametrize("option", ["--repeats=0", "--workers=-1", "--long=7", "--long=many"])
@@ -71,8 +71,8 @@ def test_a_size_that_measures_nothing_is_refused_in_one_line(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, _, given = option.partition("=")
-    told = refusal(option, monkeypatch, capsys)
-    assert f"{name}: '{given}' is not a whole number of at least" in told
+    error = refusal(option, monkeypatch, capsys)
+    assert f"{name}: '{given}' is not a whole number of at least" in error
 
 
 def test_each_peer_has_a_worker_and_a_lock() -> None:
@@ -100,9 +100,9 @@ async def test_a_run_without_progress_is_ended_and_counted_as_dead(
 def test_workers_report_as_one() -> None:
     one = Report(cpu=0.5, model=[1.0, 4.0], tool=[(2.0, 10.0), (5.0, 10.4)])
     two = Report(cpu=0.25, model=[3.0], tool=[(3.5, 7.1)])
-    told = Report.joined([one, two, Report()])
-    assert (told.cpu, told.model) == (0.75, [1.0, 3.0, 4.0])
-    assert [(at, round(cpu, 1)) for at, cpu in told.tool] == [(2.0, 17.1), (3.5, 17.1), (5.0, 17.5)]
+    report = Report.joined([one, two, Report()])
+    assert (report.cpu, report.model) == (0.75, [1.0, 3.0, 4.0])
+    assert [(at, round(cpu, 1)) for at, cpu in report.tool] == [(2.0, 17.1), (3.5, 17.1), (5.0, 17.5)]
 
 
 def test_a_peer_that_died_once_has_no_ratio() -> None:

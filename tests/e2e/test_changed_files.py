@@ -62,7 +62,7 @@ def test_dev_takes_up_changed_files_and_runs_beside_it_use_them(project: Project
         assert dev.send_signal(signal.SIGINT).code == 0
 
 
-async def test_a_worker_that_takes_long_to_start_is_told_as_one_that_starts(
+async def test_a_worker_that_takes_long_to_start_is_reported_as_one_that_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "WORKER_START_TIMEOUT", 0.0)

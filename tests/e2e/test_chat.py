@@ -132,8 +132,8 @@ def test_what_came_too_late_to_steer_is_shown_as_a_turn_of_its_own(project: Proj
 def test_one_message_and_its_answer(project: Project) -> None:
     said = project.perdure("chat", "once", "-m", "hello")
     assert (said.code, said.out.strip().splitlines()[-1]) == (0, "you said hello")
-    told = project.perdure("chat", "once", "-m", "again", "--json")
-    end = json.loads(told.out)
+    answer = project.perdure("chat", "once", "-m", "again", "--json")
+    end = json.loads(answer.out)
     assert (end["conversation_id"], end["status"]) == ("once", "completed")
     assert end["event"]["payload"]["outcome"] == "you said again"
 
@@ -146,7 +146,7 @@ def test_a_pipe_is_answered_to_its_end(project: Project) -> None:
 
 def test_a_line_that_is_too_long_is_refused_and_the_conversation_goes_on(project: Project) -> None:
     """Also where it would have been an answer."""
-    endless, told = "x" * 200_001, "String should have at most 200000 characters"
+    endless, answer = "x" * 200_001, "String should have at most 200000 characters"
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [program("cli"), "chat", "endless"]
     with subprocess.Popen(command, cwd=project.folder, env=project.environment({}), **pipes) as chat:
@@ -156,9 +156,9 @@ def test_a_line_that_is_too_long_is_refused_and_the_conversation_goes_on(project
         assert typed
         assert shown
         for line, words in (
-            (endless, f"goal: {told}"),
+            (endless, f"goal: {answer}"),
             ("ask me", "answer it with"),
-            (endless, f"text: {told}"),
+            (endless, f"text: {answer}"),
             ("red", "I heard red"),
         ):
             typed.write(f"{line}\n")

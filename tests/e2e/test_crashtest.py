@@ -208,11 +208,11 @@ async def test_the_kills_of_subtasks_are_in_the_report_by_their_names(delegating
     case = CrashCase.model_validate({"goal": "refund by others", "agent": "lead", **answers})
     options = CrashOptions((Target.worker,), sample=2, seed=5, jobs=2)
     report = await CrashTest(case, load_settings({}, delegating.folder), options, lambda _: None).run()
-    told = crash_report_to_json(report)
-    assert (told["passed"], told["kills"]) == (True, 2), told
-    numbers = [event["event"] for event in told["events"] if event["subtask"] == "1-act"]
+    found = crash_report_to_json(report)
+    assert (found["passed"], found["kills"]) == (True, 2), found
+    numbers = [event["event"] for event in found["events"] if event["subtask"] == "1-act"]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert any("-of-1-act" in verdict["kill"] for verdict in told["verdicts"])
+    assert any("-of-1-act" in verdict["kill"] for verdict in found["verdicts"])
     shown = Console(file=StringIO(), width=120)
     print_crash_report(shown, report)
     assert isinstance(shown.file, StringIO)

@@ -121,8 +121,8 @@ def test_doctor_asks_the_object_stores(served: Served, bucket: str) -> None:
     assert f"{bucket}: answers, 0 runs" in well.out
     assert "PERDURE_PAYLOADS answers" in well.out
     away = served.project.perdure("doctor", **stores, AWS_ENDPOINT_URL="http://127.0.0.1:9")
-    told = [line for line in away.out.splitlines() if line.startswith("✗") and "Generic S3 error" in line]
-    assert [line[2:16] for line in told] == ["object store  ", "large payloads"]
+    lines = [line for line in away.out.splitlines() if line.startswith("✗") and "Generic S3 error" in line]
+    assert [line[2:16] for line in lines] == ["object store  ", "large payloads"]
 
 
 def test_a_store_that_is_none_is_one_line(served: Served) -> None:

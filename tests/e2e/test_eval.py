@@ -88,8 +88,8 @@ def table(served: Served, model: ScriptedModel) -> Project:
 def report(table: Project) -> dict[str, Any]:
     done = table.perdure("eval", "cases.yaml", "--agent", "clerk", "--repeat", "2", "--json")
     assert (done.code, done.err) == (1, "")
-    told: dict[str, Any] = json.loads(done.out)
-    return told
+    rows: dict[str, Any] = json.loads(done.out)
+    return rows
 
 
 def test_each_case_passes_or_says_why_with_the_run_that_shows_it(report: dict[str, Any]) -> None:
@@ -108,8 +108,8 @@ def test_each_case_passes_or_says_why_with_the_run_that_shows_it(report: dict[st
     }
     for name, why in WHY.items():
         for result in cases[name]["results"]:
-            (told,) = result["why"]
-            assert told.startswith(why)
+            (shown,) = result["why"]
+            assert shown.startswith(why)
             assert result["run_id"].startswith("eval-")
     assert (report["runs"], report["passed"], report["rate"]) == (18, 9, 0.5)
 

@@ -48,9 +48,9 @@ def script(body: dict[str, Any]) -> Reply:
 
 
 def reply(way: str, *, user: str = "B", to: str | None = "m", number: int = 1) -> str:
-    told = {"channelId": f"dm-{way}", "messageId": f"{user}-{to}-{number}", "userId": user, "text": "Friday", "ts": 1}
+    data = {"channelId": f"dm-{way}", "messageId": f"{user}-{to}-{number}", "userId": user, "text": "Friday", "ts": 1}
     raw = {"discord": {"replyToMessageId": to} if to else {}}
-    return json.dumps({"type": "evt.adapter.message.created", "data": {"platform": "discord", **told, "raw": raw}})
+    return json.dumps({"type": "evt.adapter.message.created", "data": {"platform": "discord", **data, "raw": raw}})
 
 
 async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(make_project: MakeProject) -> None:

@@ -36,7 +36,7 @@ async def test_a_compaction_and_a_nudge_are_shown_in_a_line_each(served: Served,
     assert "tokens: summarised by scripted" in " ".join(seen.split())
     assert "! loop detected: the model is asked to try something else" in seen
     lines = [json.loads(line) for line in (await perdure("watch", "--json", "watched-over")).out.splitlines()]
-    told = {line.get("type"): line for line in lines}
-    assert told["context_full"]["full"]["window"] == 20_000
-    assert told["context_compacted"]["summary"]["text"] == "So far: lorem."
-    assert told["notice_added"]["event"]["stage"] == "directive"
+    events = {line.get("type"): line for line in lines}
+    assert events["context_full"]["full"]["window"] == 20_000
+    assert events["context_compacted"]["summary"]["text"] == "So far: lorem."
+    assert events["notice_added"]["event"]["stage"] == "directive"

@@ -18,7 +18,7 @@ from tests.waiting import until
 
 
 def script(body: dict[str, Any]) -> Reply:
-    """Says what it was asked, or asks a person where it is told to."""
+    """Says what it was asked, or asks a person if the message says so."""
     texts = [b["text"] for m in body["messages"] for b in m["content"] if b["type"] == "text"]
     if texts[0].startswith("Ask me."):
         return calls(("ask_human", {"question": "Which one?"}))
@@ -258,10 +258,10 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
                 await until(lambda: "status: executing" in page.read_text())
                 assert "| s1 | outsider | dispatched |" in page.read_text()
                 ids = {"type": "reply", "message_id": "r1", "plan_id": head.plan_id, "task_id": head.task_id}
-                told = {**ids, "subtask_id": "s1", "from": "outsider", "status": "done", "body": "Three."}
+                reply = {**ids, "subtask_id": "s1", "from": "outsider", "status": "done", "body": "Three."}
                 out = peer / "outbox" / asked.parent.name
                 out.mkdir(exist_ok=True, parents=True)
-                (out / "reply.tmp").write_text(json.dumps(told))
+                (out / "reply.tmp").write_text(json.dumps(reply))
                 (out / "reply.tmp").rename(out / "reply.json")
                 await until(lambda: boss.names(".processed") == ["one.md"])
                 await until(lambda: "| s1 | outsider | done |" in page.read_text())

@@ -30,7 +30,7 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: MakeProject) -> 
     assert "MCP servers without accepted tools: h;" in unseen.out
     assert not (state / "pids").exists()
     met = project.perdure("tools", "--check")
-    assert (met.code, met.out.count("\n")) == (1, 6)  # a new tool is told of in two lines
+    assert (met.code, met.out.count("\n")) == (1, 6)  # a new tool takes two lines
     assert "    read ()  A tool.\n" in met.out
     taken = project.perdure("tools", "--accept", "h")
     assert taken.code == 0
@@ -42,8 +42,8 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: MakeProject) -> 
     assert changed.code == 1
     assert "+description: Else.[U+001B][2J" in changed.out
     assert "h__act  removed: its calls fail" in changed.out
-    told = json.loads(project.perdure("tools", "--check", "--json").out)
-    assert told[0]["tools"] == {"act": "gone", "look": "changed"}
+    diff = json.loads(project.perdure("tools", "--check", "--json").out)
+    assert diff[0]["tools"] == {"act": "gone", "look": "changed"}
     examined = project.perdure("doctor")
     assert examined.code == 1
     assert "h: act gone, look changed" in " ".join(examined.out.split())

@@ -82,15 +82,15 @@ async def test_workers_of_one_queue_that_differ_are_reported(served: Served, pac
     project = served.project
     before = (project.folder / "perdure.toml").read_text()
 
-    def is_told() -> bool:
-        told = served.perdure("doctor", PYTHONPATH=str(package))
-        return told.code == 1 and "workers of task queue" in told.out
+    def is_reported() -> bool:
+        checked = served.perdure("doctor", PYTHONPATH=str(package))
+        return checked.code == 1 and "workers of task queue" in checked.out
 
     with project.worker(TEMPORAL_ADDRESS=served.address):
         assert "differ" not in served.perdure("doctor").out
         _append(project, '\n[features]\nuse = ["pause"]\n')
         try:
             with project.worker(TEMPORAL_ADDRESS=served.address, PYTHONPATH=str(package)):
-                await until(lambda: asyncio.to_thread(is_told))  # once the server has its first poll
+                await until(lambda: asyncio.to_thread(is_reported))  # once the server has its first poll
         finally:
             (project.folder / "perdure.toml").write_text(before)

@@ -1,4 +1,4 @@
-"""People and runs at the command line: what waits, how it is answered, and what a person who takes over is told."""
+"""People and runs at the command line: what waits, how it is answered, and the handoff to a person."""
 
 import json
 import re
@@ -165,12 +165,12 @@ async def test_an_escalated_or_failed_run_shows_a_handoff(
 ) -> None:
     await start(shop, goal, run_id)
     end = await wait_for_run_end(shop.client, run_id)
-    told = json.loads(shop.perdure("show", run_id, "--json").out)
-    assert told["end"]["status"] == told["status"] == end.status
-    assert told["handoff"].keys() == HANDOFF
-    assert (told["handoff"]["objective"], told["handoff"]["blocker"]) == (objective, blocker)
+    run = json.loads(shop.perdure("show", run_id, "--json").out)
+    assert run["end"]["status"] == run["status"] == end.status
+    assert run["handoff"].keys() == HANDOFF
+    assert (run["handoff"]["objective"], run["handoff"]["blocker"]) == (objective, blocker)
     lines = [" ".join(line.split()) for line in shop.perdure("show", run_id).out.splitlines()]
-    for name, said in told["handoff"].items():
+    for name, said in run["handoff"].items():
         assert f"{name} {said}" in lines
 
 

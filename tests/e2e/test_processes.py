@@ -92,7 +92,7 @@ async def test_dev_stops_at_a_signal_and_leaves_nothing_running(
 
 
 async def test_an_answer_right_after_dev_was_started_waits_for_its_worker(make_project: MakeProject) -> None:
-    """The worker takes its time here, and whoever answers meanwhile is not told that there is none."""
+    """The worker takes its time here, and an answer in the meantime is not refused for lack of one."""
     project = make_project()
     with project.running("run", "--id", "asking", "say hello") as run:
         await asyncio.to_thread(run.until, "perdure answer asking")

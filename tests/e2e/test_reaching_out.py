@@ -344,19 +344,19 @@ async def test_no_schema_leads_out_by_any_door_of_a_start(hooked: Hooked) -> Non
             await handle.result()
         assert OUTSIDE in str(failure.value.cause)
     hooked.project.write("out.json", json.dumps(schemas[1]))
-    told = await asyncio.to_thread(hooked.perdure, "run", "--output-schema", "out.json", "say")
-    assert OUTSIDE in told.error()
-    told = await asyncio.to_thread(hooked.python, sys.executable, "-c", CLIENT, json.dumps(schemas))
-    lines = told.out.splitlines()
-    assert len(lines) == len(schemas), told
-    assert all(OUTSIDE in line or "has no JSON Schema" in line for line in lines), told
+    done = await asyncio.to_thread(hooked.perdure, "run", "--output-schema", "out.json", "say")
+    assert OUTSIDE in done.error()
+    done = await asyncio.to_thread(hooked.python, sys.executable, "-c", CLIENT, json.dumps(schemas))
+    lines = done.out.splitlines()
+    assert len(lines) == len(schemas), done
+    assert all(OUTSIDE in line or "has no JSON Schema" in line for line in lines), done
     assert (hooked.strangers(), hooked.trap.visits) == ([], [])
 
 
 async def test_no_schema_of_a_model_leads_out(hooked: Hooked) -> None:
-    told = json.dumps(await hooked.run("delegate"))
-    assert told.count("nothing outside of it is read") == len(hooked.trap.schemas())
-    assert SECRET not in told
+    done = json.dumps(await hooked.run("delegate"))
+    assert done.count("nothing outside of it is read") == len(hooked.trap.schemas())
+    assert SECRET not in done
     assert (hooked.strangers(), hooked.trap.visits) == ([], [])
 
 
@@ -377,10 +377,10 @@ async def test_no_schema_of_a_project_leads_out(hooked: Hooked, make_project: Ma
     for place, files, command in spoil(hooked.project, hooked.trap):
         project = make_project(**hooked.project.env)
         project.write_all({"perdure.toml": "", **files})
-        told = await asyncio.to_thread(hooked.perdure, *command, project=project)
-        assert OUTSIDE in told.out + told.err, (command, told)
-        assert place in told.out + told.err
-        assert "Traceback" not in told.err
+        done = await asyncio.to_thread(hooked.perdure, *command, project=project)
+        assert OUTSIDE in done.out + done.err, (command, done)
+        assert place in done.out + done.err
+        assert "Traceback" not in done.err
     assert (hooked.strangers(), hooked.trap.visits) == ([], [])
 
 
@@ -395,11 +395,11 @@ async def test_no_schema_of_an_mcp_server_leads_out(hooked: Hooked, make_project
     (state / "tools.json").write_text(json.dumps([*tools, {"name": "look", **plain}]))
     server = {"command": sys.executable, "args": [str(ROOT / "tests" / "mcp" / "hostile.py"), str(state), "plain"]}
     project.write(".mcp.json", json.dumps({"mcpServers": {"odd": server}}))
-    told = await asyncio.to_thread(hooked.perdure, "tools", "--accept", "odd", project=project)
-    assert told.code == 0, told
+    done = await asyncio.to_thread(hooked.perdure, "tools", "--accept", "odd", project=project)
+    assert done.code == 0, done
     for at in range(len(schemas)):
-        assert f"in{at}" in told.out + told.err
-        assert f"out{at}" in told.out + told.err
+        assert f"in{at}" in done.out + done.err
+        assert f"out{at}" in done.out + done.err
     assert list(json.loads((project.folder / "mcp.lock.json").read_text())["servers"]["odd"]["tools"]) == ["look"]
     assert (hooked.strangers(), hooked.trap.visits) == ([], [])
 
@@ -434,10 +434,10 @@ async def test_no_page_and_no_event_leads_out(hooked: Hooked) -> None:
     signature = "sha256=" + hmac.new(HOOK_SECRET.encode(), body, hashlib.sha256).hexdigest()
     headers = {"X-Hub-Signature-256": signature, "X-GitHub-Event": "issues", "X-GitHub-Delivery": uuid4().hex}
     async with hooked.http as http:
-        told = await http.post(
+        done = await http.post(
             "/v1/webhooks/github", content=body, headers={**headers, "Content-Type": "application/json"}
         )
-    assert told.status_code == 200, told.text
+    assert done.status_code == 200, done.text
 
     await until(lambda: any("jndi" in str(request) for request in hooked.model.requests))
     assert (hooked.strangers(), hooked.trap.visits) == ([], [])

@@ -69,17 +69,17 @@ def test_a_faithful_candidate_passes_with_cost_and_verdicts_and_leaves_nothing(
 ) -> None:
     done = project.perdure(*REPLAY, "--model", "cheap", "--case", "cases.yaml", "--json", TMPDIR=str(tmp_path))
     assert (done.code, done.err) == (0, "")
-    told = figures(done.out)
-    assert told["report"] == {
+    columns = figures(done.out)
+    assert columns["report"] == {
         "run_id": "noted",
         "passed": True,
         "differences": [],
         "changed": [],
         "not_called": [],
     }
-    assert [told[name]["failed_checks"] for name in ("observed", "as it was", "candidate")] == [[], [], []]
-    assert told["observed"]["cost_usd"] == told["as it was"]["cost_usd"] > 0
-    assert (told["candidate"]["models"], told["candidate"]["cost_usd"]) == (["cheap"], None)
+    assert [columns[name]["failed_checks"] for name in ("observed", "as it was", "candidate")] == [[], [], []]
+    assert columns["observed"]["cost_usd"] == columns["as it was"]["cost_usd"] > 0
+    assert (columns["candidate"]["models"], columns["candidate"]["cost_usd"]) == (["cheap"], None)
     assert not any(tmp_path.iterdir())
 
 

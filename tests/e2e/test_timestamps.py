@@ -128,12 +128,12 @@ def test_a_stamped_record_holds_and_says_before_when_it_was_signed(project: Proj
     assert done.code == 0, done
     assert "holds: " in done.out
     assert " UTC, by an authority of --tsa-cert" in done.out
-    told = json.loads(project.perdure("verify", "r1.record", "--tsa-cert", "ca.pem", "--json").out)
-    assert told["holds"]
-    assert told["stamped_at"].startswith("20")
+    report = json.loads(project.perdure("verify", "r1.record", "--tsa-cert", "ca.pem", "--json").out)
+    assert report["holds"]
+    assert report["stamped_at"].startswith("20")
     assert "who made its time stamp was not checked: give --tsa-cert" in project.perdure("verify", "r1.record").out
-    told = json.loads(project.perdure("verify", "r1.record", "--json").out)
-    assert (told["holds"], told["timestamp"], told["stamped_at"]) == (True, "not checked", None)
+    report = json.loads(project.perdure("verify", "r1.record", "--json").out)
+    assert (report["holds"], report["timestamp"], report["stamped_at"]) == (True, "not checked", None)
 
 
 @pytest.mark.parametrize(

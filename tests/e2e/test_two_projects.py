@@ -144,7 +144,7 @@ async def test_a_worker_goes_on_where_its_own_server_comes_back(make_project: Ma
             assert (port_of(project), dev.popen.poll()) == (port, None)
 
 
-async def test_an_embedded_server_is_its_own_projects_whatever_address_another_is_told(
+async def test_an_embedded_server_is_its_own_projects_whatever_address_another_is_given(
     make_project: MakeProject,
 ) -> None:
     first, second = make_project(), make_project()

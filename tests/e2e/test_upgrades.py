@@ -51,10 +51,10 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
             assert "NonDeterministicError: roll the workers back" in shown.out
             checked = await perdure("doctor", PERDURE_TASK_QUEUE=it.queue)
             assert checked.code == 1
-            told = next(line for line in checked.out.splitlines() if " wedged runs " in line)
-            assert f"1: {run_id}: its workflow tasks fail" in told
-            assert "NonDeterministicError" in told
-            assert "roll the workers back" in told
+            finding = next(line for line in checked.out.splitlines() if " wedged runs " in line)
+            assert f"1: {run_id}: its workflow tasks fail" in finding
+            assert "NonDeterministicError" in finding
+            assert "roll the workers back" in finding
             await run.signal("human_input", {"text": "b"})  # what is sent meanwhile counts
         async with it.worker():
             assert (await asyncio.wait_for(run.result(), 60))["payload"]["outcome"] == "done"

@@ -248,8 +248,8 @@ async def test_the_queries_are_listed_with_what_they_tell_and_answer(scene: Scen
     run = await scene.waiting()
     browser = scene.browser
     browser.open_run(run, "query")
-    for query, told in (("state", '"waiting_on_human"'), ("journal", '"objective"'), ("transcript", '"toolu_0_0"')):
+    for query, expected in (("state", '"waiting_on_human"'), ("journal", '"objective"'), ("transcript", '"toolu_0_0"')):
         browser.click("[data-testid=query-select-button]")
         browser.click("[role=option]", query)
         browser.click("button", "Run Query")
-        browser.result_has(told)
+        browser.result_has(expected)

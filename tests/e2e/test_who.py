@@ -101,9 +101,9 @@ async def test_a_door_records_what_it_knows_whatever_its_caller_writes(till: Til
     assert (await till.state_of(run_id))["question"]["call"]
     assert till.project.perdure("deny", run_id, "--by", "root").code == 0
     assert (await wait_for_run_end(till.client, run_id)).status == "completed"
-    told = (await till.http.get(f"/v1/runs/{run_id}")).json()
+    run = (await till.http.get(f"/v1/runs/{run_id}")).json()
     known = {"door": "gateway", "token": "ann"}
-    assert (told["started_by"]["sender"], told["state"]["sender"]) == (known, known)
+    assert (run["started_by"]["sender"], run["state"]["sender"]) == (known, known)
     shown = till.project.perdure("show", run_id).out.splitlines()
     assert "  by       ann (gateway)" in shown
     assert "  answers  must be signed with key k1" in shown

@@ -105,9 +105,9 @@ def replies(body: Json) -> ScriptedAnswer:
     if turn == 1 and "lookup to confirm:" in said:
         return calls(("ask_human", {"question": "Is that right?"}))
     last = body["messages"][-1]["content"]
-    told = next((b["content"] for b in last if b.get("type") == "tool_result"), "") if isinstance(last, list) else ""
+    content = next((b["content"] for b in last if b.get("type") == "tool_result"), "") if isinstance(last, list) else ""
     images = str(body["messages"]).count("'type': 'base64'")
-    return calls(("finish", {"outcome": f"done {told}".strip() + (f", {images} seen" if images else "")}))
+    return calls(("finish", {"outcome": f"done {content}".strip() + (f", {images} seen" if images else "")}))
 
 
 @dataclass
@@ -153,8 +153,8 @@ class Gateway:
         run_id = await self.start(f"{goal} {uuid4().hex[:6]}")
 
         async def waits() -> bool:
-            told = (await self.get(f"/v1/runs/{run_id}")).json()
-            return bool(told["state"] and told["state"]["status"] == status)
+            details = (await self.get(f"/v1/runs/{run_id}")).json()
+            return bool(details["state"] and details["state"]["status"] == status)
 
         await until(waits)
         return run_id
@@ -167,15 +167,15 @@ class Gateway:
 
     async def events(self, run_id: str, after: str = "", most: int = 10_000) -> list[tuple[str, Json]]:
         """What the stream tells to its end, or so many of it: (id, JSON); the end event has `status`."""
-        told: list[tuple[str, Json]] = []
+        seen: list[tuple[str, Json]] = []
         headers = {"Last-Event-ID": after} if after else {}
         async with self.http as http, http.stream("GET", f"/v1/runs/{run_id}/events", headers=headers) as stream:
             assert stream.status_code == 200, await stream.aread()
             async for event in parse_events(stream):
-                told.append(event)
-                if len(told) == most:
+                seen.append(event)
+                if len(seen) == most:
                     break
-        return told
+        return seen
 
 
 async def parse_events(stream: httpx.Response) -> AsyncIterator[tuple[str, Json]]:

@@ -1,4 +1,4 @@
-"""A run as server-sent events: told once and in order, and again from where a client left, at any gateway."""
+"""A run as server-sent events: sent once and in order, and again from where a client left, at any gateway."""
 
 import asyncio
 import signal
@@ -17,12 +17,12 @@ from tests.waiting import until
 
 async def test_a_stream_tells_each_thing_and_ends_with_the_end(gateway: Gateway) -> None:
     run_id = await gateway.start()
-    told = await gateway.events(run_id)
-    kinds = [event.get("type") for _, event in told]
+    events = await gateway.events(run_id)
+    kinds = [event.get("type") for _, event in events]
     assert kinds[0] == "run_started"
     assert [kind for kind in kinds if kind != "partial_text"][-2:] == ["run_ended", None]
-    assert told[-1][1]["status"] == "completed"
-    places = [at for at, event in told[:-1] if event["type"] not in ("partial_text", "activity_retrying")]
+    assert events[-1][1]["status"] == "completed"
+    places = [at for at, event in events[:-1] if event["type"] not in ("partial_text", "activity_retrying")]
     assert len(set(places)) == len(places)
     assert "" not in places
 

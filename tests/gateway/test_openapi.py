@@ -34,7 +34,7 @@ def test_nothing_breaks_and_nothing_undocumented_comes_back(gateway: Gateway, tm
     command += ["--phases", "examples,coverage,fuzzing", "--max-examples", "12", "--max-time", str(SECONDS)]
     command += ["--seed", "7", "--continue-on-failure", "--no-color", "--request-timeout", "30"]
     command += ["--generation-database", "none", "--suppress-health-check", "all"]
-    # Streams of runs that go on do not end; they are told of in test_live.
+    # Streams of runs that go on do not end; test_live has them.
     command += ["--exclude-path", "/v1/runs/{run_id}/events"]
     plain = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=200, check=False)
@@ -58,7 +58,7 @@ async def test_the_description_names_problems_and_scopes(gateway: Gateway) -> No
 async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> None:
     text = (Path(cli.__file__).parents[1] / "docs" / "gateway.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in text.splitlines() if ROUTE.match(line, 2)]
-    told = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
+    table = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
     paths = (await gateway.get("/openapi.json")).json()["paths"]
     plain = {"run_id": "id", "conversation_id": "id", "name": "name"}
     served = {
@@ -67,7 +67,7 @@ async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> Non
         for path, methods in paths.items()
         for method, operation in methods.items()
     }
-    assert told.keys() - {"GET /openapi.json"} == served.keys()
+    assert table.keys() - {"GET /openapi.json"} == served.keys()
     for route, operation in served.items():
         scopes = [scope for each in operation.get("security", ()) for scope in each["token"]]
-        assert (scopes or [told[route]]) == [told[route]]
+        assert (scopes or [table[route]]) == [table[route]]

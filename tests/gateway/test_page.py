@@ -111,8 +111,8 @@ async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(gateway:
     assert driver.execute_script(IS_AT_END), "the list of events does not follow the latest one"
     assert "green" in driver.find_element(By.ID, "end").text
     until(driver, lambda: not driver.find_elements(By.XPATH, card))
-    told = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
-    assert told == []
+    errors = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    assert errors == []
 
 
 @needs_browser

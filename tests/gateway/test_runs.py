@@ -1,4 +1,4 @@
-"""Runs over HTTP: started once, read, answered, cancelled, and told of what came from outside."""
+"""Runs over HTTP: started once, read, answered, cancelled, and given results from outside."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ async def wait_for_end(gateway: Gateway, run_id: str) -> dict[str, object]:
     for _ in range(4):
         answer = await gateway.get(f"/v1/runs/{run_id}/result?wait=15")
         if answer.status_code == 200:
-            told: dict[str, object] = answer.json()
-            return told
+            run: dict[str, object] = answer.json()
+            return run
     raise AssertionError(f"{run_id} did not end: {answer.text}")
 
 
@@ -30,16 +30,16 @@ async def test_a_run_starts_ends_and_tells_its_result(gateway: Gateway) -> None:
     assert answer.status_code == 202
     run_id = answer.json()["run_id"]
     assert answer.headers["Location"] == f"/v1/runs/{run_id}"
-    told = await wait_for_end(gateway, run_id)
-    assert (told["status"], told["event"]["payload"]["outcome"]) == ("completed", "done")  # type: ignore[index]
+    shown = await wait_for_end(gateway, run_id)
+    assert (shown["status"], shown["event"]["payload"]["outcome"]) == ("completed", "done")  # type: ignore[index]
     assert run_id in [run["run_id"] for run in (await gateway.get("/v1/runs")).json()["runs"]]
 
 
 async def test_a_start_with_a_schema_ends_with_a_typed_result(gateway: Gateway) -> None:
     schema = {"type": "object", "required": ["total"]}
     answer = await gateway.post("/v1/runs", {"payload": {"goal": "count: all", "output_schema": schema}})
-    told: Any = await wait_for_end(gateway, answer.json()["run_id"])
-    assert told["event"]["payload"]["result"] == {"total": 3}
+    run: Any = await wait_for_end(gateway, answer.json()["run_id"])
+    assert run["event"]["payload"]["result"] == {"total": 3}
     wrong = {"payload": {"goal": "count: all", "output_schema": {"type": "sentence"}}}
     refused = await gateway.post("/v1/runs", wrong)
     assert (refused.status_code, refused.json()["field"]) == (422, "payload.output_schema")
@@ -52,10 +52,10 @@ async def test_a_null_result_differs_from_no_result(gateway: Gateway) -> None:
     command = ("run", "--json", "--output-schema", "maybe.json", "--output", "order.json", "count: none")
     ended = await asyncio.to_thread(gateway.project.perdure, *command, TEMPORAL_ADDRESS=gateway.address)
     last = json.loads(ended.out.splitlines()[-1])
-    told: Any = (await gateway.get(f"/v1/runs/{last['run_id']}/result")).json()
+    run: Any = (await gateway.get(f"/v1/runs/{last['run_id']}/result")).json()
     details = (await gateway.get(f"/v1/runs/{last['run_id']}")).json()
     assert (ended.code, (folder / "order.json").read_text()) == (0, "null\n")
-    for fields in (last["event"]["payload"], told["event"]["payload"], details["state"]):
+    for fields in (last["event"]["payload"], run["event"]["payload"], details["state"]):
         assert fields["result"] is None
     untyped: Any = await wait_for_end(gateway, await gateway.start("count: none"))
     assert "result" not in untyped["event"]["payload"]
@@ -73,8 +73,8 @@ async def test_a_start_with_a_plan_needs_the_scope_of_an_approval(gateway: Gatew
     both = await gateway.post("/v1/runs", {"payload": {**body["payload"], "dry_run": True}})
     assert both.status_code == 422
     answer = await gateway.post("/v1/runs", body)
-    told: Any = await wait_for_end(gateway, answer.json()["run_id"])
-    plan = told["event"]["payload"]["plan"]
+    run: Any = await wait_for_end(gateway, answer.json()["run_id"])
+    plan = run["event"]["payload"]["plan"]
     assert (plan["run_id"], plan["by"] != "", plan["missing"], plan["unplanned"]) == (dry, True, [], [])
     body["payload"]["plan"]["run_id"] = "no-such-run"
     refused = await gateway.post("/v1/runs", body)
@@ -91,10 +91,10 @@ async def dry_run(gateway: Gateway) -> str:
 
 async def test_a_dry_run_is_called_so_and_its_plan_is_made_real(gateway: Gateway) -> None:
     run_id = await dry_run(gateway)
-    details, told = (await gateway.get(f"/v1/runs/{run_id}")).json(), await wait_for_end(gateway, run_id)
+    details, shown = (await gateway.get(f"/v1/runs/{run_id}")).json(), await wait_for_end(gateway, run_id)
     listed = next(run for run in (await gateway.get("/v1/runs")).json()["runs"] if run["run_id"] == run_id)
     assert (details["known"]["dry_run"], listed["dry_run"], details["state"]["dry_run"]) == (True, True, True)
-    assert told["event"]["payload"]["dry_run"]  # type: ignore[index]
+    assert shown["event"]["payload"]["dry_run"]  # type: ignore[index]
     events = [event for _, event in await gateway.events(run_id)]
     assert events[0]["dry_run"]
     assert [call["arguments"] for call in events[-1]["event"]["payload"]["dry_calls"]] == [{"amount": 42}]
@@ -307,8 +307,8 @@ async def test_of_two_results_the_first_counts_and_the_second_is_a_conflict(gate
     assert (unasked.status_code, "sha256" in unasked.json()["detail"]) == (409, False)
     handle = gateway.client.get_workflow_handle(f"run:{run_id}")
     await handle.signal("tool_result", {"payload": other})
-    [told] = (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]["ignored"]
-    assert told.startswith("tool_result: conflict (step 1, tool lookup): sha256:")
+    [run] = (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]["ignored"]
+    assert run.startswith("tool_result: conflict (step 1, tool lookup): sha256:")
     await gateway.post(f"/v1/runs/{run_id}/cancel", {})
 
 
@@ -391,11 +391,11 @@ async def test_a_run_without_a_worker_is_shown_as_the_server_knows_it(gateways: 
     with gateways.open(PERDURE_TASK_QUEUE="nobody-works-here") as lonely:
         run_id = await lonely.start()
         began = asyncio.get_running_loop().time()
-        told = (await lonely.get(f"/v1/runs/{run_id}")).json()
+        run = (await lonely.get(f"/v1/runs/{run_id}")).json()
         assert READ_QUERY_TIMEOUT.total_seconds() < 2
         assert asyncio.get_running_loop().time() - began < 10  # 2 s on a quiet machine
-        assert (told["answered"], told["state"], told["known"]["status"]) == (False, None, "queued")
-        assert told["age_seconds"] > 0
+        assert (run["answered"], run["state"], run["known"]["status"]) == (False, None, "queued")
+        assert run["age_seconds"] > 0
         waits = await lonely.get(f"/v1/runs/{run_id}/result")
         assert (waits.status_code, waits.json()["status"]) == (202, "queued")
         ready = await lonely.get("/readyz")
@@ -422,8 +422,8 @@ async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(gateway: G
     path = f"/v1/runs/{quote(run_id, safe='')}"
     assert (await gateway.get(path)).json()["known"]["run_id"] == run_id
     assert (await gateway.get(f"{path}/result")).json()["run_id"] == run_id
-    told = await gateway.events(quote(run_id, safe=""), most=3)
-    assert {"run_started", "model_call_started"} <= {event["type"] for _, event in told}
+    run = await gateway.events(quote(run_id, safe=""), most=3)
+    assert {"run_started", "model_call_started"} <= {event["type"] for _, event in run}
     stopped = await gateway.post(f"{path}/cancel", {"reason": "seen"})
     assert (stopped.status_code, stopped.json()) == (202, {"run_id": run_id})
     assert (await gateway.get(f"{path}/result?wait=20")).json()["status"] == "cancelled"

@@ -102,13 +102,15 @@ async def test_a_body_that_does_not_come_ends_with_408(monkeypatch: pytest.Monke
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == 408
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("is_announced", [True, False])
 async def test_a_body_that_is_too_large_ends_with_413(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_announced: bool
 ) -> None:
     async with serve(monkeypatch, tmp_path) as (_, port):
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
-        framed = b"Content-Length: 9999999\r\n\r\n" if told else b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 17
+        framed = (
+            b"Content-Length: 9999999\r\n\r\n" if is_announced else b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 17
+        )
         answer = await send(port, HEAD + framed)
         assert answer.startswith(b"HTTP/1.1 413")
         assert b"application/problem+json" in answer

@@ -105,8 +105,8 @@ async def test_who_may_not_answer_leaves_the_question_open(gateway: Gateway, tok
             for more, body in (("answer", said), ("cancel", {})):
                 refused = await gateway.post(f"/v1/runs/{run_id}/{more}", body, Authorization=f"Bearer {token}")
                 assert refused.status_code == (401 if name == "nobody's" else 403)
-    told = (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]
-    assert (told["status"], told["question"], told["ignored"]) == ("waiting_on_human", question, [])
+    state = (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]
+    assert (state["status"], state["question"], state["ignored"]) == ("waiting_on_human", question, [])
     assert (await gateway.post(f"/v1/runs/{run_id}/cancel", {})).status_code == 202
 
 

@@ -1,4 +1,4 @@
-"""`failures.md`: everything that can be wrong, by the word that is told, from the enums of the code."""
+"""`failures.md`: everything that can be wrong, by the kind that is reported, from the enums of the code."""
 
 from enum import StrEnum
 

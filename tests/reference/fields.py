@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Fields:
-    """`elsewhere` are the models that are told of at another place, by the name of their class and where that is."""
+    """`elsewhere` are the models that another place describes, by the name of their class and where that is."""
 
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     mode: Any = "validation"

@@ -104,7 +104,7 @@ def _body(route: APIRoute) -> type[BaseModel] | None:
 
 
 def _where(model: type[BaseModel]) -> str | None:
-    """Where a body or an answer is told of that is none of the gateway's own."""
+    """The place that describes a body or an answer that is not of the gateway itself."""
     for each in model.__mro__:
         if title := workflow.in_events().get(each):
             return f"[{title}](events.md#{slug(title)})"

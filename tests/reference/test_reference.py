@@ -185,7 +185,9 @@ def activities_of_histories() -> Iterator[tuple[str, timedelta, timedelta]]:
     known = {name for name, _ in workflow.activity_names()}
     for path in HISTORIES.rglob(f"*{SUFFIX}"):
         for event in json.loads(gzip.decompress(path.read_bytes()))["events"]:
-            told: dict[str, Any] = event.get("activityTaskScheduledEventAttributes") or {}
-            if (name := told.get("activityType", {}).get("name")) in known:
-                seconds = (float(told[each].removesuffix("s")) for each in ("startToCloseTimeout", "heartbeatTimeout"))
+            scheduled: dict[str, Any] = event.get("activityTaskScheduledEventAttributes") or {}
+            if (name := scheduled.get("activityType", {}).get("name")) in known:
+                seconds = (
+                    float(scheduled[each].removesuffix("s")) for each in ("startToCloseTimeout", "heartbeatTimeout")
+                )
                 yield name, *(timedelta(seconds=each) for each in seconds)

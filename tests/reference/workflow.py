@@ -58,7 +58,7 @@ from tests.reference.meanings import docstring
 INTRO = """\
 A person or a program can start and speak to workflows without any of our code, with the `temporal` CLI, an SDK or the
 Web UI. Each signal and update takes one JSON value; queries take none, or one. A bad one never harms a workflow:
-updates are refused, signals ignored, and told of in its state.
+updates are refused, signals ignored, and shown in its state.
 [An example](../../README.md#from-any-temporal-client)."""
 
 IDS = (

@@ -15,7 +15,7 @@ from tests.workflows.script import texts
 
 
 def asks_or_says(body: dict[str, Any]) -> Reply:
-    """Asks a person where the turn is told to, and answers everything else."""
+    """Asks a person if the request says so, and answers everything else."""
     is_answered = body["messages"][-1]["content"][-1]["type"] == "tool_result"
     if texts(body)[-1].startswith("ask") and not is_answered:
         return calls(("ask_human", {"question": "Which one?"}))

@@ -283,7 +283,7 @@ async def moves_and_is_approved(it: World, run: Run) -> None:
     await run.signal("human_input", {"decision": "approve"})
 
 
-async def moves_and_is_told(it: World, run: Run) -> None:
+async def moves_and_gets_its_result(it: World, run: Run) -> None:
     """The same while a result is awaited from outside."""
     await it.until_pending(run, 1)
     while (await run.describe()).run_id == run.first_execution_run_id:
@@ -346,7 +346,7 @@ ATTIC = "look in the attic"
 
 
 def circling(body: dict[str, Any]) -> ScriptedAnswer:
-    """Searches the same for ever, until it is told otherwise."""
+    """Searches the same for ever, until it gets another instruction."""
     if forced_tool(body) == "reframe":
         return REFRAME
     if forced_tool(body) == "ask_human":
@@ -360,7 +360,7 @@ def unforced(body: dict[str, Any]) -> ScriptedAnswer:
 
 
 def reading(summary: Reply) -> Callable[[dict[str, Any]], ScriptedAnswer]:
-    """Reads sixteen pages, or until it is told otherwise."""
+    """Reads sixteen pages, or until it gets another instruction."""
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
         if is_summary(body):
@@ -979,7 +979,7 @@ SCENARIOS = (
         "completed",
         [calls(("vote", {"n": 1})), FINISH],
         (vote,),
-        moves_and_is_told,
+        moves_and_gets_its_result,
         rotates=True,
     ),
 )

@@ -200,5 +200,5 @@ async def test_a_group_whose_time_is_over_is_not_reminded_of_what_another_one_is
                 await run.execute_update("answer", body)
                 await result_of(run)
             await it.replay()
-    told = [json.loads(body)["text"] for _, body in receiver.requests]
-    assert ["still open" in text for text in told] == [False, True, False, True]
+    texts = [json.loads(body)["text"] for _, body in receiver.requests]
+    assert ["still open" in text for text in texts] == [False, True, False, True]

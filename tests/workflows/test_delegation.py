@@ -533,7 +533,7 @@ async def test_a_bad_input_of_a_delegation_ends_it_and_a_foreign_signal_is_ignor
 
 
 async def test_a_resumed_subtask_that_may_not_delegate_is_no_changed_definition(world: MakeWorld) -> None:
-    """Its peers are not told to it where it lies as deep as it may; that is no drift (B10)."""
+    """It gets no list of peers at the greatest depth; that is no drift (B10)."""
 
     def peer(body: dict[str, Any]) -> ScriptedAnswer:
         return fails(401, then=says("done after all"))

@@ -135,7 +135,7 @@ async def test_an_interruption_without_an_edit_asks_nothing(world: MakeWorld) ->
 async def test_other_descriptions_of_built_in_tools_are_no_changed_definition(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are code, as the next release has them; the run goes on with what it was told of them."""
+    """They are code, as the next release has them; the run goes on with the descriptions it has."""
     script = HangsOnce(FINISH)
     offered = builtin_schemas(delegates=False, journal=True, follow_ups=False)
     older = tuple(schema.evolve(description=f"{schema.description} So.") for schema in offered)

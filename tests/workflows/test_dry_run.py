@@ -136,7 +136,7 @@ async def test_the_calls_of_a_plan_need_no_approval_and_each_counts_once(world: 
         assert len(pay.calls) == 1
 
 
-async def test_a_planned_call_with_other_arguments_is_asked_about_and_told_at_the_end(world: MakeWorld) -> None:
+async def test_a_planned_call_with_other_arguments_is_asked_about_and_reported_at_the_end(world: MakeWorld) -> None:
     pay = ScriptedTool("pay", effect=Effect.once)
     dry_script = [calls(("pay", {"cents": 5})), says("done")]
     async with world(dry_script, pay) as it:
@@ -187,7 +187,7 @@ def run_tools(it: World) -> RunTools:
     return RunTools(Session(it.client, load_settings({}, Path("/")), None), may_approve=False)
 
 
-async def test_a_plan_without_steps_of_the_dry_run_is_told_by_one_line(world: MakeWorld) -> None:
+async def test_a_plan_without_steps_of_the_dry_run_is_reported_in_one_line(world: MakeWorld) -> None:
     pay = ScriptedTool("pay", effect=Effect.once)
     async with world([calls(("pay", {"cents": 5})), says("done"), says("done")], pay) as it:
         dry, real = await it.run_to_end(dry_run=True), await it.run_to_end()

@@ -1,4 +1,4 @@
-"""A run's own files are seen to in passing; what hinders that is waited out in sight, and nothing is told twice."""
+"""A run's own files are seen to in passing; what hinders that is waited out in sight, and nothing is reported twice."""
 
 import asyncio
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_the_trace_keeps_no_line_of_an_end_that_the_server_refused(tmp_path: Pat
         return {"key": f"event:{number}", "event": name, "run_id": "r"}
 
     def close(event: dict[str, Any] | None, *lines: dict[str, Any]) -> None:
-        request = CloseRequest(start=0, length=0, head="", event=event, told=lines)
+        request = CloseRequest(start=0, length=0, head="", event=event, trace=lines)
         trace.write_trace(workspace, *lines)
         _finish_files(workspace, Journal(), request)
 

@@ -465,7 +465,7 @@ async def test_a_message_whose_task_was_resolved_while_it_went_out_is_waited_for
 
 @pytest.mark.parametrize("how", ["signal", "native"])
 async def test_a_message_that_is_going_out_is_not_cut_off_by_a_cancel(follow_ups: MakeFollowUps, how: str) -> None:
-    """What became of it is told; what has not begun to go out does not."""
+    """The end is reported; what has not begun to go out does not."""
     outbox = Held()
     async with follow_ups(outbox=outbox) as here:
         run = await two_messages(here)

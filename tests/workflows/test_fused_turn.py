@@ -72,7 +72,7 @@ async def test_a_run_of_reads_is_the_same_run_in_either_shape(world: MakeWorld, 
             event = await result_of(run)
             state = await it.state(run)
             names = inner(await timeline(run))
-            told = [each async for each in Watch(it.client, f"fused-{fuses}", follow=False).events()]
+            events = [each async for each in Watch(it.client, f"fused-{fuses}", follow=False).events()]
             record = await export_run(it, run)
             seen.append(
                 (
@@ -81,7 +81,7 @@ async def test_a_run_of_reads_is_the_same_run_in_either_shape(world: MakeWorld, 
                     [part["content"] for part in await it.parts(run)],
                     {name: state[name] for name in ("step", "turns", "usage", "cost_usd", "completed_steps")},
                     sorted(untimed(trace_events(tmp_path / f"fused-{fuses}")), key=json.dumps),
-                    [type(each) for each in told if not isinstance(each, run_events.WaitStarted)],
+                    [type(each) for each in events if not isinstance(each, run_events.WaitStarted)],
                     [(call.tool, call.step, call.shown, len(call.made)) for call in record.calls],
                     [(turn.turn, turn.usage) for turn in record.turns],
                 )
@@ -189,9 +189,9 @@ async def test_a_model_that_fails_is_asked_again_as_usual_and_the_reads_are_not_
         run = await it.start()
         await result_of(run)
         assert inner(await timeline(run)) == [FUSED, "reflect"]
-        told = [each async for each in Watch(it.client, id_of(run), follow=False).events()]
+        events = [each async for each in Watch(it.client, id_of(run), follow=False).events()]
     assert len(tool.calls) == 1
-    assert [each.attempt for each in told if isinstance(each, run_events.ActivityRetrying)] == [2]
+    assert [each.attempt for each in events if isinstance(each, run_events.ActivityRetrying)] == [2]
 
 
 async def test_a_message_between_is_heard_by_the_next_model_call_and_the_dropped_reply_is_paid_for(

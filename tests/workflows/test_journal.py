@@ -48,7 +48,7 @@ def said(body: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def pair(body: dict[str, Any]) -> str:
-    """The journal as the model is shown it: asked for by the user, told by the assistant."""
+    """The journal as the model is shown it: asked for by the user, given by the assistant."""
     texts = said(body)
     at = next(i for i, (_, text) in enumerate(texts) if text == SHOW_JOURNAL)
     assert (texts[at][0], texts[at + 1][0]) == ("user", "assistant")

@@ -51,7 +51,7 @@ TIMED = {  # what the clock, the server or the size of a result decides
         "cost_usd",
         "unpriced",
         "events",
-        "untold",
+        "pending_trace",
         "artifacts",
         "journal",
     ),

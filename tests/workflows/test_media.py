@@ -185,13 +185,13 @@ async def test_the_result_of_a_tool_and_a_file_that_is_read_are_shown(world: Mak
         assert (await it.state(run))["artifacts"] == ["artifacts/look-01.png"]
 
 
-async def test_a_model_that_cannot_see_is_told_so(world: MakeWorld) -> None:
+async def test_a_model_that_cannot_see_gets_a_note_instead(world: MakeWorld) -> None:
     async with world([LOOK, FINISH], camera(image_bytes())) as it:
         await it.run_to_end()
         [result] = message_blocks(it.model.requests[1], "tool_result")
-    told = result["content"][1]["text"]
-    assert told.startswith("[image artifacts/look-01.png (image/png, 40x30, ")
-    assert told.endswith("bytes): this model cannot see images; read_file shows artifacts/look-01.png again]")
+    text = result["content"][1]["text"]
+    assert text.startswith("[image artifacts/look-01.png (image/png, 40x30, ")
+    assert text.endswith("bytes): this model cannot see images; read_file shows artifacts/look-01.png again]")
 
 
 async def test_a_summary_names_the_images_that_it_replaces(world: MakeWorld) -> None:

@@ -1,4 +1,4 @@
-"""What the model's provider gets wrong: waited out, told, or the end of the run with a name for it."""
+"""What the model's provider gets wrong: waited out, reported, or the end of the run with a name for it."""
 
 import asyncio
 import json

@@ -387,7 +387,7 @@ async def test_a_message_whose_form_is_refused_is_sent_as_plain_text_with_no_mar
 
 
 @pytest.mark.parametrize("options", [["x" * 501], [str(number) for number in range(21)], ["\u202e" * 80]])
-async def test_options_that_cannot_be_shown_whole_are_refused_and_the_model_is_told(
+async def test_options_that_cannot_be_shown_whole_are_refused_with_an_error_for_the_model(
     world: MakeWorld, options: list[str]
 ) -> None:
     async with world([calls(("ask_human", {"question": "Which one?", "options": options})), FINISH]) as it:

@@ -116,8 +116,8 @@ async def test_a_reply_file_in_the_peers_outbox_is_the_result_and_ends_the_subta
     async with delegating(world, tmp_path) as (it, box, run, _):
         [sent] = await in_hand(box, 1)
         head = {"type": "reply", "message_id": "r", "plan_id": sent.plan_id, "task_id": sent.task_id, "body": "by file"}
-        told = {**head, "subtask_id": "part", "from": box.folder.agent, "status": "done"}
-        box.folder.below.write(json.dumps(told).encode(), "outbox", sent.plan_id, "r.json")
+        shown = {**head, "subtask_id": "part", "from": box.folder.agent, "status": "done"}
+        box.folder.below.write(json.dumps(shown).encode(), "outbox", sent.plan_id, "r.json")
         await result_of(run)
         assert '"outcome":"by file"' in (await it.results(run))[0][1]
         await it.until(lambda: not box.open())

@@ -107,7 +107,7 @@ async def test_a_wedged_run_is_named(world: MakeWorld) -> None:
 
 @workflow.defn
 class Lane:
-    """Starts a run that outlives it, and ends as it is told."""
+    """Starts a run that outlives it, and ends as its goal says."""
 
     def __init__(self) -> None:
         self.end = ""

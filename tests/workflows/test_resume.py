@@ -67,7 +67,7 @@ async def test_a_steer_to_a_resumed_run_that_has_not_begun_reaches_the_model_onc
     script = BreakingScript(ask, ask, FINISH, FINISH, breaks=1)
     async with world(script, works=False) as it:
         async with it.worker():
-            run = await it.start(run_id=f"told-early-{uuid4().hex[:6]}")
+            run = await it.start(run_id=f"early-{uuid4().hex[:6]}")
             await it.until_state(run, question=True)
             await run.signal("human_input", {"text": "yes"})
             assert (await failure_of(run)).type == "ModelRefused"

@@ -180,7 +180,7 @@ async def test_no_secret_is_left_anywhere(
                     "heartbeats": beats,
                     "description": described,
                     "queries": json.dumps([answers, await run.query("state"), event]).encode(),
-                    "what the model was told": json.dumps(it.model.requests).encode(),
+                    "what the model got": json.dumps(it.model.requests).encode(),
                 }
         logging.getLogger().removeHandler(handler)
     left["log"] = log.getvalue().encode()

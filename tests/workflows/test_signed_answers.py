@@ -178,7 +178,7 @@ async def test_no_start_brings_a_state_of_its_own_with_other_keys(world: MakeWor
         assert "cannot bring a state of its own" in str(failure.value.cause)
 
 
-async def test_a_forged_answer_by_signal_is_told_as_one_that_was_not_taken(world: MakeWorld) -> None:
+async def test_a_forged_answer_by_signal_is_reported_as_one_that_was_not_taken(world: MakeWorld) -> None:
     pay = ScriptedTool("pay", approval=Approval.always)
     async with signed(world, [calls(("pay", {"cents": 5})), FINISH], pay) as it:
         run = await it.start()

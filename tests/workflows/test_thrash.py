@@ -93,7 +93,7 @@ async def test_one_shell_tool_is_no_circle(world: MakeWorld, tmp_path: Path) -> 
         assert [forced_tool(body) for body in it.model.requests] == [None] * 13
         assert not [part for part in await it.parts(run) if part["kind"] == "note"]
     (detected,) = trace_events(tmp_path / it.queue, "agent.loop.detected")
-    assert (detected["tier"], detected["advanced"]) == ("pattern", False), "told once, when it began"
+    assert (detected["tier"], detected["advanced"]) == ("pattern", False), "reported once, when it began"
 
 
 async def test_calls_that_were_refused_are_circles_too(world: MakeWorld) -> None:

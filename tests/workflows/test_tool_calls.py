@@ -1,4 +1,4 @@
-"""What becomes of a call: retried where that does no harm, cut where it is large, told to the model where it failed."""
+"""What becomes of a call: retried where that does no harm, cut if large, reported to the model if it failed."""
 
 import asyncio
 import json

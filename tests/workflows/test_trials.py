@@ -115,10 +115,10 @@ async def test_a_trial_sends_no_mail_to_a_peer_outside(world: MakeWorld) -> None
     async with world([asks(peer), FINISH], agents=[lead, peer]) as it:
         run = await it.start(agent="lead", quiet=True)
         await result_of(run)
-        (told, _) = await it.shown(run)
+        (text, _) = await it.shown(run)
         delegation = it.client.get_workflow_handle(f"{run.id}/delegation:1")
         history = await delegation.fetch_history()
-    assert "not sent: a trial sends no mail" in told
+    assert "not sent: a trial sends no mail" in text
     assert "dispatch_mail" not in history.to_json()
 
 

@@ -92,7 +92,7 @@ async def test_a_turn_terminated_before_its_answer_is_left_out_with_a_note(world
 
 
 async def test_a_person_takes_a_turn_out_of_the_conversation(world: MakeWorld) -> None:
-    """Also one that is in the middle of it, and while another turn runs; its calls are told, and told once."""
+    """Also one that is in the middle of it, and while another turn runs; its calls are announced, and once."""
     chat = new_id()
 
     def pays(body: dict[str, Any]) -> ScriptedAnswer:

@@ -1,4 +1,4 @@
-"""A run that is watched: told once and in order over continue-as-new, and on from any place in it."""
+"""A run that is watched: shown once and in order over continue-as-new, and on from any place in it."""
 
 from collections.abc import AsyncIterator
 from typing import Any, cast

@@ -140,7 +140,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
             start=run.archived_length,
             length=run.transcript.length,
             head=run.transcript.head,
-            told=events.take_trace_lines(run),
+            trace=events.take_trace_lines(run),
             turn=run.turn_to_close if end else None,
             **end,
         )

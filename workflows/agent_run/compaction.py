@@ -74,7 +74,7 @@ def _summary_request(run: RunContext, *, is_deep: bool) -> SummaryRequest:
         window=run.state.window,
         timeout=limits.turn_timeout,
         limit=longest_turn(limits),
-        told=events.take_trace_lines(run),
+        trace=events.take_trace_lines(run),
     )
 
 

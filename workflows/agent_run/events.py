@@ -53,7 +53,7 @@ def report_answer(run: RunContext, answer: HumanInput, **outcome: Any) -> None:
 
 def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:
     """Return the trace lines that are not written yet, and forget them: the caller hands them to an activity."""
-    lines = run.state.untold
+    lines = run.state.pending_trace
     run.state = clear_trace_lines(run.state)
     return lines
 

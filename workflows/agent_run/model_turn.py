@@ -111,7 +111,7 @@ def turn_request(run: RunContext) -> TurnRequest:
         unchecked=is_recovery_used_up(state.recoveries)
         or (forced is not None and forced.asks is QuestionKind.recovery),
         turn_timeout=state.limits.turn_timeout,
-        told=events.take_trace_lines(run),
+        trace=events.take_trace_lines(run),
         policy=call_state.policy_context(state),
         **budgets_left(state),
     )
@@ -143,7 +143,7 @@ async def read_and_think(run: RunContext, batch: tuple[Call, ...]) -> None:
     turn = turn_request(run)
     done = await _request_turn(run, batch, turn)
     if done is None:
-        run.state = add_trace_lines(run.state, turn.told)  # which may not have been written
+        run.state = add_trace_lines(run.state, turn.trace)  # which may not have been written
         await make_calls(run, batch)
         return
     if left := _settle_reads(run, batch, done):

@@ -120,7 +120,7 @@ async def check_outcome(run: RunContext) -> None:
         artifacts=run.state.artifacts,
         timeout=limits.turn_timeout,
         limit=longest_turn(limits),
-        told=events.take_trace_lines(run),
+        trace=events.take_trace_lines(run),
     )
     summary = f"check the outcome · {run.state.accept}"
     try:

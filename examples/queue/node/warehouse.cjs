@@ -11,7 +11,7 @@ const SECONDS = Number(process.env.WORK_SECONDS ?? 2); // that each call takes
 async function look_up_stock(request) {
   const { item } = request.payload.tool_payload;
   if (!Object.hasOwn(STOCK, item)) {
-    // The arguments are a model's: what is wrong with them is told to it.
+    // The arguments are a model's: what is wrong with them is reported to it.
     throw ApplicationFailure.nonRetryable(`there is no '${item}' here; there is: ${Object.keys(STOCK).join(", ")}`);
   }
   await work();

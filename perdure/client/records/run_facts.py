@@ -301,7 +301,7 @@ class _Collector:
 
     def _on_scheduled(self, activity: OpenActivity) -> None:
         request = activity.request
-        self.facts.notices += request.get("told", ())
+        self.facts.notices += request.get("trace", ())
         if activity.kind in (*MODEL_TURNS, FUSED_TURN):
             _add_unique(self.facts.definitions, request.get("definition", ""))
             self.facts.policy = self.facts.policy or (request.get("policy") or {}).get("policy") or None
@@ -337,7 +337,7 @@ class _Collector:
             self._apply_segment(kind, result)
             if kind == "close_segment":
                 self._apply_close(result, None)  # an ordinary activity closes a turn
-                self.facts.notices += result.get("told", ())
+                self.facts.notices += result.get("trace", ())
 
     def _apply_segment(self, kind: str, result: Any) -> None:
         if kind in ("close_segment", "join_conversation") and isinstance(result, Mapping) and result.get("segment"):

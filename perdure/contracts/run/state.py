@@ -241,7 +241,7 @@ class RunFindings(FrozenModel):
     plan: str = ""
     last_finding: str = ""
     artifacts: tuple[str, ...] = ()
-    untold: tuple[dict[str, Any], ...] = ()  # events that the next activity writes to the trace
+    pending_trace: tuple[dict[str, Any], ...] = ()  # events that the next activity writes to the trace
     events: int = 0  # the number of events so far
     watchers: Watchers = omit_default(Watchers())
 
@@ -429,7 +429,7 @@ class CloseRequest(FrozenModel):
     journal: Journal | None = None  # only at the end of the run
     event: dict[str, Any] | None = None  # the completion event
     cancel: str | None = omit_default(None)  # ask the server to cancel this run, for this reason
-    told: tuple[dict[str, Any], ...] = omit_default(())
+    trace: tuple[dict[str, Any], ...] = omit_default(())
     turn: TurnClose | None = omit_default(None)
 
 
@@ -443,7 +443,7 @@ class Closed(FrozenModel):
     record: str | None = omit_default(None)
     length: int = omit_default(0)
     head: str = omit_default("")
-    told: tuple[dict[str, Any], ...] = omit_default(())
+    trace: tuple[dict[str, Any], ...] = omit_default(())
 
 
 class WorkflowStatus(StrEnum):

@@ -51,7 +51,7 @@ class TurnRequest(SparseModel):
     `interrupted`: the run continues after an interruption, so the definition is compared with the project's. `refused`
     is the hash of a newer definition that a person rejected. The reply must call the tool `force`; with `is_closing`
     it may call none. `window` is the model's, if the provider reported it; `unchecked` skips the check against it.
-    `told` are events for the trace. `turn_timeout` bounds the silence of the model's server; the activity's own
+    `trace` are events for the trace. `turn_timeout` bounds the silence of the model's server; the activity's own
     timeout bounds the whole turn. `tokens_left` and `usd_left` are what the budgets allow, if there are any. `policy`
     is set if the run began under a policy.
     """
@@ -67,7 +67,7 @@ class TurnRequest(SparseModel):
     window: int | None = None
     unchecked: bool = False
     turn_timeout: Duration = timedelta(seconds=120)
-    told: tuple[dict[str, Any], ...] = ()
+    trace: tuple[dict[str, Any], ...] = ()
     tokens_left: int | None = None
     usd_left: float | None = None
     policy: PolicyContext | None = None
@@ -143,7 +143,7 @@ class AcceptRequest(FrozenModel):
     artifacts: tuple[str, ...] = ()
     timeout: Duration
     limit: Duration
-    told: tuple[dict[str, Any], ...] = omit_default(())
+    trace: tuple[dict[str, Any], ...] = omit_default(())
 
 
 class Acceptance(FrozenModel):
@@ -227,7 +227,7 @@ class SummaryRequest(FrozenModel):
     window: int | None = None
     timeout: Duration
     limit: Duration = timedelta(minutes=15)
-    told: tuple[dict[str, Any], ...] = omit_default(())
+    trace: tuple[dict[str, Any], ...] = omit_default(())
 
 
 class Summary(FrozenModel):

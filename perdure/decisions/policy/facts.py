@@ -239,7 +239,7 @@ def recorded_facts(names: Iterable[str], facts: dict[str, Any]) -> dict[str, Any
 
 MAX_LISTED = 200  # calls, as in `history`
 MAX_ARGUMENTS = 256 * 1024  # bytes of the arguments of all listed calls
-OLD_RUNS = ""  # in `older`: runs that are not told apart any more
+OLD_RUNS = ""  # in `older`: runs that are no longer counted one by one
 MAX_OLDER_RUNS = 500
 
 _COUNTED = re.compile(r"""\brun\.calls(?:\[\s*(?:"([\w.-]+)"|'([\w.-]+)')\s*\]|\.(\w+))""")

@@ -82,7 +82,7 @@ def resume_state(origin: RunState, run_id: str, execution: str, now: datetime) -
         calm=0,
         forced=None,
         recoveries=Recoveries(),
-        untold=(),
+        pending_trace=(),
         approved_tools=(),
         accepted={},
         ignored=LatestNotices(),

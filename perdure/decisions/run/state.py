@@ -188,8 +188,8 @@ def add_event(state: RunState, line: dict[str, Any]) -> RunState:
 
 def add_trace_lines(state: RunState, lines: Iterable[dict[str, Any]]) -> RunState:
     """Add lines that the next activity writes to the trace."""
-    return state.evolve(untold=(*state.untold, *lines))
+    return state.evolve(pending_trace=(*state.pending_trace, *lines))
 
 
 def clear_trace_lines(state: RunState) -> RunState:
-    return state.evolve(untold=())
+    return state.evolve(pending_trace=())

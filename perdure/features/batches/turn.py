@@ -56,7 +56,7 @@ async def _await_reply(run: RunContext, asked: BatchedTurnRequest, entry: Pooled
     pool = workflow.get_external_workflow_handle(batch_pool_id(queue))
     waiting: workflow.ActivityHandle[BatchedReply] = workflow.start_activity(
         asked.phase,
-        TurnRequest.model_validate(asked.model_dump(exclude={"entry", "phase", "sent", "told"})),
+        TurnRequest.model_validate(asked.model_dump(exclude={"entry", "phase", "sent", "trace"})),
         result_type=cast(Any, BatchedReply),
         activity_id=entry.entry.id,
         task_queue=batch_queue(queue),

@@ -8,12 +8,12 @@ from tests.docs.stage import Scene, Stage, Step
 
 def patient(body: dict[str, object]) -> Reply:
     """Creates a follow-up, waits for the reply to a message, and ends; what came begins another turn."""
-    told = json.dumps(body["messages"])
-    if "Friday is fine" in told:
+    text = json.dumps(body["messages"])
+    if "Friday is fine" in text:
         return says("B has time on Friday.")
-    if "topic:" in told or "taskId" in told:
+    if "topic:" in text or "taskId" in text:
         return says("I wrote to B; I'll tell you.")
-    if "workflowId" in told:
+    if "workflowId" in text:
         wait = {"description": "B's reply", "channelId": "dm-b", "messageId": "m-11"}
         return calls(("workflow_wait_for_reply", wait))
     return calls(("workflow_create", {"definition": {"summary": "Lunch with B."}}))

@@ -15,7 +15,7 @@ def there_is_a_log(stage: Stage) -> None:
 
 
 def temporal_is_named(stage: Stage) -> None:
-    """That of `perdure dev`: a worker by itself wants to be told."""
+    """That of `perdure dev`: a worker by itself needs the address."""
     server = json.loads((stage.folder / ".perdure/server.json").read_text(encoding="utf-8"))
     stage.ok(f"export TEMPORAL_ADDRESS={server['address']}")
 

@@ -14,9 +14,9 @@ from tests.docs.stage import Scene, Stage, Step
 
 LINES = 12  # of a stream, until it breaks: in the middle of an event
 IN_NODE = """
-let told = [];
-follow(process.argv[2], process.argv[3], process.env.TOKEN, (name, it) => told.push(it.type ?? name))
-  .then(() => console.log(JSON.stringify(told)));
+let names = [];
+follow(process.argv[2], process.argv[3], process.env.TOKEN, (name, it) => names.push(it.type ?? name))
+  .then(() => console.log(JSON.stringify(names)));
 """
 
 
@@ -64,7 +64,7 @@ def proxy_is_up(stage: Stage) -> None:
     stage.ok(f"export GATEWAY={PROXIES[-1].address} NO_PROXY=127.0.0.1")
 
 
-def all_of_it_was_told_once(stage: Stage) -> None:
+def every_event_came_once(stage: Stage) -> None:
     proxy = PROXIES.pop()
     (said,) = [out for command, out in stage.outputs.items() if "follow.py" in command]
     assert proxy.broken > 2
@@ -73,9 +73,9 @@ def all_of_it_was_told_once(stage: Stage) -> None:
     (script,) = re.findall(r"```js\n(.*?)```", (ROOT / "docs/own-ui.md").read_text(encoding="utf-8"), re.DOTALL)
     stage.write("follow.mjs", script + IN_NODE)
     if shutil.which("node"):
-        told = json.loads(stage.ok(f"node follow.mjs {proxy.address} {run_id}"))
-        assert (told[0], told[-2:]) == ("run_started", ["run_ended", "end"])
-        assert [told.count(each) for each in ("tool_call_finished", "wait_started", "wait_ended")] == [2, 1, 1], told
+        names = json.loads(stage.ok(f"node follow.mjs {proxy.address} {run_id}"))
+        assert (names[0], names[-2:]) == ("run_started", ["run_ended", "end"])
+        assert [names.count(each) for each in ("tool_call_finished", "wait_started", "wait_ended")] == [2, 1, 1], names
     proxy.shutdown()
     proxy.server_close()
 
@@ -89,5 +89,5 @@ SCENE = Scene(
             before=proxy_is_up, typed="https://example.com\n", shows="generated in artifacts/report.md"
         ),
     },
-    claim=all_of_it_was_told_once,
+    claim=every_event_came_once,
 )

@@ -17,11 +17,11 @@ OURS = "of Perdure's own checkout: the first is tests/e2e/test_demo.py, the seco
 
 def model(body: dict[str, Any]) -> ScriptedAnswer:
     """Refunds what it is asked to, and asks where nobody says what to write about."""
-    told = json.dumps(body["messages"])
-    if "tool_result" not in told:
-        if "refund" in told:
+    text = json.dumps(body["messages"])
+    if "tool_result" not in text:
+        if "refund" in text:
             return calls(("refund", {"order_id": "A-7", "cents": 1200}))
-        if "critique" in told:
+        if "critique" in text:
             return calls(("ask_human", {"question": "Of which page?"}))
     return script(body)
 

@@ -18,19 +18,21 @@ CHANNEL, TS = "C0123456789", "1732300000.000100"
 
 
 def liaison(body: dict[str, Any]) -> Reply:
-    """As the agent's file asks it to; what was called counts from the latest thing that it was told."""
-    told, results = "", 0
+    """As the agent's file asks it to; what was called counts from its latest instruction."""
+    text, results = "", 0
     for block in (block for message in body["messages"] for block in message["content"]):
-        told, results = (block["text"], 0) if is_told(block) else (told, results + (block["type"] == "tool_result"))
+        text, results = (
+            (block["text"], 0) if is_instruction(block) else (text, results + (block["type"] == "tool_result"))
+        )
     wait = {"platform": "slack", "channelId": CHANNEL, "messageId": TS, "description": "whether Friday is fine"}
-    if "replied in channel" in told:
+    if "replied in channel" in text:
         thanks = calls(("post_to_slack", {"channel": CHANNEL, "text": "Thank you!", "thread_ts": TS}))
-        return (thanks, says(f"They say {'yes' if 'yes, go' in told else 'no'}."))[results]
+        return (thanks, says(f"They say {'yes' if 'yes, go' in text else 'no'}."))[results]
     asks = calls(("post_to_slack", {"channel": CHANNEL, "text": "Can the release go out on Friday?"}))
     return (asks, calls(("workflow_wait_for_reply", wait)), says("I have asked in Slack."))[results]
 
 
-def is_told(block: dict[str, Any]) -> bool:
+def is_instruction(block: dict[str, Any]) -> bool:
     return "ask in C0" in block.get("text", "") or "replied in channel" in block.get("text", "")
 
 
@@ -60,10 +62,10 @@ class _Api(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         is_known = self.headers["Authorization"] == f"Bearer {TOKEN}"
         self.server.posted.append(message)
-        told = (
+        text = (
             {"ok": True, "channel": message["channel"], "ts": TS} if is_known else {"ok": False, "error": "not_authed"}
         )
-        answer = json.dumps(told).encode()
+        answer = json.dumps(text).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -78,8 +80,8 @@ SLACK: list[Slack] = []
 
 def gateway(stage: Stage) -> str:
     """Its address, as it tells it."""
-    told = stage.outputs[next(command for command in stage.outputs if command.startswith("perdure gateway"))]
-    return told.split()[1]
+    text = stage.outputs[next(command for command in stage.outputs if command.startswith("perdure gateway"))]
+    return text.split()[1]
 
 
 def slack_is_up(stage: Stage) -> None:

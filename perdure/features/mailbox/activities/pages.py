@@ -25,7 +25,7 @@ from perdure.features.mailbox.rules.files import render_task_page
 MAX_AT_ONCE = 20  # runs that are queried in one cycle
 MAX_DELEGATIONS = 20  # of a run
 OVER = (b"\nstatus: done\n", b"\nstatus: failed\n")
-UNTOLD = "(The message is not stored any more.)"
+NOT_STORED = "(The message is not stored any more.)"
 
 V = TypeVar("V")
 
@@ -76,7 +76,7 @@ class TaskPages:
         for place in (*own, *places):
             with suppress(FileNotFoundError, WrongFileTypeError, MessageError, ValueError):
                 return parse_message(folder.below.read(*place, most=MAX_MESSAGE_BYTES), place[1])[1]
-        return UNTOLD
+        return NOT_STORED
 
     async def _query_delegations(self, run_id: str) -> list[DelegationState]:
         parent = run_workflow_id(run_id)
