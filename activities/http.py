@@ -65,7 +65,7 @@ _NOT_PUBLIC = [
     )
 ]
 _GLOBAL_UNICAST = ip_network("2000::/3")
-_CARRIES_IPV4 = [ip_network("64:ff9b::/96"), ip_network("::/96")]  # NAT64, and the old "compatible" form
+_EMBEDS_IPV4 = [ip_network("64:ff9b::/96"), ip_network("::/96")]  # NAT64, and the old "compatible" form
 
 
 def parse_literal(host: str) -> Address | None:
@@ -113,7 +113,7 @@ def _unwrap_ipv4(address: Address) -> Address:
         return address
     if inner := address.ipv4_mapped or address.sixtofour:
         return inner
-    if any(address in network for network in _CARRIES_IPV4):
+    if any(address in network for network in _EMBEDS_IPV4):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 

@@ -281,7 +281,7 @@ async def read_stored_policy(store: Store, ref: str) -> Policy:
     return parse_policy(must_have_hash(_file_name(ref), data, ref).decode(), is_stored=True)
 
 
-async def carry_policy(project: Project, source: Store, target: Store, state: RunState) -> str:
+async def copy_policy(project: Project, source: Store, target: Store, state: RunState) -> str:
     """Store the policy of a run that continues another one, and return its hash: the origin's, if it began under one.
 
     Raises FileNotFoundError.

@@ -366,10 +366,10 @@ class Played:
         elif call.tool in JOURNAL_TOOLS:
             self.state = call_state.run_journal_call(self.state, call)
         else:
-            outcome = yield from self._carry_out(call)
+            outcome = yield from self._make_call(call)
             self.state = call_state.settle_call(self.state, call, outcome)
 
-    def _carry_out(self, call: Call) -> Flow[ToolOutcome]:
+    def _make_call(self, call: Call) -> Flow[ToolOutcome]:
         if call.tool == ASK_HUMAN:
             return (yield from self._ask_human(call))
         if call.tool in FOLLOW_UP_TOOLS or call.tool == DELEGATE:

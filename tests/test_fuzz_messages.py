@@ -263,8 +263,8 @@ def must_be_taken_or_refused(model: type[BaseModel], data: bytes) -> None:
     except ApplicationError as refused:
         must_be_one_line(refused.message)
     else:
-        carried = taken.model_dump_json(by_alias=True)  # JSON has no NaN, so values are not compared
-        assert model.model_validate_json(carried).model_dump_json(by_alias=True) == carried
+        written = taken.model_dump_json(by_alias=True)  # JSON has no NaN, so values are not compared
+        assert model.model_validate_json(written).model_dump_json(by_alias=True) == written
         if isinstance(taken, ToolResultEvent):
             assert outcome_of_result(taken.payload).model_dump_json()
     assert time.thread_time() - began < MAX_CPU_SECONDS
@@ -281,8 +281,8 @@ def test_no_signal_breaks_a_run_or_its_state(seed: int) -> None:
         name, args = a_signal(rng, run)
         bodies = tuple(decoded(mutated(body, rng.randrange(2**32))) for body in args)
         run.signal(name, *bodies)
-        carried = run.state.model_dump_json()
-        assert type(run.state).model_validate_json(carried).model_dump_json() == carried
+        written = run.state.model_dump_json()
+        assert type(run.state).model_validate_json(written).model_dump_json() == written
         assert all(len(notice.splitlines()) == 1 for notice in run.state.ignored)
 
 

@@ -18,7 +18,7 @@ from perdure.activities.conversation import write_turn
 from perdure.activities.effects.attempts import heartbeating
 from perdure.activities.media.store import copy_missing
 from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptCursor, digest_of_record, write_segment
-from perdure.activities.policy import carry_policy, peer_sources, write_policy
+from perdure.activities.policy import copy_policy, peer_sources, write_policy
 from perdure.activities.project import Project
 from perdure.activities.run.definition import (
     agent_of,
@@ -215,7 +215,7 @@ class Inheritances:
                 await asyncio.to_thread(self._project.workspace(own).write_own, "memory.md", journal)
                 if state.definition:
                     await asyncio.to_thread(write_definition, target, await read_definition(source, state.definition))
-                policy = await carry_policy(self._project, source, target, state)
+                policy = await copy_policy(self._project, source, target, state)
                 if policy and request.step is not None:  # the files of later steps are copied, too
                     past = read_past(conversation.parts, None, partial(peer_sources, self._project))
                     work = (state.work or Work()).with_sources(tuple(past.has_read))

@@ -163,9 +163,9 @@ def _after(
 
 
 def _rotation(spring: Callable[[], None]) -> None:
-    def continuing(**carried: Any) -> Continuation:
+    def continuing(**fields: Any) -> Continuation:
         spring()
-        return Continuation(**carried)
+        return Continuation(**fields)
 
     patch.object(perdure.workflows.agent_run.agent_run, "Continuation", continuing).start()
 

@@ -140,7 +140,7 @@ def test_every_request_that_is_taken_can_begin_steer_and_answer(count: int) -> N
 
 
 @pytest.mark.parametrize("name", ["context", "raw"])
-def test_what_is_nested_too_deep_to_be_carried_on_is_refused(name: str) -> None:
+def test_what_is_nested_too_deep_to_be_continued_is_refused(name: str) -> None:
     request("x", **{name: nest(MAX_EXTRAS_NESTING)})
     with pytest.raises(ValueError, match="64 levels deep"):
         request("x", **{name: nest(MAX_EXTRAS_NESTING + 1)})

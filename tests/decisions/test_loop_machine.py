@@ -260,7 +260,7 @@ class RunMachine(RuleBasedStateMachine):
             assert sorted(pending) == sorted(in_flight)
 
     @invariant()
-    def it_can_be_carried_over_and_shown(self) -> None:
+    def it_can_be_continued_and_shown(self) -> None:
         state = self.run.state
         assert through_json(state) == state
         assert run_details(state)

@@ -95,7 +95,7 @@ def test_a_forks_note_names_the_open_turn_and_no_refused_call() -> None:
     assert "In flight when the fork was made: charge (step 4); it may have happened." in note
 
 
-def test_a_resumed_run_carries_all_but_how_its_origin_ended() -> None:
+def test_a_resumed_run_keeps_all_but_how_its_origin_ended() -> None:
     origin = new_state(
         run_id="a",
         step=4,

@@ -166,7 +166,7 @@ def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:
     assert topic.event_size_error(event("a", "x" * 200_000)) is None
 
 
-def test_what_a_topic_carries_over_fits_one_payload() -> None:
+def test_the_state_that_a_topic_continues_with_fits_one_payload() -> None:
     """2 MiB: with all events as large as it keeps, and each delivered to all who may wait."""
     state = topic.open_topic("k" * 1000, 0)
     for number in range(Subscriptions.most):

@@ -575,8 +575,8 @@ async def topic_without_a_subscriber(it: World) -> Run:
     key = uuid4().hex[:12]
     left = {"subscriber": f"wf:{key}", "taskId": "t1"}
     event = Event.model_validate(reply_to("m")).model_dump(mode="json", exclude_none=True)
-    carried = {"type": "topic.continue", "key": key, "ends_at": 1, "subscriptions": [left], "events": [event]}
-    run: Run = await it.client.start_workflow("EventTopic", carried, id=f"topic:{key}", task_queue=it.queue)
+    topic = {"type": "topic.continue", "key": key, "ends_at": 1, "subscriptions": [left], "events": [event]}
+    run: Run = await it.client.start_workflow("EventTopic", topic, id=f"topic:{key}", task_queue=it.queue)
     return run
 
 

@@ -65,7 +65,7 @@ class Inbox:
         return results or self.checking > 0 or len(to_json(self.messages)) > MAX_PENDING_MESSAGES
 
 
-MAX_CARRIED_STATE = 1024 * 1024  # bytes of a state, half of what the server accepts as an input
+MAX_INPUT_STATE = 1024 * 1024  # bytes of a state, half of what the server accepts as an input
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -165,7 +165,7 @@ class RunContext:
 
     def fits_input(self) -> bool:
         """Return whether an execution can begin with the state, which holds a turn's results until it is closed."""
-        return len(to_json(self.state)) <= MAX_CARRIED_STATE
+        return len(to_json(self.state)) <= MAX_INPUT_STATE
 
     @property
     def archived_length(self) -> int:

@@ -45,11 +45,11 @@ def begin_run(args: Sequence[Any]) -> RunContext:
     """Return the run of a start event or of an earlier execution. Raises ApplicationError `InvalidInput`."""
     match start_type(args):
         case "agentic.continue":
-            carried = read_argument(Continuation, args)
+            continuation = read_argument(Continuation, args)
             require_continue_as_new()
-            last = carried.segments[-1]
-            run = RunContext(carried.state, Transcript(last.end, last.head), carried.segments)
-            run.inbox.messages.extend(carried.said)
+            last = continuation.segments[-1]
+            run = RunContext(continuation.state, Transcript(last.end, last.head), continuation.segments)
+            run.inbox.messages.extend(continuation.said)
             return run
         case "agentic.resume":
             event = read_argument(ResumeEvent, args)

@@ -43,7 +43,7 @@ from perdure.workflows.rotation import Rotation, continue_as_new
 # A worker holds a batch in memory, and history its entries. The API takes 256 MB and 100,000 calls.
 MAX_BATCH_BYTES = 50_000_000
 MAX_BATCH_CALLS = 5_000
-MAX_CARRIED_STATE = 1_900_000  # bytes; the server takes 2 MiB as an input
+MAX_INPUT_STATE = 1_900_000  # bytes; the server takes 2 MiB as an input
 
 
 @workflow.defn
@@ -75,7 +75,7 @@ class ModelBatches(ValidatedWorkflow[PoolState]):
             self._follow_batches()
             state, group = self.context, self._due_group()
             workflow.set_current_details(pool_details(self.state()))
-            if self._rotation.is_due and len(to_json(state)) <= MAX_CARRIED_STATE:
+            if self._rotation.is_due and len(to_json(state)) <= MAX_INPUT_STATE:
                 continue_as_new(state)  # which follows the open batches from their beginning
             if state.doubtful:
                 await self._send_again(state.doubtful[0])

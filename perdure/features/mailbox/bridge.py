@@ -442,7 +442,7 @@ class Bridge:
         if message.stage is Stage.admitted and not message.is_reply:
             self._queue.add(message)
         else:
-            self._carry(message)
+            self._start_advancing(message)
 
     def _begin_next(self) -> None:
         """Begin the messages whose turn it is."""
@@ -452,9 +452,9 @@ class Bridge:
             if message is None:
                 return
             self._taking.add(message.key)
-            self._carry(message)
+            self._start_advancing(message)
 
-    def _carry(self, message: InboxMessage) -> None:
+    def _start_advancing(self, message: InboxMessage) -> None:
         self._start(message.key, message, lambda: self._advance(message.key))
 
     async def _advance(self, key: str) -> bool:
