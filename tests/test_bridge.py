@@ -166,11 +166,11 @@ async def test_of_two_bridges_one_serves_the_folder_and_the_other_takes_over(bri
 
 async def test_a_disk_that_refuses_does_not_end_the_bridge(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     put(bridge, "a.json")
-    rename, tries = os.rename, [0]
+    rename, attempts = os.rename, [0]
 
     def refuses(*args: Any, **more: Any) -> None:
-        tries[0] += 1
-        if tries[0] < 3:
+        attempts[0] += 1
+        if attempts[0] < 3:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a.json")
         rename(*args, **more)
 
@@ -329,13 +329,13 @@ async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_mes
 async def test_unreadable_messages_hold_up_no_other(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.json", "denied.json", "broken.json"):
         put(bridge, name)
-    read, tries = MailFolder.read_message_file, [0]
+    read, attempts = MailFolder.read_message_file, [0]
 
     def refuses(self: MailFolder, plan: str, file: str) -> bytes:
         if "denied" in file:
             raise PermissionError(errno.EACCES, "Permission denied", file)
-        tries[0] += "broken" in file
-        if "broken" in file and tries[0] < 4:
+        attempts[0] += "broken" in file
+        if "broken" in file and attempts[0] < 4:
             raise OSError(errno.EIO, "Input/output error", file)
         return read(self, plan, file)
 

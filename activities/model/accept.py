@@ -101,7 +101,7 @@ def _build_call(definition: Definition, case: JudgeCase) -> ModelCall:
     )
 
 
-ACCEPT_TRIES = 3  # attempts that fail, or of a model that gives no verdict
+MAX_ACCEPT_ATTEMPTS = 3  # attempts that fail, or of a model that gives no verdict
 MAX_REASON = 2_000  # characters
 MAX_SHOWN_FILE, MAX_SHOWN_FILES = 16 * 1024, 64 * 1024  # bytes of files that a model sees
 PARAMETERS = {"goal", "outcome", "result", "artifacts"}  # of a function
@@ -131,7 +131,7 @@ class Acceptances:
         workspace = self._project.workspace(own_run_id())
         write_trace(workspace, *request.trace)
         held: dict[str, str] = {}
-        async with counting_attempts(self._client, ACCEPT_TRIES) as attempt:
+        async with counting_attempts(self._client, MAX_ACCEPT_ATTEMPTS) as attempt:
             started = perf_counter()
             async with heartbeating(lambda: {**held, **attempt.beat_details}):
                 definition = await read_definition(self._project.stores.of(own_run_id()), request.definition)

@@ -31,7 +31,7 @@ from perdure.decisions.run.resume import journal_of
 from perdure.decisions.run.transcript import join_text_blocks
 
 READ_SHARE = 0.5  # of the summarizing model's window, for its input
-SUMMARY_TRIES = 3  # of the model, before the messages are truncated without it
+MAX_SUMMARY_ATTEMPTS = 3  # of the model, before the messages are truncated without it
 
 
 class Summaries:
@@ -123,7 +123,7 @@ class Summaries:
         except Exception as error:
             # A missing summary must not stop the run, whatever the error.
             is_retryable = not (isinstance(error, ApplicationError) and error.non_retryable)
-            if is_retryable and attempt.number < SUMMARY_TRIES:
+            if is_retryable and attempt.number < MAX_SUMMARY_ATTEMPTS:
                 raise
             activity.logger.warning("no model summarized the conversation, so it is truncated: %s", error)
             return summary

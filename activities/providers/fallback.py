@@ -42,7 +42,7 @@ class CircuitBreaker:
         rest = self._failed.get(name)
         return rest.reason if rest and rest.until > monotonic() else None
 
-    def record_try(self, name: str) -> None:
+    def record_attempt(self, name: str) -> None:
         if rest := self._failed.get(name):
             rest.until = monotonic() + RESTS.seconds(rest.failures)
 
@@ -118,7 +118,7 @@ class FallbackModel:
         began = await provider.pace.await_slot(call.caller, call.on_held)
         waited = monotonic() - asked_at
         limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the rate limit do not count
-        self._rests.record_try(name)
+        self._rests.record_attempt(name)
         definition = call.definition.evolve(model=model, fallbacks=())
         try:
             reply = await provider.endpoint.reply(replace(call, definition=definition, limit=limit))

@@ -13,12 +13,14 @@ GOOD = Facts(
     text="The order A-1 was shipped.",
     files=("artifacts/report.md", "memory.md"),
     made=("look", "finish"),
-    tried=("look", "charge", "finish"),
+    requested=("look", "charge", "finish"),
     steps=3,
     tokens=100,
     cost_usd=0.5,
 )
-ASKING = Facts(status="cancelled", asked=("Which shop?",), unanswered="Which shop?", made=("look",), tried=("look",))
+ASKING = Facts(
+    status="cancelled", asked=("Which shop?",), unanswered="Which shop?", made=("look",), requested=("look",)
+)
 ANSWERED = GOOD.evolve(asked=("Which shop?",))
 
 

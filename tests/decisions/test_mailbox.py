@@ -31,7 +31,7 @@ from perdure.features.mailbox.rules.admission import (
     close_message,
     ending_of,
     judge_file,
-    may_try_again,
+    may_retry,
     new_message,
     next_attempt,
     put_open,
@@ -202,7 +202,7 @@ def test_every_other_end_is_a_failure_that_says_why(end: TurnEnd) -> None:
 def test_only_what_has_done_nothing_and_may_pass_is_tried_again(
     error: str | None, steps: int, attempt: int, *, again: bool
 ) -> None:
-    assert may_try_again(error, steps, attempt) is again
+    assert may_retry(error, steps, attempt) is again
 
 
 def test_a_run_that_did_nothing_is_tried_again_after_a_pause_that_grows() -> None:

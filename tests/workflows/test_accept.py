@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.activities.model.accept import ACCEPT_TRIES, load_check
+from perdure.activities.model.accept import MAX_ACCEPT_ATTEMPTS, load_check
 from perdure.activities.providers.prices import Price
 from perdure.activities.storage.store import LocalStores
 from perdure.activities.tools.files import WriteFile
@@ -142,7 +142,7 @@ async def test_a_model_judges_by_the_rubric_and_its_cost_counts(world: MakeWorld
 
 async def test_without_a_verdict_the_run_escalates(world: MakeWorld) -> None:
     clerk = agent(Rubric(rubric="is good", model=MODEL))
-    async with world(judge(*[says("well")] * ACCEPT_TRIES), agents=[clerk]) as it:
+    async with world(judge(*[says("well")] * MAX_ACCEPT_ATTEMPTS), agents=[clerk]) as it:
         event = await result_of(await it.start())
         await it.replay()
     assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "not_accepted")

@@ -128,7 +128,7 @@ async def test_a_refusal_of_the_rest_leaves_the_reply_cut_off(world: MakeWorld, 
         assert (await it.parts(run))[1]["content"][0]["text"] == "long"
 
 
-async def test_each_piece_may_be_sent_again_within_the_tries_of_its_turn(world: MakeWorld) -> None:
+async def test_each_piece_may_be_sent_again_within_the_attempts_of_its_turn(world: MakeWorld) -> None:
     """Two of the turn's six batches bring nothing: that is as many as a turn may have."""
 
     answers: dict[str, ScriptedAnswer] = {
@@ -156,7 +156,7 @@ async def test_a_rest_that_no_batch_brings_leaves_the_reply_cut_off(world: MakeW
     async with batching(world, script) as it:
         run = await it.run_to_end()
         assert (await it.parts(run))[1]["content"][0]["text"] == "long"
-        assert len(it.model.batches.batches) == 1 + batch_activities.MAX_TRIES + 1
+        assert len(it.model.batches.batches) == 1 + batch_activities.MAX_ATTEMPTS + 1
 
 
 async def test_workers_that_stop_between_two_pieces_lose_none(world: MakeWorld) -> None:

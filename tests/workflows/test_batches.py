@@ -128,7 +128,7 @@ async def test_a_turn_is_not_sent_forever(world: MakeWorld) -> None:
     async with batching(world, [fails(529)]) as it:
         failure = await failure_of(await it.start())
         assert failure.type == RunFailure.model_unavailable
-        assert len(it.model.batches.batches) == batch_activities.MAX_TRIES
+        assert len(it.model.batches.batches) == batch_activities.MAX_ATTEMPTS
 
 
 async def test_a_refused_turn_fails_its_run_alone(world: MakeWorld) -> None:
@@ -460,12 +460,12 @@ async def test_a_strangers_result_in_a_batch_is_left_out(world: MakeWorld) -> No
         assert (batches.calls["create"], batches.calls["results"], len(batches.paid)) == (1, 1, 2)
 
 
-async def test_a_batch_of_strangers_only_counts_as_a_try(world: MakeWorld) -> None:
+async def test_a_batch_of_strangers_only_counts_as_an_attempt(world: MakeWorld) -> None:
     batches = ScriptedBatches(write_results=lambda *_: line_of(FOREIGN))
     async with batching(world, [FINISH], batches=batches) as it:
         failure = await failure_of(await it.start())
         assert (failure.type, "another program only" in failure.message) == (RunFailure.model_unavailable, True)
-        assert batches.calls["create"] == batch_activities.MAX_TRIES
+        assert batches.calls["create"] == batch_activities.MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize(

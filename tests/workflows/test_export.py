@@ -99,11 +99,11 @@ async def test_a_resumed_run_names_its_origin_and_has_its_conversation(world: Ma
 
 
 async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world: MakeWorld) -> None:
-    tried: list[int] = []
+    attempts: list[int] = []
 
     def flaky(*_: Any) -> str:
-        tried.append(1)
-        if len(tried) == 1:
+        attempts.append(1)
+        if len(attempts) == 1:
             raise ConnectionError("no answer")
         return "there"
 
@@ -117,7 +117,7 @@ async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world:
         await run.result()
         record = await export_run(it, run)
     first, second, _ = record.calls
-    assert (first.shown, first.made[0].attempts, first.made[0].approval) == ("there", len(tried), first.digest)
+    assert (first.shown, first.made[0].attempts, first.made[0].approval) == ("there", len(attempts), first.digest)
     assert second.shown == "done far away"
     assert [came["event"]["payload"]["result"] for came in second.from_outside] == ["done far away"]
     assert record.questions[0].answers[0].decision == "approve"

@@ -126,7 +126,7 @@ async def test_a_rate_limit_wait_counts_as_no_attempt_of_a_turn(
     assert len(it.model.requests) == 1 + faults
 
 
-async def test_held_back_or_not_a_turn_has_six_tries(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_back_or_not_a_turn_has_six_attempts(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
     async with world([fails(500)], works=False) as it:
         it.within = lambda model: HoldsBack(model, 3)

@@ -232,7 +232,7 @@ async def test_a_day_without_a_worker_is_no_active_time(world: MakeWorld, skippi
 async def test_waiting_for_an_overloaded_model_is_no_active_time(
     world: MakeWorld, skipping: WorkflowEnvironment
 ) -> None:
-    """The limits are shorter than the pauses between the tries, which are skipped here."""
+    """The limits are shorter than the pauses between the attempts, which are skipped here."""
     script = [fails(529, times=5, then=FINISH)]
     async with world(script, server=skipping.client, soft_limit="30s", hard_limit="60s") as it:
         run = await it.start()

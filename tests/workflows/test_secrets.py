@@ -121,11 +121,11 @@ def test_a_leak_would_be_seen() -> None:
 async def test_no_secret_is_left_anywhere(
     world: MakeWorld, tmp_path: Path, python_tool: PythonTool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries: list[int] = []
+    attempts: list[int] = []
 
     def flaky(_: Any, __: Any) -> Any:
-        tries.append(1)
-        if len(tries) == 1:
+        attempts.append(1)
+        if len(attempts) == 1:
             raise TransientToolError("http_error", f"503: {ALL}")
         return {"deep": [{ALL: ALL}], "in base64": base64.b64encode(ALL.encode()).decode(), "percent": quote(ALL)}
 

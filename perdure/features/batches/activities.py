@@ -94,7 +94,7 @@ def _batched_name(entry: str, number: int) -> str:
 
 REQUEST_FILE = "batch-request.json"  # in a run's store: that of its latest batched turn
 PRICE_SHARE = 0.5  # of every token: "Pricing" and "Batch processing" of the provider's docs
-MAX_TRIES = 3  # batches that are sent with a turn, besides those that bring a piece of its reply
+MAX_ATTEMPTS = 3  # batches that are sent with a turn, besides those that bring a piece of its reply
 LOOK_PAUSES = Backoff(5, 300)  # between looks at a batch
 # What was created may not be found for some minutes, and results may be incomplete: five minutes.
 READ_PAUSES = Backoff(10, 300, retries=5)
@@ -137,11 +137,11 @@ class PooledTurn:
     @property
     def failures(self) -> int:
         """How many batches brought no piece."""
-        return self.entry.tries - len(self.pieces.batches)
+        return self.entry.attempts - len(self.pieces.batches)
 
     def can_continue(self, reply: ModelReply) -> bool:
         """Return whether to ask for the rest. A piece that cannot be read again counts as a failure."""
-        return self.failures < MAX_TRIES and can_continue(reply, self.request.tokens_left, self.request.usd_left)
+        return self.failures < MAX_ATTEMPTS and can_continue(reply, self.request.tokens_left, self.request.usd_left)
 
 
 @dataclass
@@ -153,7 +153,7 @@ class BatchRead:
     strangers: int = 0
     problem: str = ""
     again: dict[str, int] = field(default_factory=dict)  # bytes by the id of the entry
-    tries: int = 0  # the most of an entry that is sent again
+    attempts: int = 0  # the most of an entry that is sent again
 
 
 class BatchTurns:
@@ -282,7 +282,7 @@ class BatchTurns:
             for entry in batch.entries:
                 if entry.id not in read.seen and await self._is_awaited(entry):
                     await self._settle_missing(read, entry, is_foreign=is_foreign)
-        pause = SEND_PAUSES.seconds(read.tries + 1) if read.again else 0
+        pause = SEND_PAUSES.seconds(read.attempts + 1) if read.again else 0
         return BatchDelivery(
             again=tuple(read.again),
             request_bytes=read.again,
@@ -370,7 +370,7 @@ class BatchTurns:
         turn = await self._read_turn(entry)
         if turn and await self._is_awaited(entry):
             read.again[entry.id] = len(to_json(turn.params))
-            read.tries = max(read.tries, turn.failures)
+            read.attempts = max(read.attempts, turn.failures)
 
     async def _to_outcome(
         self, turn: PooledTurn, batch: str, result: ModelReply | ApplicationError
@@ -428,7 +428,7 @@ class BatchTurns:
 
     async def _may_repeat(self, turn: PooledTurn, batch: str, failure: ApplicationError) -> bool:
         """Return whether to send the turn again: the failure may pass, or a milder request may be accepted."""
-        if turn.failures + 1 >= MAX_TRIES:
+        if turn.failures + 1 >= MAX_ATTEMPTS:
             return False
         if not failure.non_retryable or turn.request.relaxed == batch:
             return True

@@ -21,12 +21,12 @@ class BatchedTurnRequest(TurnRequest):
 
 
 class BatchEntry(FrozenModel):
-    """A turn in the pool, whose request lies in its run's store. `tries` counts the batches that it was sent with."""
+    """A turn in the pool. Its request is in the run's store; `attempts` counts the batches that it was sent with."""
 
     id: str
     workflow_id: str
     request_bytes: int
-    tries: int = omit_default(0)
+    attempts: int = omit_default(0)
 
 
 class PooledCall(FrozenModel):

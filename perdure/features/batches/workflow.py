@@ -261,7 +261,7 @@ class ModelBatches(ValidatedWorkflow[PoolState]):
 
 def _repeat_entry(entry: BatchEntry, delivered: BatchDelivery) -> BatchEntry:
     size = delivered.request_bytes.get(entry.id, entry.request_bytes)
-    return entry.evolve(tries=entry.tries + 1, request_bytes=size)
+    return entry.evolve(attempts=entry.attempts + 1, request_bytes=size)
 
 
 def _due_at(state: PoolState, group: Gathering) -> int:

@@ -127,7 +127,7 @@ class EndFacts(FrozenModel):
 class Facts(EndFacts):
     """The result of a run. `asked` are its questions to a person.
 
-    `made` are the tools that were called, `tried` those that the model asked for. Steps, tokens and cost include
+    `made` are the tools that were called, `requested` those that the model asked for. Steps, tokens and cost include
     subtasks; `cost_usd` is None if a price is not known.
     """
 
@@ -135,7 +135,7 @@ class Facts(EndFacts):
     unanswered: str | None = None  # the question without an answer, at which the run was cancelled
     files: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
-    tried: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     steps: int = 0
     tokens: int = 0
     cost_usd: float | None = 0.0

@@ -64,7 +64,7 @@ def _to_facts(end: RunEnd, calls: Collection[ExportedCall], files: Iterable[str]
         result=end.result,
         files=tuple(dict.fromkeys([*files, *payload.get("artifacts", ())])),
         made=called_tools(calls),
-        tried=tuple(dict.fromkeys(call.tool for call in calls)),
+        requested=tuple(dict.fromkeys(call.tool for call in calls)),
         **others,
     )
 

@@ -128,7 +128,7 @@ def _call_checks(expect: Expectation, facts: Facts) -> Iterator[str]:
         if tool not in facts.made:
             yield f"it does not call {tool}; it calls: {_shorten(', '.join(facts.made) or 'nothing')}"
     for tool in expect.never_calls:
-        if tool in facts.tried:
+        if tool in facts.requested:
             yield f"it calls {tool}"
 
 

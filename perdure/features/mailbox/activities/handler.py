@@ -52,7 +52,7 @@ from perdure.features.mailbox.rules.admission import (
     add_transition,
     bad_message_ending,
     close_message,
-    may_try_again,
+    may_retry,
     next_attempt,
     put_open,
     request_of,
@@ -215,7 +215,7 @@ class MessageHandler:
         """Wait for the run's end, and write it. Return the message if it gets another run."""
         ending, result = await wait_for_message_end(self._client, self._folder.agent, message)
         async with self._slots:
-            if may_try_again(result.fault, 0, message.attempt) and not await count_steps(
+            if may_retry(result.fault, 0, message.attempt) and not await count_steps(
                 self._client, message.run_id or ""
             ):
                 return await self.save(next_attempt(message, _utc_now()))

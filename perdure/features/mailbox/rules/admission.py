@@ -132,7 +132,7 @@ def bad_message_ending(reason: str) -> MessageResult:
     return MessageResult(ack=Ack.failed, details=truncate(reason, 300), fault=BAD_MESSAGE)
 
 
-def may_try_again(error: str | None, steps: int, attempt: int) -> bool:
+def may_retry(error: str | None, steps: int, attempt: int) -> bool:
     """Return whether a failed run may be replaced: it made no step, and the failure is transient (C5)."""
     return error in _PASSING and steps == 0 and attempt < MAX_ATTEMPTS
 
