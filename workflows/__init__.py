@@ -5,7 +5,7 @@ conversation       `Conversation`: a lane that runs one turn at a time
 execution          activities as a workflow runs them: policies, cancellation, failures; waits for other workflows
 handlers           the start, signals, updates and queries of a workflow; an unknown type ends at once
 interceptors       facts that a worker gives its workflows: its transcript cache, and whether payloads are encrypted
-rotation           continue-as-new of the workflows that never end, which move to the current build
+rotation           continue-as-new: when it is due; workflows that never end move to the current build
 sandbox            the sandbox in which all of them run
 search_attributes  the search attributes
 shared_calls       `SharedCalls`: the calls of one request over all of its runs

@@ -65,7 +65,7 @@ from perdure.workflows.handlers import (
     read_optional_argument,
     start_type,
 )
-from perdure.workflows.rotation import Rotation, continue_as_new
+from perdure.workflows.rotation import Rotation, continue_as_new, is_history_long
 from perdure.workflows.search_attributes import ShownAttributes
 
 
@@ -93,7 +93,7 @@ class LaneContext:
             turn_is_over=self.turn is not None and self.turn.done(),
             turn_is_stopping=self.turn_is_stopping,
             cancelled=self.cancellation.reason,
-            history_is_long=workflow.info().is_continue_as_new_suggested(),
+            history_is_long=is_history_long(),
             leaves_build=self.rotation.leaves_build,
         )
         return next_lane_move(self.state, facts)

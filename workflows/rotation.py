@@ -1,4 +1,4 @@
-"""Continue-as-new of the workflows that never end: when it is due, and on which build the next execution begins."""
+"""Continue-as-new: when it is due, and on which build the next execution of a workflow that never ends begins."""
 
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ class Rotation:
 
     @property
     def is_due(self) -> bool:
-        return workflow.info().is_continue_as_new_suggested() or self.leaves_build
+        return is_history_long() or self.leaves_build
 
     @property
     def leaves_build(self) -> bool:
@@ -32,6 +32,11 @@ class Rotation:
     def decide(self) -> None:
         if self.is_undecided:
             self._leaves[_own_build()] = workflow.patched(f"leave-build-{_own_build()}")
+
+
+def is_history_long() -> bool:
+    """Return whether the server suggests continue-as-new."""
+    return workflow.info().is_continue_as_new_suggested()
 
 
 def continue_as_new(state: Any) -> NoReturn:

@@ -55,6 +55,7 @@ from perdure.workflows.handlers import (
     read_argument,
     read_optional_argument,
 )
+from perdure.workflows.rotation import is_history_long
 
 ABANDON = workflow.HandlerUnfinishedPolicy.ABANDON  # a check of changed arguments at the end of the run
 
@@ -96,7 +97,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         await open_files(run)
         while True:
             run.cancellation.raise_if_cancelled()
-            match loop.next_move(run.state, history_is_long=run.is_history_long, is_spoken_to=bool(run.inbox.messages)):
+            match loop.next_move(run.state, history_is_long=is_history_long(), is_spoken_to=bool(run.inbox.messages)):
                 case loop.Listen():
                     await take_in_messages(run)
                 case loop.Think():

@@ -24,6 +24,7 @@ from perdure.decisions.text import formatting
 from perdure.workflows import search_attributes
 from perdure.workflows.execution import FILES, Cancellation, Policy, execute_activity, execute_locally_first
 from perdure.workflows.interceptors import share_transcript
+from perdure.workflows.rotation import is_history_long
 
 MAX_PENDING_MESSAGES = 256 * 1024  # bytes of pending steered messages that another execution begins with
 
@@ -149,11 +150,6 @@ class RunContext:
         )
 
     @property
-    def is_history_long(self) -> bool:
-        """True if the server suggests continue-as-new."""
-        return workflow.info().is_continue_as_new_suggested()
-
-    @property
     def has_updates(self) -> bool:
         """True if something has arrived that another execution would not get."""
         return self.inbox.holds_updates(self.state)
@@ -161,7 +157,7 @@ class RunContext:
     @property
     def should_move_wait(self) -> bool:
         """True if a wait should continue in another execution: the history is long, and nothing else is running."""
-        return self.is_history_long and len(self.state.pending) <= 1 and not self.has_updates
+        return is_history_long() and len(self.state.pending) <= 1 and not self.has_updates
 
     def fits_input(self) -> bool:
         """Return whether an execution can begin with the state, which holds a turn's results until it is closed."""
