@@ -1,5 +1,6 @@
 """What a reply makes of a run: calls, an outcome, or a note that it cannot be used."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +8,56 @@ import pytest
 from perdure.contracts.failures import Escalation, RunFailure
 from perdure.contracts.run.state import RunStatus
 from perdure.decisions.errors import IllegalMoveError
-from perdure.decisions.run import loop
+from perdure.decisions.run import loop, reply
 from perdure.decisions.text.visible_text import find_written_call
-from tests.decisions.runs import new_player, new_turn
+from tests.decisions.runs import new_player, new_state, new_turn
+
+THOUGHT = [{"type": "thinking", "thinking": "The answer is 4."}]
+TYPED = {"is_typed": True}
+# A reply for each row of the table: the run, the reply, and what it becomes: the reason of the ending, "" for an
+# outcome, or None if the run goes on; whether the conversation keeps the reply; the number of calls.
+ROWS: dict[Any, tuple[dict[str, Any], Any, str | None, bool, int]] = {
+    reply.take_last_turn: ({"is_closing": True}, new_turn("half", ("look", {})), "", True, 1),
+    reply.escalate_declined: ({}, new_turn("no", ("look", {}), stop="refusal"), Escalation.model_declined, False, 0),
+    reply.escalate_out_of_steps: (
+        {"max_steps": 1, "step": 1},
+        new_turn("", ("look", {})),
+        Escalation.step_budget,
+        True,
+        1,
+    ),
+    reply.take_calls: ({}, new_turn("", ("look", {}), stop="max_tokens"), None, True, 1),
+    reply.continue_turn: ({}, new_turn("searching", stop="pause_turn"), None, True, 0),
+    reply.reject_cut_off: ({}, new_turn("half", stop="max_tokens"), None, True, 0),
+    reply.reject_reasoning: ({}, new_turn().evolve(content=THOUGHT), None, False, 0),
+    reply.reject_empty: ({}, new_turn(stop="pause_turn"), None, False, 0),
+    reply.reject_written_call: (TYPED, new_turn('{"name": "look", "arguments": {}}'), None, True, 0),
+    reply.ask_for_result: (TYPED, new_turn("done"), None, True, 0),
+    reply.complete_with_text: ({}, new_turn("done"), "", True, 0),
+}
+
+
+@pytest.mark.parametrize("take", ROWS, ids=lambda take: take.__name__)
+def test_each_row_decides_about_some_reply_and_what_it_becomes(take: Any) -> None:
+    fields, turn, ending, keeps, count = ROWS[take]
+    state = new_state(**fields)
+    calls = reply.parse_calls(state, turn)
+    facts = reply.ReplyFacts(state, turn, calls, "".join(block.get("text", "") for block in turn.content))
+    assert next(row for _, holds, row in reply.REPLIES if holds(facts)) is take
+    taken = reply.take_turn(state, turn)
+    assert (taken.state.ending and taken.state.ending.reason) == ending
+    assert (taken.keep, len(taken.state.calls)) == (keeps, count)
+    assert (taken.note is not None) is (take.__name__.startswith("reject") or take is reply.ask_for_result)
+
+
+def test_the_table_of_replies_in_the_documentation_is_the_one_that_decides() -> None:
+    """And each of its rows is played above."""
+    assert [*ROWS] == [take for _, _, take in reply.REPLIES]
+    rows = [
+        f"| {text} | `{take.__name__}` | {(take.__doc__ or '').removesuffix('.')} |" for text, _, take in reply.REPLIES
+    ]
+    page = (Path(reply.__file__).parents[3] / "docs" / "one-call.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in page
 
 
 def test_a_reply_without_calls_is_the_outcome() -> None:
@@ -92,9 +140,8 @@ def test_a_written_call_is_looked_for_in_linear_time() -> None:
 
 def test_a_run_whose_replies_are_reasoning_alone_says_so() -> None:
     player = new_player()
-    thought = [{"type": "thinking", "thinking": "The answer is 4."}]
     for _ in range(3):
-        player.reply(new_turn("").evolve(content=thought))
+        player.reply(new_turn("").evolve(content=THOUGHT))
     assert "only reasoning" in player.transcript.parts[1].content[0]["text"]
     assert player.ending.reason == RunFailure.model_unusable
     assert player.ending.text.endswith("the last one had all its words as reasoning, and no answer")

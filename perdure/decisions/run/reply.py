@@ -1,6 +1,6 @@
-"""The effect of a model's reply on the run: calls to make, an outcome, or a note that it cannot be used."""
+"""The effect of a model's reply on the run, by a table: calls to make, an outcome, or a note that it is unusable."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import nlargest
@@ -37,8 +37,18 @@ class TurnTaken:
     note: str | None = None
 
 
+@dataclass(frozen=True)
+class ReplyFacts:
+    """A reply, as the rows of `REPLIES` look at it. Its cost is in the state already."""
+
+    state: RunState
+    turn: ModelTurn
+    calls: tuple[Call, ...]
+    text: str
+
+
 def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
-    """Apply a reply to the run. A reply without a tool call ends the run, with its text as the outcome.
+    """Apply a reply to the run, as the first row of `REPLIES` whose condition holds says.
 
     Raises IllegalMoveError while calls of the previous turn are open: they would never get their results.
     """
@@ -46,75 +56,131 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
         raise IllegalMoveError("take a reply", f"calls are open: {', '.join(call.tool_use_id for call in state.calls)}")
     state = add_review_costs(_add_usage(state, turn), turn.reviews)
     calls = parse_calls(state, turn)
-    text = join_text_blocks(turn.content)
-    if state.is_closing:
-        return _take_last_turn(state, calls, text)
-    state = state.evolve(forced=_keep_forced(state, calls))
-    if turn.stop_reason == "refusal":
-        return TurnTaken(escalate_run(state, Escalation.model_declined, text or "the model declined"), keep=False)
-    if not calls:
-        return _take_text(state, turn, text)
-    state = _read_text(state, text)
-    if turn.invalid_results:
-        state = count_invalid_result(state, " ".join(turn.invalid_results.values()))
-    is_over_budget = is_out_of_steps(state, state.step) and any(_asks_for_a_step(call) for call in calls)
-    if is_over_budget and state.forced is None:
-        detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
-        state = escalate_run(state, Escalation.step_budget, detail)
-    last = max([call.step for call in calls if call.step is not None], default=state.step)
-    return TurnTaken(state.evolve(calls=calls, step=last))
+    reply = ReplyFacts(state.evolve(forced=_keep_forced(state, calls)), turn, calls, join_text_blocks(turn.content))
+    return next(take(reply) for _, holds, take in REPLIES if holds(reply))
 
 
-def _take_text(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
-    """Apply a reply without a tool call: it is the outcome if it is complete."""
-    if turn.stop_reason == "pause_turn" and turn.content:
-        return TurnTaken(state)
-    if fault := _find_fault(state, turn, text):
-        return _take_unusable(state, fault)
-    if state.is_typed:
-        state = count_invalid_result(_read_text(state, text), "there was only text")
-        return TurnTaken(state.evolve(forced=ForcedTool(tool=FINISH)), note=RESULT_MISSING)
-    return TurnTaken(complete_run(_read_text(state, text), text, ()))
+def take_last_turn(reply: ReplyFacts) -> TurnTaken:
+    """The partial outcome, of its `finish` or its text. A typed run without a result escalates: `result_invalid`."""
+    # No tool can be called any more, except `finish`. A result completes a typed run without a text, too.
+    state, calls = reply.state, reply.calls
+    endings = (call for call in calls if call.tool == FINISH and call.outcome is None)
+    finish = next((call for call in endings if state.is_typed or isinstance(call.arguments.get("outcome"), str)), None)
+    arguments = finish.arguments if finish else {}
+    said = arguments.get("outcome")
+    refused = error_outcome(ToolFault.budget, "the time of this run is used up")
+    outcome = (said.strip() if isinstance(said, str) else "") or reply.text
+    state = complete_out_of_time(state, outcome, artifacts_in(arguments), finish)
+    outcomes = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
+    calls = tuple(
+        call if call.outcome else call.evolve(step=None, outcome=outcomes[call.tool_use_id]) for call in calls
+    )
+    return TurnTaken(state.evolve(calls=calls), keep=bool(calls or reply.text))
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """Why a reply is no outcome. `why` completes "the last one …" in the reason of a run that fails so."""
-
-    why: str
-    note: str
-    keep: bool = False
+def escalate_declined(reply: ReplyFacts) -> TurnTaken:
+    """The run escalates: `model_declined`. The conversation does not keep the reply."""
+    text = reply.text or "the model declined"
+    return TurnTaken(escalate_run(reply.state, Escalation.model_declined, text), keep=False)
 
 
-_EMPTY = _Fault("was empty", "Your reply was empty. Call a tool, or answer in text.")
-_REASONING = _Fault(
-    "had all its words as reasoning, and no answer",
-    "Your reply had only reasoning, and no answer. Call a tool, or answer in text.",
-)
+def escalate_out_of_steps(reply: ReplyFacts) -> TurnTaken:
+    """The calls that need no step are made, and the run escalates: `step_budget`."""
+    state = take_calls(reply).state
+    detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
+    return TurnTaken(escalate_run(state, Escalation.step_budget, detail))
 
 
-def _find_fault(state: RunState, turn: ModelTurn, text: str) -> _Fault | None:
-    if turn.stop_reason in CUT_OFF:
-        return _Fault("was cut off", _cut_off_note(turn), keep=bool(text))
-    if not text:
-        return _REASONING if any(is_thought(block) for block in turn.content) else _EMPTY
-    tool = find_written_call(text, {route.name for route in state.tools})
-    if tool is None:
-        return None
+def take_calls(reply: ReplyFacts) -> TurnTaken:
+    """The calls are made. The third result in the run that is invalid escalates it: `result_invalid`."""
+    state = _read_text(reply.state, reply.text)
+    if reply.turn.invalid_results:
+        state = count_invalid_result(state, " ".join(reply.turn.invalid_results.values()))
+    last = max([call.step for call in reply.calls if call.step is not None], default=state.step)
+    return TurnTaken(state.evolve(calls=reply.calls, step=last))
+
+
+def continue_turn(reply: ReplyFacts) -> TurnTaken:
+    """The model is called again, and continues."""
+    return TurnTaken(reply.state)
+
+
+def reject_cut_off(reply: ReplyFacts) -> TurnTaken:
+    """Unusable. The conversation keeps its text. A note asks for a shorter one, whole."""
+    if reply.turn.content and all(is_thought(block) for block in reply.turn.content):
+        note = "All tokens of your reply went to thinking, before any text or call. Think less, and answer."
+    else:
+        note = (
+            "Your reply was cut off by the length limit. Give the whole answer again, but shorter; write what is long "
+            "to files, in several calls."
+        )
+    return _reject(reply, "was cut off", note, keep=bool(reply.text))
+
+
+def reject_reasoning(reply: ReplyFacts) -> TurnTaken:
+    """Unusable. A note asks for an answer."""
+    note = "Your reply had only reasoning, and no answer. Call a tool, or answer in text."
+    return _reject(reply, "had all its words as reasoning, and no answer", note)
+
+
+def reject_empty(reply: ReplyFacts) -> TurnTaken:
+    """Unusable. A note asks for an answer."""
+    return _reject(reply, "was empty", "Your reply was empty. Call a tool, or answer in text.")
+
+
+def reject_written_call(reply: ReplyFacts) -> TurnTaken:
+    """Unusable, but kept. A note asks for a tool call."""
+    tool = _written_call(reply)
     note = (
         f"Your reply has a call of `{tool}` as text, so it was not made. Make it as a tool call. If it is part of your "
+        f"answer, use `{FINISH}`."
     )
-    return _Fault(f"had a call of {tool} as text, which makes none", f"{note}answer, use `{FINISH}`.", keep=True)
+    return _reject(reply, f"had a call of {tool} as text, which makes none", note, keep=True)
 
 
-def _cut_off_note(turn: ModelTurn) -> str:
-    """Return the note on a reply that stays cut off. Only a whole reply can be the outcome."""
-    if turn.content and all(is_thought(block) for block in turn.content):
-        return "All tokens of your reply went to thinking, before any text or call. Think less, and answer."
-    return (
-        "Your reply was cut off by the length limit. Give the whole answer again, but shorter; write what is long to "
-        "files, in several calls."
-    )
+def ask_for_result(reply: ReplyFacts) -> TurnTaken:
+    """A note asks for the result, and the next reply is forced to give it. Counts as an invalid result."""
+    state = count_invalid_result(_read_text(reply.state, reply.text), "there was only text")
+    return TurnTaken(state.evolve(forced=ForcedTool(tool=FINISH)), note=RESULT_MISSING)
+
+
+def complete_with_text(reply: ReplyFacts) -> TurnTaken:
+    """The outcome: the run completes."""
+    return TurnTaken(complete_run(_read_text(reply.state, reply.text), reply.text, ()))
+
+
+def _exceeds_steps(reply: ReplyFacts) -> bool:
+    is_over = is_out_of_steps(reply.state, reply.state.step) and any(_asks_for_a_step(call) for call in reply.calls)
+    return is_over and reply.state.forced is None
+
+
+def _is_paused(reply: ReplyFacts) -> bool:
+    return reply.turn.stop_reason == "pause_turn" and bool(reply.turn.content)
+
+
+def _is_reasoning(reply: ReplyFacts) -> bool:
+    return not reply.text and any(is_thought(block) for block in reply.turn.content)
+
+
+def _written_call(reply: ReplyFacts) -> str | None:
+    return find_written_call(reply.text, {route.name for route in reply.state.tools})
+
+
+# What a reply becomes: of these conditions, in this order, the first that holds decides. Three replies in a row that
+# are rejected as unusable end the run as failed: `ModelUnusable`. docs/one-call.md has the same table.
+REPLIES: tuple[tuple[str, Callable[[ReplyFacts], bool], Callable[[ReplyFacts], TurnTaken]], ...] = (
+    ("it was the last turn, as the time is used up", lambda reply: reply.state.is_closing, take_last_turn),
+    ("the model declines", lambda reply: reply.turn.stop_reason == "refusal", escalate_declined),
+    ("it has a call that needs a step, and none is left", _exceeds_steps, escalate_out_of_steps),
+    ("it has calls", lambda reply: bool(reply.calls), take_calls),
+    ("the provider paused it", _is_paused, continue_turn),
+    ("the length limit cut it off", lambda reply: reply.turn.stop_reason in CUT_OFF, reject_cut_off),
+    ("it has reasoning and no text", _is_reasoning, reject_reasoning),
+    ("it has no text", lambda reply: not reply.text, reject_empty),
+    ("its text has a call of a tool", lambda reply: _written_call(reply) is not None, reject_written_call),
+    ("it is text, and the run ends with a result", lambda reply: reply.state.is_typed, ask_for_result),
+    ("it is text", lambda _: True, complete_with_text),
+)
 
 
 def _keep_forced(state: RunState, calls: tuple[Call, ...]) -> ForcedTool | None:
@@ -123,25 +189,6 @@ def _keep_forced(state: RunState, calls: tuple[Call, ...]) -> ForcedTool | None:
     if forced is None or forced.asks is None:
         return None
     return forced if any(call.tool == forced.tool and call.outcome is None for call in calls) else None
-
-
-def _take_last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
-    """Take the reply as the outcome, whatever it says. No tool can be called any more, except `finish`.
-
-    A typed run completes with its result, also if the model gives no text with it.
-    """
-    endings = (call for call in calls if call.tool == FINISH and call.outcome is None)
-    finish = next((call for call in endings if state.is_typed or isinstance(call.arguments.get("outcome"), str)), None)
-    arguments = finish.arguments if finish else {}
-    said = arguments.get("outcome")
-    refused = error_outcome(ToolFault.budget, "the time of this run is used up")
-    outcome = (said.strip() if isinstance(said, str) else "") or text
-    state = complete_out_of_time(state, outcome, artifacts_in(arguments), finish)
-    outcomes = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
-    calls = tuple(
-        call if call.outcome else call.evolve(step=None, outcome=outcomes[call.tool_use_id]) for call in calls
-    )
-    return TurnTaken(state.evolve(calls=calls), keep=bool(calls or text))
 
 
 def _asks_for_a_step(call: Call) -> bool:
@@ -158,14 +205,15 @@ def _add_usage(state: RunState, turn: ModelTurn) -> RunState:
     )
 
 
-def _take_unusable(state: RunState, fault: _Fault) -> TurnTaken:
-    count = state.unusable_replies + 1
-    state = state.evolve(unusable_replies=count)
+def _reject(reply: ReplyFacts, why: str, note: str, *, keep: bool = False) -> TurnTaken:
+    """Count a reply that is no outcome. `why` completes "the last one …" in the reason of a run that fails so."""
+    count = reply.state.unusable_replies + 1
+    state = reply.state.evolve(unusable_replies=count)
     if count < MAX_UNUSABLE_REPLIES:
-        return TurnTaken(state, keep=fault.keep, note=fault.note)
-    text = f"{count} replies in a row could not be used; the last one {fault.why}"
+        return TurnTaken(state, keep=keep, note=note)
+    text = f"{count} replies in a row could not be used; the last one {why}"
     ending = Ending(status=RunStatus.failed, text=text, reason=RunFailure.model_unusable)
-    return TurnTaken(state.evolve(ending=ending), keep=fault.keep)
+    return TurnTaken(state.evolve(ending=ending), keep=keep)
 
 
 def _read_text(state: RunState, text: str) -> RunState:
