@@ -47,7 +47,7 @@ from perdure.decisions.tool_results import (
     outcome_of_result,
     record_result,
 )
-from perdure.decisions.tools import ASK_HUMAN, CONTROL_TOOLS, DELEGATE, FOLLOW_UP_TOOLS, JOURNAL_TOOLS
+from perdure.decisions.tools import ASK_HUMAN, DELEGATE, FOLLOW_UP_TOOLS, STATE_TOOLS
 from perdure.features.delegation import rules as delegation
 from perdure.features.follow_ups.rules.tools import build_follow_up_commands
 from perdure.workflows.handlers import read_argument, read_optional_argument
@@ -361,13 +361,11 @@ class Played:
     # A call, as in workflows/agent_run/tool_calls.py.
 
     def _settle(self, call: Call) -> Flow[None]:
-        if call.tool in CONTROL_TOOLS:
-            self.state = call_state.run_control_call(self.state, call)
-        elif call.tool in JOURNAL_TOOLS:
-            self.state = call_state.run_journal_call(self.state, call)
+        if call.tool in STATE_TOOLS:
+            self.state, outcome = call_state.apply_state_tool(self.state, call)
         else:
             outcome = yield from self._make_call(call)
-            self.state = call_state.settle_call(self.state, call, outcome)
+        self.state = call_state.settle_call(self.state, call, outcome)
 
     def _make_call(self, call: Call) -> Flow[ToolOutcome]:
         if call.tool == ASK_HUMAN:

@@ -241,9 +241,11 @@ SEARCH_TOOLS, CALL_TOOL = "search_tools", "call_tool"
 # Settled after the other calls of their turn, since they judge those results.
 CONTROL_TOOLS = (FINISH, ESCALATE, REFRAME)
 JOURNAL_TOOLS = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
+# They change the run's state and nothing else: a call takes no step and no time.
+STATE_TOOLS = (*CONTROL_TOOLS, *JOURNAL_TOOLS)
 FOLLOW_UP_TOOLS = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
 # No policy is about these: they reach nothing beyond the run and the person who is asked, and end it.
-UNGOVERNED = frozenset({*CONTROL_TOOLS, *JOURNAL_TOOLS, ASK_HUMAN, SEARCH_TOOLS, CALL_TOOL})
+UNGOVERNED = frozenset({*STATE_TOOLS, ASK_HUMAN, SEARCH_TOOLS, CALL_TOOL})
 
 # Part of results, since tools and prompt must not change, for the provider's cache. Small models repeat a call whose
 # result does not state the next step.
@@ -350,7 +352,7 @@ def _route_of(name: str) -> ToolRoute:
         name=name,
         kind=ToolKind.builtin,
         effect=Effect(added.effect) if added else Effect.read,
-        takes_step=name not in (*CONTROL_TOOLS, *JOURNAL_TOOLS),
+        takes_step=name not in STATE_TOOLS,
     )
 
 

@@ -13,7 +13,7 @@ from perdure.contracts.tool import Approval, Effect, ToolKind, ToolOutcome, Tool
 from perdure.decisions.run import call_state, loop
 from perdure.decisions.run.reply import take_turn
 from perdure.decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part
-from perdure.decisions.tools import CONTROL_TOOLS, JOURNAL_TOOLS, routes
+from perdure.decisions.tools import STATE_TOOLS, routes
 from tests.drawn import running
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
@@ -115,12 +115,10 @@ class Player:
         assert len(self.state.pending) == len(before) + sum(call.step is not None for call in batch)
         self.issued += [call.step for call in batch if call.step is not None]
         for call in batch:
-            if call.tool in CONTROL_TOOLS:
-                self.state = call_state.run_control_call(self.state, call)
-            elif call.tool in JOURNAL_TOOLS:
-                self.state = call_state.run_journal_call(self.state, call)
-            else:
-                self.state = call_state.settle_call(self.state, call, self.outcomes.get(call.tool, OK))
+            outcome = self.outcomes.get(call.tool, OK)
+            if call.tool in STATE_TOOLS:
+                self.state, outcome = call_state.apply_state_tool(self.state, call)
+            self.state = call_state.settle_call(self.state, call, outcome)
         assert self.state.pending == before
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.contracts.run.journal import Journal
 from perdure.contracts.run.state import RunState
-from perdure.decisions.run.call_state import run_control_call
+from perdure.decisions.run.call_state import apply_state_tool, settle_call
 from perdure.decisions.run.journal import run_journal_tool
 from perdure.decisions.run.reply import take_turn
 from perdure.decisions.tools import GO_ON
@@ -19,7 +19,8 @@ def control(state: RunState, turn: Any) -> RunState:
     state = take_turn(state, turn).state
     for call in state.calls:
         if call.outcome is None:
-            state = run_control_call(state, call)
+            state, outcome = apply_state_tool(state, call)
+            state = settle_call(state, call, outcome)
     return state
 
 

@@ -1,4 +1,7 @@
-"""docs/one-call.md against a call: it names exactly the modules that the call enters, and its functions in order."""
+"""docs/one-call.md against a call: it names exactly the modules that the call enters, and its functions in order.
+
+And its handlers are those of the table.
+"""
 
 import asyncio
 import re
@@ -11,14 +14,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from perdure import cli
-from perdure.contracts.tool import Effect
+from perdure.contracts.run.state import Call
+from perdure.contracts.tool import Effect, ToolKind
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
+from perdure.workflows.agent_run.tool_calls import HANDLERS
 from tests.workflows.conftest import MakeWorld
 
 ROOT = Path(cli.__file__).parents[1]
-PAGE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8").partition("\n## ")[0]  # without failures
+PAGE, _, MORE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8").partition("\n## ")
 ROWS = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| `(\w+)` \|", PAGE, re.MULTILINE)
 PRODUCT = ("perdure/", "workflows/", "activities/")
 TEST_KIT = "perdure/testkit/"  # a model on this machine
@@ -75,3 +82,26 @@ async def test_the_page_follows_a_call_through_the_code(world: MakeWorld) -> Non
     assert [row for row in ROWS if row not in found] == []
     assert sorted(ROWS, key=found.index) == ROWS
     assert f"{len(crossed)} files" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind", "handler"),
+    [
+        *((name, ToolKind.builtin, "run_state_tool") for name in ("finish", "reframe", "get_run_journal")),
+        ("ask_human", ToolKind.builtin, "run_ask_human"),
+        ("delegate", ToolKind.builtin, "run_feature_tool"),
+        ("vote", ToolKind.signal, "run_signal_call"),
+        ("vote", ToolKind.queue, "run_queue_call"),
+        ("look", ToolKind.http, "run_tool_call"),
+        ("search_tools", ToolKind.native, "run_tool_call"),
+        ("delegate", ToolKind.native, "run_tool_call"),  # in a replay
+    ],
+)
+def test_a_call_is_made_by_the_first_row_that_holds(tool: str, kind: ToolKind, handler: str) -> None:
+    call = Call(tool_use_id="u1", tool=tool, kind=kind, effect=Effect.read, step=1, arguments={})
+    assert next(make.__name__ for _, is_about, make in HANDLERS if is_about(call)) == handler
+
+
+def test_the_page_has_the_table_of_handlers() -> None:
+    rows = [f"| {what} | `{make.__name__}` | {(make.__doc__ or '').removesuffix('.')} |" for what, _, make in HANDLERS]
+    assert "\n".join(rows) in MORE

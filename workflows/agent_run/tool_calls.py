@@ -1,4 +1,4 @@
-"""The tool calls of a turn. Each gets exactly one outcome, from a handler of the tables at the end."""
+"""The tool calls of a turn. Each gets exactly one outcome, from a handler of the table at the end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,9 +41,8 @@ from perdure.decisions.tool_requests import nonce_of, request_event
 from perdure.decisions.tool_results import INLINE_BYTES, reject_unreadable
 from perdure.decisions.tools import (
     ASK_HUMAN,
-    CONTROL_TOOLS,
-    JOURNAL_TOOLS,
     SEARCH_TOOLS,
+    STATE_TOOLS,
 )
 from perdure.registry import feature_tools, load
 from perdure.workflows.activities import Activities
@@ -61,7 +60,7 @@ from perdure.workflows.execution import KEEPING, classify_failure, queue_call_po
 
 
 async def run_queue_call(run: RunContext, call: Call) -> ToolOutcome | None:
-    """Return the call's outcome, unless only a person can settle it."""
+    """An activity of another worker, on its task queue."""
     route = run.route_of(call)
     if route.queue is None:
         raise AssertionError(f"{route.name} has no queue")
@@ -171,7 +170,7 @@ async def _store_result(run: RunContext, call: Call, outcome: ToolOutcome) -> To
             return error_outcome(ToolFault.too_large, f"the call was made, but its result could not be kept: {reason}")
 
 
-CallHandler = Callable[[RunContext, Call], Awaitable[ToolOutcome]]
+CallHandler = Callable[[RunContext, Call], Awaitable[ToolOutcome | None]]
 
 # A `once` call that ends so has not begun, as its activity has one attempt.
 NOT_BEGUN = (FailureKind.cancelled, FailureKind.not_begun)
@@ -190,51 +189,44 @@ async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
     if len(run.state.open_questions) > 1:
         run.show_waits()
     run.publish_details()
-    ends = await asyncio.gather(*(_settle_call(run, call) for call in batch), return_exceptions=True)
+    ends = await asyncio.gather(*(_make_call(run, call) for call in batch), return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):
             raise end
 
 
-async def _settle_call(run: RunContext, call: Call) -> None:
-    if decide := _DECIDED.get(call.tool):  # the outcome is a decision about the run itself
-        run.state = decide(run.state, call)
-        return
-    outcome = await _dispatch_call(run, call)
-    if run.state.policy and outcome.at is None:
-        outcome = outcome.evolve(at=workflow.now())
-    events.count_call(call, outcome)
+async def _make_call(run: RunContext, call: Call) -> None:
+    admitted = await _admit_call(run, call)
+    if isinstance(admitted, ToolOutcome):
+        outcome = admitted
+    else:
+        handler = next(handler for _, is_about, handler in HANDLERS if is_about(admitted))
+        outcome = await _run_until_settled(run, admitted, handler)
+    if call.tool not in STATE_TOOLS:  # which do no work
+        if run.state.policy and outcome.at is None:
+            outcome = outcome.evolve(at=workflow.now())
+        events.count_call(call, outcome)
     run.state = call_state.settle_call(run.state, call, outcome)
 
 
-async def _dispatch_call(run: RunContext, call: Call) -> ToolOutcome:
+async def _admit_call(run: RunContext, call: Call) -> Call | ToolOutcome:
+    """Return the call as it is to be made, or the outcome of a call that is not made."""
     if call_state.changes_something(call):  # the one place that every such call passes
         if run.state.dry_run:
             run.state, outcome = call_state.skip_call(run.state, call)
             trace_call(run, call, outcome)
             return outcome
         run.state, call = take_planned_call(run.state, call, workflow.now())
-    if needs_approval(run.state, call):
-        with run.inbox.pausing_results(call.step or 0):
-            approved = await approve_call(run, call)
-        if isinstance(approved, ToolOutcome):
-            return approved
-        call = approved
-    built_in = _built_in_handler(call.tool) if call.kind is ToolKind.builtin else None  # a replay answers some itself
-    handler = built_in or _BY_KIND.get(call.kind, _run_until_settled)
-    return await handler(run, call)
+    if not needs_approval(run.state, call):
+        return call
+    with run.inbox.pausing_results(call.step or 0):
+        return await approve_call(run, call)
 
 
-def _built_in_handler(name: str) -> CallHandler | None:
-    """Return who makes the calls of a built-in tool: the run itself, or a feature."""
-    tool = feature_tools().get(name)
-    return load(tool.handler) if tool else _BUILT_IN.get(name)
-
-
-async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
+async def _run_until_settled(run: RunContext, call: Call, handler: CallHandler) -> ToolOutcome:
     """Make a call. One that may have happened is repeated only if a person says so (B9)."""
     while True:
-        outcome = await _ATTEMPTS.get(call.kind, _call_tool)(run, call)
+        outcome = await handler(run, call)
         if outcome is None:
             outcome = await _settle_doubt(run, call)
             if outcome is not None:
@@ -250,14 +242,25 @@ async def _run_until_settled(run: RunContext, call: Call) -> ToolOutcome:
         run.state = call_state.reissue_call(run.state, call.step or 0, workflow.now())
 
 
-async def _call_tool(run: RunContext, call: Call) -> ToolOutcome | None:
-    """Return the outcome of the activity `call_tool`, unless only a person can settle the call."""
+async def run_tool_call(run: RunContext, call: Call) -> ToolOutcome | None:  # noqa: C901 - a case for each recovery
+    """The activity `call_tool`, again if `recover_call` says so."""
     lost, pauses = 0, iter(CLAIM_PAUSES)
     while True:
-        outcome = await _attempt_call(run, call, lost)
-        if isinstance(outcome, ToolOutcome):
+        # Else a cancel between two attempts would leave in doubt a call that is not in flight.
+        run.cancellation.raise_if_cancelled()
+        run.mark_in_flight(call)
+        summary = formatting.call_summary(call, was_lost=lost > 0)
+        policy = tool_call_policy(run.route_of(call), call.effect)
+        try:
+            outcome = await run.execute(Activities.call_tool, call_request(run, call), summary, policy)
+        except ActivityError as failure:
+            error = failure
+        else:
+            run.clear_in_flight(call)
+            if outcome.interrupted:
+                run.state = mark_interrupted(run.state)
             return outcome
-        error, end = outcome, classify_failure(outcome)
+        end = classify_failure(error)
         if end in NOT_BEGUN and call.effect is Effect.once and not (lost or _may_have_begun(run, call)):
             run.clear_in_flight(call)
         match recover_call(end, call.effect, lost):
@@ -274,22 +277,6 @@ async def _call_tool(run: RunContext, call: Call) -> ToolOutcome | None:
             case CallRecovery.fail:
                 run.clear_in_flight(call)
                 return to_tool_outcome(error, call.effect)
-
-
-async def _attempt_call(run: RunContext, call: Call, lost: int) -> ToolOutcome | ActivityError:
-    # Else a cancel between two attempts would leave in doubt a call that is not in flight.
-    run.cancellation.raise_if_cancelled()
-    run.mark_in_flight(call)
-    summary = formatting.call_summary(call, was_lost=lost > 0)
-    policy = tool_call_policy(run.route_of(call), call.effect)
-    try:
-        outcome = await run.execute(Activities.call_tool, call_request(run, call), summary, policy)
-    except ActivityError as error:
-        return error
-    run.clear_in_flight(call)
-    if outcome.interrupted:
-        run.state = mark_interrupted(run.state)
-    return outcome
 
 
 def _may_have_begun(run: RunContext, call: Call) -> bool:
@@ -340,12 +327,12 @@ async def _settle_doubt(run: RunContext, call: Call) -> ToolOutcome | None:
     return IN_DOUBT
 
 
-async def _run_signal_call(run: RunContext, call: Call) -> ToolOutcome:
-    """Send the request and wait for the result, a signal; retry an error that may pass (A11)."""
+async def run_signal_call(run: RunContext, call: Call) -> ToolOutcome:
+    """A request by `run_tool_call`, then a signal with the result. An error that may pass is retried (A11)."""
     timeout, step = run.route_of(call).timeout, call.step or 0
     for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
         if call_state.handed_out_at(run.state, step) is None:  # else an earlier execution has sent it
-            handed_out = await _run_until_settled(run, call)
+            handed_out = await _run_until_settled(run, call, run_tool_call)
             if handed_out.status == "error":
                 return handed_out
             run.state = call_state.mark_handed_out(run.state, step, workflow.now())
@@ -369,10 +356,26 @@ async def _run_signal_call(run: RunContext, call: Call) -> ToolOutcome:
     raise AssertionError("the last attempt returns")
 
 
-_DECIDED = {
-    **dict.fromkeys(CONTROL_TOOLS, call_state.run_control_call),
-    **dict.fromkeys(JOURNAL_TOOLS, call_state.run_journal_call),
-}
-_BUILT_IN: dict[str, CallHandler] = {ASK_HUMAN: run_ask_human}  # beside those of features
-_BY_KIND: dict[ToolKind, CallHandler] = {ToolKind.signal: _run_signal_call}  # others: `_run_until_settled`
-_ATTEMPTS = {ToolKind.queue: run_queue_call}  # one attempt of a call; others: `_call_tool`
+async def run_state_tool(run: RunContext, call: Call) -> ToolOutcome:
+    """A decision about the run's own state."""
+    run.state, outcome = call_state.apply_state_tool(run.state, call)
+    return outcome
+
+
+async def run_feature_tool(run: RunContext, call: Call) -> ToolOutcome:
+    """The `handler` in its feature's row."""
+    outcome: ToolOutcome = await load(feature_tools()[call.tool].handler)(run, call)
+    return outcome
+
+
+# How a call is made: of these conditions, in this order, the first that holds decides. A handler returns the outcome,
+# or None if only a person can tell. A replay answers some built-in tools as another kind. docs/one-call.md has the same
+# table.
+HANDLERS: tuple[tuple[str, Callable[[Call], bool], CallHandler], ...] = (
+    ("`finish`, `escalate`, `reframe`, the run journal", lambda call: call.tool in STATE_TOOLS, run_state_tool),
+    ("`ask_human`", lambda call: call.kind is ToolKind.builtin and call.tool == ASK_HUMAN, run_ask_human),
+    ("a feature's tool", lambda call: call.kind is ToolKind.builtin and call.tool in feature_tools(), run_feature_tool),
+    ("kind `signal`", lambda call: call.kind is ToolKind.signal, run_signal_call),
+    ("kind `queue`", lambda call: call.kind is ToolKind.queue, run_queue_call),
+    ("any other kind", lambda _: True, run_tool_call),
+)

@@ -123,7 +123,7 @@ async def ask_direction(run: RunContext, forced: ForcedTool, reply: str = "", ab
 
 
 async def run_ask_human(run: RunContext, call: Call) -> ToolOutcome:
-    """Carry out the tool `ask_human`. A question that the runtime forces is asked whatever the model says to it."""
+    """A question to a person. One that the runtime forces is asked whatever the model says to it."""
     text = question_in(call)
     if run.state.forced is not None:
         return ToolOutcome(result=await ask_direction(run, run.state.forced, text or "", call))

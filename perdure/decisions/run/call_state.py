@@ -16,7 +16,7 @@ from perdure.decisions.ids import call_digest
 from perdure.decisions.run.journal import add_artifacts, reframe_journal, run_journal_tool
 from perdure.decisions.run.outcome import check_of, complete_run, escalate_run, typed_result
 from perdure.decisions.run.transcript import PAGE_BYTES
-from perdure.decisions.tools import DELEGATE, ESCALATE, FINISH, GO_ON, REFRAME, UNGOVERNED
+from perdure.decisions.tools import DELEGATE, ESCALATE, FINISH, GO_ON, JOURNAL_TOOLS, REFRAME, UNGOVERNED
 
 OUTSIDE = (ToolKind.signal, ToolKind.queue)
 MAX_DRY_CALLS = 512 * 1024  # bytes of the calls that a dry run lists
@@ -172,24 +172,21 @@ def settle_call(state: RunState, call: Call, outcome: ToolOutcome) -> RunState:
     )
 
 
-def run_journal_call(state: RunState, call: Call) -> RunState:
-    """Run one of the journal tools."""
-    journal, outcome = run_journal_tool(state.journal, call.tool, call.arguments)
-    return settle_call(state.evolve(journal=journal), call, outcome)
-
-
-def run_control_call(state: RunState, call: Call) -> RunState:
-    """Run `finish`, `escalate` or `reframe`."""
+def apply_state_tool(state: RunState, call: Call) -> tuple[RunState, ToolOutcome]:
+    """Apply a call of one of `STATE_TOOLS`. Return the state without the outcome, and the outcome."""
+    if call.tool in JOURNAL_TOOLS:
+        journal, outcome = run_journal_tool(state.journal, call.tool, call.arguments)
+        return state.evolve(journal=journal), outcome
     texts = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
     if state.ending is not None:
-        return settle_call(state, call, error_outcome(ToolFault.interrupted, "the run has ended"))
+        return state, error_outcome(ToolFault.interrupted, "the run has ended")
     if call.tool == FINISH:
         return _finish_run(state, call, texts.get("outcome", ""))
     if call.tool == ESCALATE:
         state = escalate_run(state, Escalation.asked, texts.get("reason") or "the agent gave no reason")
-        return settle_call(state, call, ToolOutcome(result="escalated"))
+        return state, ToolOutcome(result="escalated")
     if call.tool == REFRAME:
-        return _reframe_run(state, call, texts.get("frame", ""))
+        return _reframe_run(state, texts.get("frame", ""))
     raise AssertionError(f"{call.tool} is not a control tool")
 
 
@@ -199,19 +196,16 @@ _WITH_OUTCOME = (
 )
 
 
-def _finish_run(state: RunState, call: Call, outcome: str) -> RunState:
+def _finish_run(state: RunState, call: Call, outcome: str) -> tuple[RunState, ToolOutcome]:
     sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
     if sibling is not None:
-        error = error_outcome(
-            ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}"
-        )
-        return settle_call(state, call, error)
+        reason = f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}"
+        return state, error_outcome(ToolFault.not_finished, reason)
     if not outcome.strip():
-        error = error_outcome(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
-        return settle_call(state, call, error)
+        return state, error_outcome(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
     artifacts, result = artifacts_in(call.arguments), typed_result(state, call)
     state = complete_run(state, outcome.strip(), artifacts, result=result)
-    return settle_call(state, call, ToolOutcome(result="to be checked" if check_of(state) else "finished"))
+    return state, ToolOutcome(result="to be checked" if check_of(state) else "finished")
 
 
 def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
@@ -219,14 +213,13 @@ def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
     return tuple(a for a in paths if isinstance(a, str)) if isinstance(paths, list) else ()
 
 
-def _reframe_run(state: RunState, call: Call, frame: str) -> RunState:
+def _reframe_run(state: RunState, frame: str) -> tuple[RunState, ToolOutcome]:
     count, limit = state.reframes + 1, state.limits.max_reframes
     if count > limit:
         state = escalate_run(state, Escalation.reframe_budget, f"all {limit} reframes are used up")
-        return settle_call(state, call, error_outcome(ToolFault.budget, f"reframes used up ({limit})"))
+        return state, error_outcome(ToolFault.budget, f"reframes used up ({limit})")
     state = state.evolve(reframes=count, journal=reframe_journal(state.journal, frame))
-    text = f"reframed ({count} of {limit}). {GO_ON} {_reframes_left(limit - count)}"
-    return settle_call(state, call, ToolOutcome(result=text))
+    return state, ToolOutcome(result=f"reframed ({count} of {limit}). {GO_ON} {_reframes_left(limit - count)}")
 
 
 def _reframes_left(remaining: int) -> str:

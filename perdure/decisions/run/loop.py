@@ -21,7 +21,7 @@ from perdure.decisions.run.limits import (
 from perdure.decisions.run.loop_detection import LoopCheck, check_for_loops, may_answer_loop
 from perdure.decisions.run.next_calls import is_plain_read, next_batch
 from perdure.decisions.run.outcome import RUBRIC, needs_acceptance
-from perdure.decisions.tools import CONTROL_TOOLS, JOURNAL_TOOLS
+from perdure.decisions.tools import STATE_TOOLS
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _may_go_on(state: RunState) -> bool:
 
 def _takes_no_time(batch: tuple[Call, ...]) -> bool:
     """Return whether the workflow settles these calls itself. The hard limit does not refuse such an outcome."""
-    return bool(batch) and all(call.tool in (*CONTROL_TOOLS, *JOURNAL_TOOLS) for call in batch)
+    return bool(batch) and all(call.tool in STATE_TOOLS for call in batch)
 
 
 def reopen_run(state: RunState) -> RunState:
