@@ -15,7 +15,7 @@ from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import Call, RunState, RunStatus
 from perdure.contracts.run.turn import ModelTurn, Usage
 from perdure.contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, error_outcome
-from perdure.decisions.run.question import DIRECTED, QUESTION_DECISIONS
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.run.reply import CUT_OFF
 from perdure.decisions.tools import routes
 from tests.played import NOW, Played
@@ -195,8 +195,8 @@ def fitting(rng: Random, run: Played) -> Signal:
     name = {"question_id": question.id}
     is_only = len(run.state.open_questions) == 1
     said: dict[str, Any] = rng.choice(({}, name, {"by": "Ann"})) if is_only else name
-    decisions = [each for each in QUESTION_DECISIONS[question.kind] if each != "stop" or rng.random() < 0.3]
-    if not decisions or (question.kind in DIRECTED and rng.random() < 0.5):
+    decisions = [each for each in QUESTIONS[question.kind].decisions if each != "stop" or rng.random() < 0.3]
+    if not decisions or (QUESTIONS[question.kind].takes_own_words and rng.random() < 0.5):
         return "human_input", ({**said, "text": "go left"},)
     if question.kind is QuestionKind.approval and rng.random() < 0.5:
         said = {**said, "call": question.call}

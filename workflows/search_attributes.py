@@ -24,7 +24,7 @@ from perdure.contracts.run.events import StartPayload
 from perdure.contracts.run.signals import Question
 from perdure.contracts.run.state import RunState, RunStatus
 from perdure.decisions.run.limits import total_spent
-from perdure.decisions.run.question import TEXTUAL
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import waiting_for_people
 from perdure.workflows.interceptors import is_confidential, is_unsearchable
 
@@ -87,6 +87,6 @@ def _update_of(key: SearchAttributeKey[Any], value: Any) -> SearchAttributeUpdat
 
 def _format_waiting_for(questions: Sequence[Question], *, is_confidential: bool) -> str:
     """Return the text of `WaitingFor`, without a question's own text if the run is encrypted."""
-    if is_confidential and any(question.kind in TEXTUAL for question in questions):
+    if is_confidential and any(QUESTIONS[question.kind].is_textual for question in questions):
         return "human: a question" if len(questions) == 1 else f"human: {len(questions)} questions"
     return waiting_for_people(questions)

@@ -18,7 +18,7 @@ from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput, Q
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.contracts.strict_input import parse_strict_json
 from perdure.decisions.ids import FOLLOW_UP_PREFIX
-from perdure.decisions.run.question import TEXTUAL
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.visible_text import render_visible
 from perdure.python_client import Perdure, Run
 from perdure.session import Needs, Session, open_session
@@ -89,7 +89,7 @@ async def _reject_decision(run_id: str, decision: str) -> None:
             question = view.question if view else None
     if question is None:
         valid, words = "the decisions are", DECISIONS
-    elif question.kind in TEXTUAL:
+    elif QUESTIONS[question.kind].is_textual:
         valid, words = f"question {question.id} takes", ["a text"]
     else:
         valid, words = f"question {question.id} takes one of", list(question.options)

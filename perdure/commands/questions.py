@@ -19,7 +19,7 @@ from perdure.client.door import groups_of
 from perdure.client.errors import RejectedError, convert_rpc_errors
 from perdure.client.questions import ANY, ListedQuestion, QuestionFilter, QuestionList
 from perdure.contracts.run.signals import QuestionKind
-from perdure.decisions.run.question import TEXTUAL, TITLES
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import truncate
 from perdure.python_client import Perdure
 from perdure.registry import features, load
@@ -98,14 +98,14 @@ def _format_question(listed: ListedQuestion) -> Iterator[Text]:
     asked_at = (question and question.asked_at) or listed.started_at
     about = [listed.agent, format_age(asked_at)]
     if question is not None:
-        title = TITLES[QuestionKind(question.kind)]
+        title = QUESTIONS[question.kind].title
         about = [question.id, f"{title}: {question.tool}" if question.tool else title, *about]
         groups = dict.fromkeys(" or ".join(terms.approvers) for terms in question.terms if not terms.is_met)
         about.append(" and ".join(f"for {asked}" for asked in groups if asked))
     yield Text.assemble((run_id, "bold yellow"), "  ", ("  ".join(filter(None, map(to_one_line, about))), "dim"))
     yield Text(f"  {to_one_line(question.text if question else listed.waiting_for)}")
     command = f"perdure show {shlex.quote(listed.run_id)}"
-    if question is not None and question.kind in TEXTUAL:  # a call must be seen before it is approved
+    if question is not None and QUESTIONS[question.kind].is_textual:  # a call must be seen before it is approved
         command = f'perdure answer {shlex.quote(listed.run_id)} --question {question.id} "…"'
     yield Text(f"  {command}", style="dim")
 

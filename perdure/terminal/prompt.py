@@ -19,9 +19,9 @@ from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.run_list import find_run
 from perdure.client.runs import run_id_error
 from perdure.contracts.run.events import StartEvent
-from perdure.contracts.run.signals import Decision, HumanInput, QuestionKind
+from perdure.contracts.run.signals import Decision, HumanInput
 from perdure.contracts.run.state import QuestionView
-from perdure.decisions.run.question import DIRECTED, TEXTUAL, TITLES
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import truncate
 from perdure.decisions.text.visible_text import render_visible
 from perdure.python_client import Perdure, Run
@@ -53,9 +53,10 @@ def print_question(console: Console, question: QuestionView) -> None:
     if question.expires_at:
         console.print(f"    [dim]open until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC[/]")
     widest = max((len(option) for option in question.options), default=0)
+    helps = {} if QUESTIONS[question.kind].is_textual else DECISION_HELP
     for number, option in enumerate(question.options, 1):
         label = f"{number} " if _is_numbered(question) else "- "
-        means = "" if question.kind in TEXTUAL else f"{' ' * (widest - len(option))}  {DECISION_HELP.get(option, '')}"
+        means = f"{' ' * (widest - len(option))}  {helps[option]}" if option in helps else ""
         shown = truncate(option, 500)
         console.print(Padding(Text.assemble((label, "bold"), shown, (means, "dim")), (0, 0, 0, 2), expand=False))
 
@@ -63,7 +64,7 @@ def print_question(console: Console, question: QuestionView) -> None:
 def _split_question(question: QuestionView) -> tuple[str, str]:
     """Return the kind with the first line, and the rest: the arguments of a call to approve."""
     head, _, body = render_visible(question.text).partition("\n")
-    return f"{TITLES[QuestionKind(question.kind)]}: {head}", body.strip("\n")
+    return f"{QUESTIONS[question.kind].title}: {head}", body.strip("\n")
 
 
 def _format_line(question: QuestionView) -> str:
@@ -76,8 +77,7 @@ def _format_line(question: QuestionView) -> str:
 def format_input_hint(question: QuestionView) -> str:
     count, numbered = len(question.options), _is_numbered(question)
     choice = (f"a number from 1 to {count}" if count > 1 else "1") if numbered else "an option as shown"
-    own_words = question.kind == QuestionKind.question or question.kind in DIRECTED
-    ways = [*([choice] if count else []), *(["your own words"] if own_words else [])]
+    ways = [*([choice] if count else []), *(["your own words"] if QUESTIONS[question.kind].takes_own_words else [])]
     return f"type {' or '.join(ways)}; Ctrl-D leaves the question open"
 
 
@@ -91,7 +91,7 @@ def parse_answer(question: QuestionView, line: str) -> HumanInput:
     word, _, rest = line.strip().partition(" ")
     if _is_numbered(question) and word.isdecimal() and 0 < int(word) <= len(question.options):
         word = question.options[int(word) - 1]
-    if question.kind in TEXTUAL:
+    if QUESTIONS[question.kind].is_textual:
         return HumanInput(question_id=question.id, text=line.strip() if rest else word)
     with suppress(ValueError):
         decision, text = Decision(word.lower()), rest.strip() or None

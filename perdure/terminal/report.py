@@ -23,7 +23,7 @@ from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import QuestionView, RunStatus, RunView
 from perdure.decisions.people.terms import format_sent_by
 from perdure.decisions.run.outcome import event_text, parse_handoff
-from perdure.decisions.run.question import DIRECTED, TEXTUAL, TITLES
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import MEND_ADVICE, format_duration, format_unknown_cost, split_waits, truncate
 from perdure.decisions.text.visible_text import render_visible
 from perdure.terminal.progress import format_cost, format_count, format_searches
@@ -199,7 +199,7 @@ def _print_view(console: Console, view: RunView) -> None:
 
 def _print_question(console: Console, run_id: str, question: QuestionView) -> None:
     text = indent(render_visible(question.text), " " * 11).strip()
-    console.print(f"  [yellow]asks[/]     [bold]{TITLES[QuestionKind(question.kind)]}:[/] {escape(text)}")
+    console.print(f"  [yellow]asks[/]     [bold]{QUESTIONS[question.kind].title}:[/] {escape(text)}")
     if question.call:
         until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
         console.print(f"           {question.id}, call {question.call}{until}")
@@ -208,8 +208,8 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
         who = f"for {' or '.join(terms.approvers) or 'everyone'}{others}"
         approved_by = ", ".join(name or "one without a name" for name in terms.approved_by) or "none yet"
         console.print(f"           {escape(who)}, {terms.quorum} must approve; approved by: {escape(approved_by)}")
-    if question.kind in TEXTUAL and question.options:
-        label = "one of" if question.kind == QuestionKind.choice else "suggestions"
+    if QUESTIONS[question.kind].is_textual and question.options:
+        label = "suggestions" if QUESTIONS[question.kind].takes_own_words else "one of"
         console.print(f"           {label}: {escape(', '.join(map(to_one_line, question.options)))}", soft_wrap=True)
     for line in answer_commands(run_id, question):
         console.print(f"           {escape(line)}", soft_wrap=True)
@@ -217,14 +217,14 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
 
 def answer_commands(run_id: str, question: QuestionView) -> tuple[str, ...]:
     """Return the commands that answer a question."""
-    if question.kind in TEXTUAL:
+    if QUESTIONS[question.kind].is_textual:
         return (f'perdure answer {run_id} --question {question.id} "…"',)
     if question.kind == QuestionKind.approval:
         options = f"--question {question.id} --call {question.call}"
         return (f"perdure approve {run_id} {options}", f'perdure deny {run_id} {options} --reason "…"')
     command = f"perdure answer {run_id} --question {question.id}"
     decide = f"{command} --decision {'|'.join(question.options)}"
-    return (decide, f'{command} "…"') if question.kind in DIRECTED else (decide,)
+    return (decide, f'{command} "…"') if QUESTIONS[question.kind].takes_own_words else (decide,)
 
 
 def _print_end(console: Console, end: RunEnd, files: Path) -> None:

@@ -1,19 +1,25 @@
 """Which answers a question takes."""
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
 from perdure.decisions.people.terms import expire_question
-from perdure.decisions.run.question import QUESTION_DECISIONS, TITLES, answer_rejection, find_question
+from perdure.decisions.run.question import QUESTIONS, answer_rejection, find_question
 from perdure.decisions.text.formatting import format_doubt, waiting_for_people
 from perdure.features.follow_ups.client import question_of_task
 from perdure.features.follow_ups.contract import Task
+from perdure.terminal.prompt import DECISION_HELP
+from tests.reference.meanings import meanings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALL = "c0ffee"
+ROOT = Path(__file__).parents[2]
+ASKING = ("workflows/agent_run", "perdure/decisions/run")
 
 
 def question(kind: str, **fields: Any) -> Question:
@@ -77,15 +83,25 @@ def test_a_late_answer_hears_that_its_question_has_expired() -> None:
     assert rejection(answer=HumanInput(question_id="q1", text="yes"), expired="q2") == "no question is open on this run"
 
 
-def test_every_kind_has_its_row_of_known_decisions() -> None:
-    assert set(QUESTION_DECISIONS) == set(QuestionKind)
-    assert all(isinstance(decision, Decision) for row in QUESTION_DECISIONS.values() for decision in row)
+def test_every_kind_of_question_has_what_it_must_have_in_each_place() -> None:
+    """`QuestionKind` names the places. Without its row, a run that asks this would fail its workflow task."""
+    asking = "".join(path.read_text(encoding="utf-8") for folder in ASKING for path in (ROOT / folder).glob("*.py"))
+    lacks = {
+        "perdure/contracts/run/signals.py: the comments": {*QuestionKind} - {*meanings(QuestionKind)},
+        "perdure/decisions/run/question.py: QUESTIONS": {*QuestionKind} ^ {*QUESTIONS},
+        "perdure/terminal/prompt.py: DECISION_HELP": {*Decision} ^ {*DECISION_HELP},
+        "perdure/decisions/run/question.py: who takes the decision": {*Decision}
+        - {decision for row in QUESTIONS.values() for decision in row.decisions},
+        f"{' or '.join(ASKING)}: who asks it": {
+            kind for kind in QuestionKind if not re.search(rf"(ask_person\(run, |asks=)QuestionKind\.{kind}\b", asking)
+        },
+    }
+    assert {place: sorted(missing) for place, missing in lacks.items() if missing} == {}
 
 
 @pytest.mark.parametrize("kind", QuestionKind)
 def test_every_kind_is_shown_in_lists_and_in_the_web_ui(kind: QuestionKind) -> None:
-    """Without its words, a run that asks this would fail its workflow task."""
-    assert TITLES[kind]
+    assert QUESTIONS[kind].title
     assert waiting_for_people([question(kind.value)])
 
 

@@ -15,7 +15,7 @@ from perdure.contracts.run.events import (
     ToolResultEvent,
 )
 from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput, QuestionKind
-from perdure.decisions.run.question import DIRECTED, QUESTION_DECISIONS
+from perdure.decisions.run.question import QUESTIONS
 from perdure.features.follow_ups.contract import (
     CancelCommand,
     CreateCommand,
@@ -62,8 +62,8 @@ def decisions() -> str:
         (
             code(kind.value),
             kinds.get(kind.name, ""),
-            ", ".join(code(each.value) for each in QUESTION_DECISIONS[kind]) or "a text",
-            "another direction" if kind in DIRECTED else "",
+            ", ".join(code(each.value) for each in QUESTIONS[kind].decisions) or "a text",
+            "another direction" if QUESTIONS[kind].decisions and QUESTIONS[kind].takes_own_words else "",
         )
         for kind in QuestionKind
     ]

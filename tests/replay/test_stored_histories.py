@@ -23,7 +23,7 @@ from perdure.activities.tools.outside import QueueResults
 from perdure.contracts.failures import Escalation, RunFailure
 from perdure.contracts.run.state import RunStatus
 from perdure.converter import data_converter
-from perdure.decisions.run.question import QUESTION_DECISIONS
+from perdure.decisions.run.question import QUESTIONS
 from perdure.features.batches.activities import BatchTurns
 from perdure.features.batches.workflow import ModelBatches
 from perdure.features.delegation.activities import Delegations
@@ -153,7 +153,7 @@ def all_steps() -> set[str]:
         *(f"failed {kind}" for kind in (*RunFailure, *FollowUpFailure)),
         *(f"status {status}" for status in RunStatus),
         *(f"waits human: {about}" for about in WAITS),
-        *(f"decision {decision}" for decisions in QUESTION_DECISIONS.values() for decision in decisions),
+        *(f"decision {decision}" for row in QUESTIONS.values() for decision in row.decisions),
     } - NOT_RECORDED
 
 

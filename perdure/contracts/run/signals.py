@@ -104,6 +104,12 @@ WAKE_SIGNAL = "wake"  # has no effect but a workflow task, in which a workflow t
 
 
 class QuestionKind(StrEnum):
+    """The subject of a question. The comment of each kind is part of the reference.
+
+    A new kind has a row of `QUESTIONS` (`perdure/decisions/run/question.py`), each of its decisions a row of
+    `DECISION_HELP` (`perdure/terminal/prompt.py`), and a place in the workflow that asks it.
+    """
+
     question = "question"  # the agent asks
     approval = "approval"  # a tool wants to run
     resume_unsafe = "resume_unsafe"  # a call may have taken effect

@@ -20,7 +20,7 @@ from perdure.decisions.people.terms import (
 from perdure.decisions.run.call_state import changes_something, edit_call, record_approval
 from perdure.decisions.run.next_calls import needs_approval
 from perdure.decisions.run.question import (
-    QUESTION_DECISIONS,
+    QUESTIONS,
     answer_rejection,
     find_question,
     is_same_question,
@@ -106,7 +106,7 @@ def _build_question(  # noqa: PLR0913 - facts
         timeout = approval_timeout(state, about.tool)
         terms = ask_terms(about.verdict.terms if about.verdict else (), now, timeout)
         expires_at = first_expiry(terms) if terms else now + timeout if timeout else None
-    decisions = tuple(d for d in QUESTION_DECISIONS[kind] if not terms or d is not Decision.approve_tool)
+    decisions = tuple(d for d in QUESTIONS[kind].decisions if not terms or d is not Decision.approve_tool)
     return Question(
         id=name,
         kind=kind,

@@ -1,41 +1,55 @@
 """The answers that a question accepts: by its kind, its time, and the people that it is for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
 from perdure.contracts.run.state import Call
 from perdure.decisions.ids import json_digest
 from perdure.decisions.people.terms import may_not_answer
 
-# The decisions that each kind of question accepts. If empty, the answer is a text.
-QUESTION_DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
-    QuestionKind.question: (),
-    QuestionKind.approval: (Decision.approve, Decision.approve_tool, Decision.deny),
-    QuestionKind.resume_unsafe: (Decision.run_again, Decision.use_result, Decision.give_up),
-    QuestionKind.definition_changed: (Decision.use_new, Decision.keep_old, Decision.stop),
-    QuestionKind.thrash: (Decision.proceed, Decision.stop),
-    QuestionKind.recovery: (Decision.proceed, Decision.stop),
-    QuestionKind.choice: (),
-}
 
-# The title of each kind, shown to people with the question: its own text may imitate another kind.
-TITLES: dict[QuestionKind, str] = {
-    QuestionKind.question: "the agent asks",
-    QuestionKind.approval: "approve a call",
-    QuestionKind.resume_unsafe: "a call may have happened",
-    QuestionKind.definition_changed: "the agent's definition has changed",
-    QuestionKind.thrash: "the agent goes in circles",
-    QuestionKind.recovery: "the agent loses context",
-    QuestionKind.choice: "an input has to be chosen",
+@dataclass(frozen=True)
+class QuestionRow:
+    """What people see of a kind of question, and the answers that it accepts."""
+
+    title: str
+    """Shown with the question: its own text may imitate another kind."""
+    waits_for: str
+    """The search attribute `WaitingFor`, with the question's `{text}`, or its `{tool}` and the `{groups}` asked."""
+    decisions: tuple[Decision, ...] = ()
+    """If there are none, a text answers it: one of the options, or the person's own."""
+    takes_own_words: bool = False
+    """Whether a text of the person's own answers it: of a kind with decisions, another direction in their place."""
+
+    @property
+    def is_textual(self) -> bool:
+        return not self.decisions
+
+
+QUESTIONS: Mapping[str, QuestionRow] = {
+    QuestionKind.question: QuestionRow("the agent asks", "asks: {text}", takes_own_words=True),
+    QuestionKind.approval: QuestionRow(
+        "approve a call", "approve {tool}{groups}", (Decision.approve, Decision.approve_tool, Decision.deny)
+    ),
+    QuestionKind.resume_unsafe: QuestionRow(
+        "a call may have happened", "settle {tool}", (Decision.run_again, Decision.use_result, Decision.give_up)
+    ),
+    QuestionKind.definition_changed: QuestionRow(
+        "the agent's definition has changed",
+        "settle the changed definition",
+        (Decision.use_new, Decision.keep_old, Decision.stop),
+    ),
+    QuestionKind.thrash: QuestionRow(
+        "the agent goes in circles", "going in circles", (Decision.proceed, Decision.stop), takes_own_words=True
+    ),
+    QuestionKind.recovery: QuestionRow(
+        "the agent loses context", "losing context", (Decision.proceed, Decision.stop), takes_own_words=True
+    ),
+    QuestionKind.choice: QuestionRow("an input has to be chosen", "choose: {text}"),
 }
 
 HAS_CHANGED = "a person has changed its arguments; look at the call as it is now, and answer with its digest"
-
-# Kinds that a text answers; for a choice, one of the options.
-TEXTUAL = (QuestionKind.question, QuestionKind.choice)
-
-# Kinds that also accept a text: another direction.
-DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
 
 def is_same_question(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
@@ -92,25 +106,22 @@ def _is_beyond_the_call(question: Question, answer: HumanInput) -> str | None:
 
 
 def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
-    decisions = QUESTION_DECISIONS[question.kind]
+    row = QUESTIONS[question.kind]
     if answer.attachments and question.kind is not QuestionKind.question:
         return f"question {question.id} takes no attachments"
     if question.kind is QuestionKind.choice:
         is_one = answer.text in question.options
         return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"
-    if not decisions:
-        return None if _says_something(answer) else f"question {question.id} takes a text"
-    is_directed = question.kind in DIRECTED
-    if answer.decision not in decisions and not (is_directed and answer.decision is None and _says_something(answer)):
-        or_text = ", or a text" if is_directed else ""
-        return f"question {question.id} takes one of: {', '.join(decisions)}{or_text}"
+    says_something = bool((answer.text or "").strip() or answer.attachments)
+    if row.is_textual:
+        return None if says_something else f"question {question.id} takes a text"
+    is_directed = row.takes_own_words and answer.decision is None and says_something
+    if answer.decision not in row.decisions and not is_directed:
+        or_text = ", or a text" if row.takes_own_words else ""
+        return f"question {question.id} takes one of: {', '.join(row.decisions)}{or_text}"
     if answer.decision is Decision.use_result and answer.text is None:
         return "use_result needs the result as text"
     return None
-
-
-def _says_something(answer: HumanInput) -> bool:
-    return bool((answer.text or "").strip() or answer.attachments)
 
 
 def announcement_of(question: Question) -> tuple[str, int, int]:

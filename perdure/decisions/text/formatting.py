@@ -23,7 +23,7 @@ from perdure.contracts.run.state import (
 )
 from perdure.contracts.tool import Effect, ToolOutcome, error_outcome
 from perdure.decisions.people.terms import asked_groups, requesters_of, unmet_terms
-from perdure.decisions.run.question import TEXTUAL, TITLES
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.visible_text import cut_text, render_arguments, render_visible
 from perdure.decisions.tool_requests import readable_nonce
 from perdure.registry import feature_tools, load
@@ -157,16 +157,9 @@ def waiting_for_person(question: Question) -> str:
 
     It begins with the question's kind, so that words of a model or a sender cannot pass for an approval.
     """
-    about = {
-        QuestionKind.question: f"asks: {question.text}",
-        QuestionKind.choice: f"choose: {question.text}",
-        QuestionKind.approval: f"approve {question.tool}{_format_groups(question)}",
-        QuestionKind.resume_unsafe: f"settle {question.tool}",
-        QuestionKind.definition_changed: "settle the changed definition",
-        QuestionKind.thrash: "going in circles",
-        QuestionKind.recovery: "losing context",
-    }
-    return format_wait(about[question.kind])
+    row = QUESTIONS[question.kind]
+    about = row.waits_for.format(text=question.text, tool=question.tool, groups=_format_groups(question))
+    return format_wait(about)
 
 
 def _format_groups(question: Question) -> str:
@@ -269,7 +262,7 @@ def _questions_lines(state: RunState) -> list[str]:
 
 def _question_lines(question: Question, *, takes_signed: bool) -> list[str]:
     """Render an open question, and the JSON that answers it in the dialog "Send an Update"."""
-    by_text = question.kind in TEXTUAL
+    by_text = QUESTIONS[question.kind].is_textual
     text = render_visible(question.text)
     if by_text:
         beginning = format_beginning(text, 2000, "perdure show RUN")
@@ -278,7 +271,7 @@ def _question_lines(question: Question, *, takes_signed: bool) -> list[str]:
         text = _indent_code(text)
     options = ", ".join(escape_markdown(truncate(option, 100)) for option in question.options)
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
-    heading = f"**Waiting for a person: {TITLES[question.kind]}**, question {question.id}{until}:"
+    heading = f"**Waiting for a person: {QUESTIONS[question.kind].title}**, question {question.id}{until}:"
     if takes_signed:
         return [heading, text, "Only signed answers are taken, and not from here; see `perdure show RUN`"]
     is_free = question.kind is QuestionKind.question

@@ -27,11 +27,11 @@ from perdure.client.run_list import iterate_runs
 from perdure.contracts.model_settings import Pace
 from perdure.contracts.models import omit_no_result
 from perdure.contracts.people import MCP
-from perdure.contracts.run.signals import Decision, QuestionKind
+from perdure.contracts.run.signals import Decision
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.decisions.errors import ReportedError, format_validation_error
 from perdure.decisions.run.outcome import event_text
-from perdure.decisions.run.question import DIRECTED, TEXTUAL
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import truncate
 from perdure.decisions.text.visible_text import render_values
 from perdure.python_client import Perdure
@@ -90,7 +90,6 @@ MCP_SENDER = "perdure mcp"  # the name under which the client answers and cancel
 MAX_WAIT_SECONDS = 50.0  # seconds; many clients time out after 60
 WAIT_POLL_SECONDS = 0.5  # seconds between polls, each one small request to the server
 MAX_WAITING_LISTED = 50
-TEXT_ANSWERED_KINDS = (*TEXTUAL, *DIRECTED)  # kinds of question that take a text
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -294,7 +293,8 @@ class RunTools:
         return PendingQuestion(**question.model_dump(include={"id", "kind", "text", "options", "call"}), answered_by=by)
 
     def _may_answer(self, question: QuestionView) -> bool:
-        return self._may_approve or QuestionKind(question.kind) in TEXT_ANSWERED_KINDS
+        row = QUESTIONS[question.kind]
+        return self._may_approve or row.is_textual or row.takes_own_words
 
     async def wait_for_run(
         self,

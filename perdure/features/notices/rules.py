@@ -9,7 +9,7 @@ from perdure.contracts.people import NoticeKind, NoticeRoute
 from perdure.contracts.run.signals import Question
 from perdure.contracts.run.state import Ending, RunState, RunStatus
 from perdure.decisions.ids import notice_workflow_id
-from perdure.decisions.run.question import TITLES
+from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import truncate
 from perdure.decisions.text.visible_text import cut_text, render_visible
 from perdure.features.notices.contract import Notice, NoticeRequest
@@ -26,7 +26,7 @@ def question_request(state: RunState, question: Question, kind: NoticeKind) -> N
     kinds = (kind, NoticeKind.waiting_long) if kind is NoticeKind.waiting else (kind,)
     action = "waits for a person" if kind is NoticeKind.waiting else "got no answer in time"
     is_cut = len(render_visible(question.text)) + sum(map(len, question.options)) > MAX_TEXT
-    notice = _new_notice(state, kind, f"{action}: {TITLES[question.kind]}", question.text).evolve(
+    notice = _new_notice(state, kind, f"{action}: {QUESTIONS[question.kind].title}", question.text).evolve(
         question_id=question.id,
         group=question.group,
         revision=question.revision,

@@ -21,12 +21,12 @@ from perdure.client.door import name_person, set_sender
 from perdure.client.errors import RejectedError
 from perdure.contracts.models import FrozenModel, omit_default
 from perdure.contracts.people import Sender
-from perdure.contracts.run.signals import MAX_SHOWN, Decision, HumanInput, QuestionKind
+from perdure.contracts.run.signals import MAX_SHOWN, Decision, HumanInput
 from perdure.contracts.strict_input import parse_strict_json
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.ids import inbound_workflow_id, platform_name
 from perdure.decisions.policy.rules import FindValue
-from perdure.decisions.run.question import HAS_CHANGED, QUESTION_DECISIONS
+from perdure.decisions.run.question import HAS_CHANGED, QUESTIONS
 from perdure.decisions.text.formatting import truncate
 from perdure.features.follow_ups.activities import NotAwaitedError
 from perdure.features.follow_ups.client import publish_external_event
@@ -220,7 +220,7 @@ async def _submit_option(gateway: Gateway, webhook: str, person: str, press: But
     if press.call != question.call:
         raise RejectedError(f"question {question.id} is not about the call of this message any more: {HAS_CHANGED}")
     option = question.options[press.option]
-    is_decision = option in QUESTION_DECISIONS[QuestionKind(question.kind)]
+    is_decision = option in QUESTIONS[question.kind].decisions
     answer = HumanInput(
         question_id=question.id,
         call=press.call,
