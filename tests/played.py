@@ -174,7 +174,7 @@ class Played:
                     self._listen()
                 case loop.Think():
                     self._begin(self._think())
-                case loop.Act() | loop.ActAndThink() as move:
+                case loop.Act() | loop.TakeFusedTurn() as move:
                     self._act(move)
                 case loop.CloseTurn():
                     self._close_turn()
@@ -189,7 +189,7 @@ class Played:
                     self.state = endings.end_run(call_state.settle_interrupted(self.state, self.effects), ending)
                     self._end()
 
-    def _act(self, move: loop.Act | loop.ActAndThink) -> None:
+    def _act(self, move: loop.Act | loop.TakeFusedTurn) -> None:
         self.state = call_state.issue_calls(self.state, move.batch, NOW)
         outcomes: dict[str, ToolOutcome] = {}
         if isinstance(move, loop.Act):

@@ -107,7 +107,7 @@ WAITS, MADE = {"outcome": None}, {"outcome": OK}
     ("rule", "call", "fields", "is_spoken_to", "is_long"),
     [
         (loop.time_is_up, WAITS, {**LATE, "hard_limit": timedelta(milliseconds=5)}, True, True),
-        (loop.reads_lead_on, WAITS, {"fuse_reads": True}, False, False),
+        (loop.reads_are_fused, WAITS, {"fuse_reads": True}, False, False),
         (loop.calls_wait, WAITS, {"fuse_reads": True, **OVER}, True, True),
         (loop.calls_are_made, MADE, OVER, True, True),
         (loop.user_has_spoken, None, OVER, True, True),
@@ -157,9 +157,9 @@ def test_reads_are_made_apart_if_anything_else_is_due_before_the_next_model_call
     assert isinstance(loop.next_move(state, **{"history_is_long": False, **facts}), loop.Act | loop.End)
 
 
-def test_up_to_sixteen_short_reads_lead_on_to_the_model_call() -> None:
+def test_up_to_sixteen_short_reads_are_fused_with_the_model_call() -> None:
     calls = tuple(new_call(step=step, tool="peek" if step % 2 else "look") for step in range(1, 17))
-    assert loop.next_move(new_state(calls=calls, fuse_reads=True), history_is_long=False) == loop.ActAndThink(calls)
+    assert loop.next_move(new_state(calls=calls, fuse_reads=True), history_is_long=False) == loop.TakeFusedTurn(calls)
 
 
 def test_the_table_of_the_rules_in_the_documentation_is_the_one_that_is_played_by() -> None:

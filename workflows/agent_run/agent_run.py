@@ -41,7 +41,7 @@ from perdure.workflows.agent_run.arrivals import (
     take_policy,
 )
 from perdure.workflows.agent_run.context import RunContext
-from perdure.workflows.agent_run.model_turn import read_and_think, take_model_turn
+from perdure.workflows.agent_run.model_turn import take_fused_turn, take_model_turn
 from perdure.workflows.agent_run.start import begin_run, join_stopped_turn, open_files
 from perdure.workflows.agent_run.tool_calls import make_calls
 from perdure.workflows.agent_run.turn import check_outcome, close_turn, report_end, take_in_messages
@@ -104,8 +104,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
                     await take_model_turn(run)
                 case loop.Act(batch):
                     await self._act_or_rotate(run, make_calls(run, batch))
-                case loop.ActAndThink(batch):
-                    await self._act_or_rotate(run, read_and_think(run, batch))
+                case loop.TakeFusedTurn(batch):
+                    await self._act_or_rotate(run, take_fused_turn(run, batch))
                 case loop.CloseTurn():
                     close_turn(run)
                 case loop.FinalTurn():

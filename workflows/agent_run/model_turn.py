@@ -136,7 +136,7 @@ async def _settle_definition(run: RunContext, new: str, difference: str) -> None
 _LOST = "its worker was lost"
 
 
-async def read_and_think(run: RunContext, batch: tuple[Call, ...]) -> None:
+async def take_fused_turn(run: RunContext, batch: tuple[Call, ...]) -> None:
     """Make the reads of a turn, close it, and apply the reply to the next turn."""
     run.state = call_state.issue_calls(run.state, batch, workflow.now())
     run.publish_details()

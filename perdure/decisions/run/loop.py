@@ -37,7 +37,7 @@ class Act:
 
 
 @dataclass(frozen=True)
-class ActAndThink:
+class TakeFusedTurn:
     """Make these reads and call the model, in one activity."""
 
     batch: tuple[Call, ...]
@@ -73,7 +73,7 @@ class CheckOutcome:
     """Check the outcome by the agent's `accept`."""
 
 
-Move = Think | Act | ActAndThink | CloseTurn | Rotate | FinalTurn | Listen | CheckOutcome | End
+Move = Think | Act | TakeFusedTurn | CloseTurn | Rotate | FinalTurn | Listen | CheckOutcome | End
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def time_is_up(now: LoopFacts) -> End | None:
     return End(timed_out_ending(now.state)) if is_up else None
 
 
-def reads_lead_on(now: LoopFacts) -> ActAndThink | None:
+def reads_are_fused(now: LoopFacts) -> TakeFusedTurn | None:
     """The agent fuses reads, the turn has no other calls, and nothing is due before the next model call."""
-    leads_on = _leads_on(now.state, now.batch) and not (now.history_is_long or now.is_spoken_to)
-    return ActAndThink(now.batch) if leads_on else None
+    is_fused = _is_fused(now.state, now.batch) and not (now.history_is_long or now.is_spoken_to)
+    return TakeFusedTurn(now.batch) if is_fused else None
 
 
 def calls_wait(now: LoopFacts) -> Act | None:
@@ -145,7 +145,7 @@ def nothing_else(now: LoopFacts) -> Think:  # noqa: ARG001 - as every rule
 # Checked in this order; the first rule that holds decides. docs/architecture.md has the same table.
 RULES: tuple[Callable[[LoopFacts], Move | None], ...] = (
     time_is_up,
-    reads_lead_on,
+    reads_are_fused,
     calls_wait,
     calls_are_made,
     user_has_spoken,
@@ -163,7 +163,7 @@ def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = Fa
     return next(move for rule in RULES if (move := rule(now)) is not None)
 
 
-def _leads_on(state: RunState, batch: tuple[Call, ...]) -> bool:
+def _is_fused(state: RunState, batch: tuple[Call, ...]) -> bool:
     """Return whether the batch is the whole turn, of reads that one activity can make with the next model call."""
     return (
         state.fuse_reads
