@@ -113,7 +113,7 @@ class FallbackModel:
     async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
         provider_name, model = self.provider_of(name)
         provider = self._providers[provider_name]
-        record_facts(provider=self.system_of(provider_name))
+        record_facts(provider=self.system_of(provider_name), call=call)
         asked_at = monotonic()
         began = await provider.pace.await_slot(call.caller, call.on_held)
         waited = monotonic() - asked_at

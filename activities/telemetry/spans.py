@@ -35,8 +35,9 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from perdure.activities.providers.port import ModelCall
 from perdure.activities.security import Secrets
-from perdure.activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
+from perdure.activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, CONVERSATION_ID, COST_USD
 from perdure.activities.telemetry.metrics import add_observer, attempt_facts
 from perdure.contracts.run.state import CloseRequest, RunStatus
 from perdure.decisions import telemetry
@@ -56,6 +57,7 @@ ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"  # of OpenTelemetry's conventions
 CAPTURES = ("true", "1", "span_only", "span_and_event")
+CONVERSATION_ATTRIBUTES = ("gen_ai.conversation.id", "session.id")  # viewers group traces by either
 MAX_CONTENT = 32_000  # characters of an attribute
 EXPORT_PROTOCOL = "http/protobuf"
 
@@ -134,6 +136,7 @@ class SpanInterceptor(Interceptor):
             raise
         finally:
             span.set_attributes(self._redact_attributes(telemetry.fact_attributes(attempt_facts())))
+            span.set_attributes(self._format_call(attempt_facts().get("call")))
             span.end()
 
     async def observe(self, activity_type: str, request: Any, work: Awaitable[R], run: str = "") -> R:
@@ -165,15 +168,15 @@ class SpanInterceptor(Interceptor):
             )
             span.end(_to_nanoseconds(at))
 
-    def record_run_end(self) -> None:
+    def record_run_end(self, request: CloseRequest) -> None:
         """Record the root span of this activity's run, which is about to end, in the background."""
         info = activity.info()
         execution = info.workflow_run_id or ""
         if execution not in self._ending:  # else this is a retry
-            task = self._ending[execution] = asyncio.create_task(self._record_root_span(info))
+            task = self._ending[execution] = asyncio.create_task(self._record_root_span(info, request))
             task.add_done_callback(lambda _: self._ending.pop(execution))
 
-    async def _record_root_span(self, info: activity.Info) -> None:
+    async def _record_root_span(self, info: activity.Info, request: CloseRequest) -> None:
         """Record the root span. The server provides name, status and start: a single execution does not have them."""
         workflow_id = info.workflow_id or ""
         try:
@@ -185,6 +188,7 @@ class SpanInterceptor(Interceptor):
             return
         known = run.typed_search_attributes
         status, agent = known.get(AGENT_STATUS, ""), known.get(AGENT_NAME, "")
+        conversation = known.get(CONVERSATION_ID)
         with self._with_ids(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
             span = self._tracer.start_span(
                 f"invoke_agent {agent}".strip(),
@@ -195,12 +199,14 @@ class SpanInterceptor(Interceptor):
                         **telemetry.run_attributes(workflow_id),
                         "gen_ai.operation.name": "invoke_agent",
                         "gen_ai.agent.name": agent,
+                        **dict.fromkeys(CONVERSATION_ATTRIBUTES if conversation else (), conversation),
                         "perdure.outcome": status,
                         "perdure.steps": known.get(AGENT_STEP, 0),
                         "perdure.cost_usd": known.get(COST_USD, 0.0),
                         "temporalRunID": info.workflow_run_id or "",
                     }
-                ),
+                )
+                | self._format_content(telemetry.run_content, request.event or {"payload": {}}),
             )
         if status in (RunStatus.failed, RunStatus.timed_out):
             span.set_status(StatusCode.ERROR)
@@ -266,6 +272,23 @@ class SpanInterceptor(Interceptor):
         clean = {name: to_json(self._secrets.redact_value(part)).decode() for name, part in content.items()}
         return {name: truncate(text, MAX_CONTENT) for name, text in clean.items()}
 
+    def _format_call(self, call: ModelCall | None) -> dict[str, str]:
+        """Return what a model was sent, if it is wanted: the latest messages, as many as fit."""
+        if call is None or not self._has_content:
+            return {}
+        messages: list[str] = []
+        left = MAX_CONTENT
+        for message in reversed(call.messages):
+            text = to_json(self._secrets.redact_value(telemetry.input_message(message))).decode()
+            if messages and len(text) > left:
+                break
+            messages.insert(0, truncate(text, MAX_CONTENT))
+            left -= len(text)
+        system = self._format_content(
+            lambda front: {"gen_ai.system_instructions": telemetry.system_content(front)}, call.front
+        )
+        return system | {"gen_ai.input.messages": f"[{','.join(messages)}]"}
+
     def _redact_attributes(self, attributes: dict[str, Any]) -> dict[str, Any]:
         clean: dict[str, Any] = self._secrets.redact_value(attributes)
         return clean
@@ -281,7 +304,7 @@ class _Inbound(ActivityInboundInterceptor):
         add_observer(self._spans)
         result = await self._spans.observe(activity.info().activity_type, request, super().execute_activity(input))
         if isinstance(request, CloseRequest) and request.journal is not None:
-            self._spans.record_run_end()
+            self._spans.record_run_end(request)
         return result
 
 

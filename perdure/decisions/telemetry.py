@@ -6,7 +6,7 @@ conversation.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,12 +138,42 @@ def result_content(result: Any) -> dict[str, Any]:
     return {}
 
 
+def system_content(system: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the parts of a system prompt, as `gen_ai.system_instructions` has them."""
+    return [{"type": "text", "content": text} for text in system]
+
+
+def input_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message to a model, as `gen_ai.input.messages` has it: of media only that they are there."""
+    return {"role": message["role"], "parts": [part for block in message["content"] if (part := _message_part(block))]}
+
+
+def run_content(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the goal of a run, and its outcome, from the event of its end."""
+    texts = {
+        "gen_ai.input.messages": ("user", event["payload"].get("goal")),
+        "gen_ai.output.messages": ("assistant", event["payload"].get("outcome")),
+    }
+    return {
+        name: [{"role": role, "parts": [{"type": "text", "content": text}]}]
+        for name, (role, text) in texts.items()
+        if text
+    }
+
+
 def _message_part(block: Mapping[str, Any]) -> dict[str, Any] | None:
     match block:
         case {"type": "text", "text": text}:
             return {"type": "text", "content": text}
         case {"type": "tool_use", "id": use, "name": name, "input": arguments}:
             return {"type": "tool_call", "id": use, "name": name, "arguments": arguments}
+        case {"type": "tool_result", "tool_use_id": use, "content": str(text)}:
+            return {"type": "tool_call_response", "id": use, "response": text}
+        case {"type": "tool_result", "tool_use_id": use, "content": [*blocks]}:
+            parts = [part for each in blocks if (part := _message_part(each))]
+            return {"type": "tool_call_response", "id": use, "response": parts}
+        case {"type": "image" | "document" as kind}:
+            return {"type": kind}
         case _:
             return None
 

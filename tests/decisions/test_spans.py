@@ -6,11 +6,13 @@ from perdure.contracts.run.turn import ModelTurn, TurnRequest, Usage
 from perdure.contracts.tool import Effect, ToolCall, ToolOutcome, error_outcome
 from perdure.decisions.telemetry import (
     event_attributes,
+    input_message,
     request_attributes,
     request_content,
     result_attributes,
     result_content,
     run_attributes,
+    run_content,
     span_name,
 )
 
@@ -70,3 +72,24 @@ def test_content_is_read_by_the_convention_and_without_thinking() -> None:
     assert request_content(CALL) == {"gen_ai.tool.call.arguments": {"card": "4711"}}
     assert result_content(ToolOutcome(result="ok")) == {"gen_ai.tool.call.result": "ok"}
     assert (request_content(None), result_content(None)) == ({}, {})
+
+
+def test_a_message_to_a_model_is_read_by_the_convention_and_media_are_only_named() -> None:
+    content: list[dict[str, Any]] = [
+        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "found"}]},
+        {"type": "tool_result", "tool_use_id": "u", "content": "none"},
+        {"type": "image", "source": {"type": "base64", "data": "aGVsbG8="}},
+        {"type": "text", "text": "go on"},
+    ]
+    assert input_message({"role": "user", "content": content}) == {
+        "role": "user",
+        "parts": [
+            {"type": "tool_call_response", "id": "t", "response": [{"type": "text", "content": "found"}]},
+            {"type": "tool_call_response", "id": "u", "response": "none"},
+            {"type": "image"},
+            {"type": "text", "content": "go on"},
+        ],
+    }
+    assert run_content({"payload": {"goal": "look"}}) == {
+        "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "look"}]}]
+    }

@@ -1,5 +1,6 @@
 """What an operator sees of a run: metrics, spans, log lines and its trace, as docs/operations.md tells."""
 
+import base64
 import json
 import re
 import shutil
@@ -62,7 +63,7 @@ def collector() -> Iterator[tuple[str, list[Span], list[str]]]:
             request = ExportTraceServiceRequest()
             request.ParseFromString(self.rfile.read(int(self.headers["content-length"])))
             for resource in request.resource_spans:
-                keys.append(self.headers["api-key"])
+                keys.append(self.headers["api-key"] or f"{self.path} {self.headers['authorization']}")
                 for scope in resource.scope_spans:
                     spans.extend(scope.spans)
             self.send_response(200)
@@ -306,3 +307,32 @@ def test_a_port_in_use_is_one_line(served: Served) -> None:
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith(f"worker: no metrics at {address}: ")
     assert "in use" in done.err
+
+
+async def test_langfuse_gets_a_run_as_a_trace_with_its_content(served: Served) -> None:
+    """As docs/operations.md sets it, at a collector in Langfuse's place: path, headers, and what its page shows."""
+    token = base64.b64encode(b"pk-lf-1:sk-lf-canary-51").decode()
+    with ScriptedModel([calls(("finish", {"outcome": "the answer"}))]) as model, collector() as (address, spans, keys):
+        environment = {
+            "TEMPORAL_ADDRESS": served.address,
+            "PERDURE_TASK_QUEUE": "langfuse",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"{address}/api/public/otel",
+            "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization=Basic%20{token}",
+            "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true",
+            "ANTHROPIC_BASE_URL": model.base_url,
+        }
+        payload = {"goal": "the question", "agent": "asker", "conversation_id": "c-1"}
+        served.project.write("agents/asker.md", "---\nname: asker\ntools: []\n---\nYou answer.\n")
+        with served.project.worker(**environment) as worker:
+            event = StartEvent.model_validate({"type": "agentic.start", "payload": payload})
+            await (await start_or_get_run(served.client, "langfuse", event, "langfuse")).result()
+            worker.send_signal(signal.SIGTERM)
+    assert set(keys) == {f"/api/public/otel/v1/traces Basic {token}"}
+    (root,) = (attributes(span) for span in spans if span.name == "invoke_agent asker")
+    assert root["gen_ai.conversation.id"] == root["session.id"] == "c-1"
+    assert "the question" in root["gen_ai.input.messages"]
+    assert "the answer" in root["gen_ai.output.messages"]
+    (turn,) = (attributes(span) for span in spans if span.name == "plan")
+    assert "You answer." in turn["gen_ai.system_instructions"]
+    assert "the question" in json.loads(turn["gen_ai.input.messages"])[0]["parts"][0]["content"]
+    assert token not in "".join(str(span) for span in spans)

@@ -1,6 +1,7 @@
 """The spans of a run, however it goes: one trace, one root at its end."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from perdure.activities.providers.rate_limit import RateLimiter
 from perdure.activities.security import Secrets
 from perdure.activities.telemetry.metrics import MetricsInterceptor
 from perdure.activities.telemetry.spans import SpanInterceptor
+from perdure.contracts.run.state import CloseRequest
 from perdure.decisions.ids import root_span_id, trace_id
 from perdure.decisions.model_names import DEFAULT
 from perdure.testkit.model_server import calls, fails
@@ -28,6 +30,7 @@ from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.script import FINISH
 
 CONTENT = ("gen_ai.output.messages", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result")
+SENT = ("gen_ai.system_instructions", "gen_ai.input.messages")
 
 
 @asynccontextmanager
@@ -74,6 +77,12 @@ async def test_spans_have_content_only_if_it_is_wanted_and_without_secrets(world
     contents = [text for each in attributes for name, text in each.items() if name in CONTENT]
     assert sum("here" in str(text) for text in contents) == (2 if has_content else 0)  # in the reply and in the call
     assert sum("found" in str(text) for text in contents) == has_content
+    sent = [json.loads(str(each[name])) for each in attributes for name in SENT if name in each]
+    assert len(sent) == (5 if has_content else 0)  # of two turns, and the goal of the run
+    if has_content:
+        last = max((messages for messages in sent if messages[0].get("role")), key=len)
+        assert [message["role"] for message in last] == ["user", "assistant", "user"]
+        assert last[-1]["parts"][0]["type"] == "tool_call_response"
     assert [each["gen_ai.provider.name"] for each in attributes if "gen_ai.request.model" in each] == ["somebody"] * 2
 
 
@@ -158,6 +167,6 @@ async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: M
         spans = SpanInterceptor(InMemorySpanExporter(), it.client, it.project.secrets)
         env = ActivityEnvironment()
         env.info = replace(env.info, workflow_id=run.id, workflow_run_id=run.first_execution_run_id)
-        env.run(spans.record_run_end)
+        env.run(spans.record_run_end, CloseRequest(start=0, length=1, head="h"))
         await asyncio.wait_for(spans.close(), 10)
         await run.cancel()
