@@ -1,5 +1,6 @@
 """`python -m tests.picture` draws docs/images/terminal.svg: a run half-way, as the code of today shows it."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def draw() -> str:
     screen = RunScreen(console)
     console.print("[bold]run[/]   260105-5d1c77aa")
     for seconds, each in happened():
-        screen.show_event(each, START + timedelta(seconds=seconds))
+        screen.show_event(replace(each, at=START + timedelta(seconds=seconds)))
         if isinstance(each, WaitStarted) and each.question:
             console.print(f"  [dim]{format_input_hint(each.question)}[/]\n  answer> 1")
     screen.progress.max_steps = 20

@@ -79,11 +79,20 @@ def test_an_image_and_a_pdf_are_lines_of_their_event(event: RunEvent, line: str,
     assert str(list(format_event(event, width))[-1]).strip() == line
 
 
+AT = "2026-02-16T12:00:00.000+00:00"
+
+
 def test_a_start_names_its_files_also_if_they_are_not_valid() -> None:
     payload = {"goal": "read it", "attachments": [ATTACHED.model_dump()]}
     for given, attachments in ((payload, (ATTACHED,)), ({**payload, "attachments": [{"name": 1}]}, ())):
-        history = {"type": "workflow_execution_started", "input": [{"type": "agentic.start", "payload": given}]}
-        assert EventReader().read(history) == [RunStarted("read it", attachments)]
+        history = {
+            "type": "workflow_execution_started",
+            "at": AT,
+            "input": [{"type": "agentic.start", "payload": given}],
+        }
+        (started,) = EventReader().read(history)
+        assert started == RunStarted("read it", attachments)
+        assert f'{{"type": "run_started", "at": "{AT}", "goal": "read it"' in event_to_json(started)
     assert '"attachments": [{"name": "invoice.png"' in event_to_json(RunStarted("read it", (ATTACHED,)))
 
 

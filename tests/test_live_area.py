@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
@@ -66,7 +67,7 @@ class ScreenUnderTest:
 
     async def show_events(self, *events: RunEvent) -> list[str]:
         for event in events:
-            self.screen.show_event(event, START)
+            self.screen.show_event(replace(event, at=START))
         self.screen._area.draw()
         return self.look()
 

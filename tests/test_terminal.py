@@ -144,7 +144,7 @@ def test_thinking_is_folded_to_one_line() -> None:
         assert line.startswith("  ✻ thought, 103 words: First I [look]. word")
         assert len(line) < 120
     seen = StringIO()
-    ChatView(SafeConsole(file=seen, width=120)).show_event(THOUGHTFUL, None)
+    ChatView(SafeConsole(file=seen, width=120)).show_event(THOUGHTFUL)
     assert seen.getvalue().count("✻ thought") == 1
 
 
@@ -301,9 +301,10 @@ def test_the_end_has_the_totals(file: type[StringIO]) -> None:
         pieces=3,
     )
     call = ToolCall(step=1, tool="note", tool_use_id="u", arguments={})
-    screen.show_event(RunStarted("go"), start)
-    screen.show_event(ModelReplied("plan", 1, reply), start + timedelta(seconds=3))
-    screen.show_event(ToolCallFinished(call, ToolOutcome(result="x", duration_ms=1500)), start + timedelta(seconds=75))
+    screen.show_event(RunStarted("go", at=start))
+    screen.show_event(ModelReplied("plan", 1, reply, at=start + timedelta(seconds=3)))
+    outcome = ToolOutcome(result="x", duration_ms=1500)
+    screen.show_event(ToolCallFinished(call, outcome, at=start + timedelta(seconds=75)))
     screen.show_end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
     said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
     assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m · 3 pieces" in said
@@ -317,7 +318,7 @@ def test_what_is_known_of_a_cost_is_shown_with_the_tokens_of_the_models_without_
     screen = RunScreen(SafeConsole(file=seen, width=100))
     for turn, (model, cost) in enumerate([("[red]m", None), ("dear", 0.0123), ("[red]m", None)], 1):
         reply = ModelTurn(content=[], stop_reason="x", model=model, usage=Usage(input=900), cost_usd=cost)
-        screen.show_event(ModelReplied("plan", turn, reply), datetime(2026, 1, 1, tzinfo=UTC))
+        screen.show_event(ModelReplied("plan", turn, reply, at=datetime(2026, 1, 1, tzinfo=UTC)))
     screen.show_end(RunEnd(RunStatus.completed))
     assert "USD 0.0123 and 1,800 tokens of [red]m without a price in [prices] · 0.0 s" in seen.getvalue()
 

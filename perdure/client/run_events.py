@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -38,7 +38,15 @@ PUBLIC_NOTICES = (PLANNED, "agent.guardrail.escalated", "agent.exhaustion.soft_l
 
 
 @dataclass(frozen=True)
-class RunStarted:
+class TimedEvent:
+    """What each event has. `at` is the time of the server's event; of what is not in history, when it was read."""
+
+    type: ClassVar[str]
+    at: datetime | None = field(default=None, compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class RunStarted(TimedEvent):
     type: ClassVar = "run_started"
     goal: str
     attachments: tuple[Attachment, ...] = ()
@@ -46,14 +54,14 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
-class ModelCallStarted:
+class ModelCallStarted(TimedEvent):
     type: ClassVar = "model_call_started"
     phase: str  # plan or reflect
     turn: int
 
 
 @dataclass(frozen=True)
-class ModelReplied:
+class ModelReplied(TimedEvent):
     type: ClassVar = "model_replied"
     phase: str
     turn: int
@@ -63,7 +71,7 @@ class ModelReplied:
 
 
 @dataclass(frozen=True)
-class ContextFilled:
+class ContextFilled(TimedEvent):
     """The conversation is too long for the model: it was not called, or refused."""
 
     type: ClassVar = "context_full"
@@ -71,7 +79,7 @@ class ContextFilled:
 
 
 @dataclass(frozen=True)
-class ContextCompacted:
+class ContextCompacted(TimedEvent):
     """A summary replaces the older messages."""
 
     type: ClassVar = "context_compacted"
@@ -79,7 +87,7 @@ class ContextCompacted:
 
 
 @dataclass(frozen=True)
-class OutcomeChecked:
+class OutcomeChecked(TimedEvent):
     """The agent's `accept` accepted the outcome, or rejected it with a reason."""
 
     type: ClassVar = "outcome_checked"
@@ -87,7 +95,7 @@ class OutcomeChecked:
 
 
 @dataclass(frozen=True)
-class CallsReviewed:
+class CallsReviewed(TimedEvent):
     """Models reviewed calls, as rules of the policy ask for."""
 
     type: ClassVar = "calls_reviewed"
@@ -95,7 +103,7 @@ class CallsReviewed:
 
 
 @dataclass(frozen=True)
-class NoticeAdded:
+class NoticeAdded(TimedEvent):
     """A limit, a loop or a rejected call that the run acted on, with its figures."""
 
     type: ClassVar = "notice_added"
@@ -103,23 +111,22 @@ class NoticeAdded:
 
 
 @dataclass(frozen=True)
-class ToolCallStarted:
+class ToolCallStarted(TimedEvent):
     type: ClassVar = "tool_call_started"
     call: ToolCall
 
 
 @dataclass(frozen=True)
-class ToolCallFinished:
+class ToolCallFinished(TimedEvent):
     type: ClassVar = "tool_call_finished"
     call: ToolCall
     outcome: ToolOutcome
 
 
 @dataclass(frozen=True)
-class FeatureEvent(ABC):
+class FeatureEvent(TimedEvent, ABC):
     """An event of a feature, whose reader is in the feature's row. It says itself how it is shown."""
 
-    type: ClassVar[str]
     activity: ClassVar[str]  # what it is about, by the name that an `ActivityFailed` has
 
     @property
@@ -138,7 +145,7 @@ class FeatureEvent(ABC):
 
 
 @dataclass(frozen=True)
-class ActivityFailed:
+class ActivityFailed(TimedEvent):
     """An activity failed for good; the run decides what that means."""
 
     type: ClassVar = "activity_failed"
@@ -147,7 +154,7 @@ class ActivityFailed:
 
 
 @dataclass(frozen=True)
-class WaitStarted:
+class WaitStarted(TimedEvent):
     """The run waits for a person, or for a result from outside. `question` needs a worker."""
 
     type: ClassVar = "wait_started"
@@ -157,18 +164,18 @@ class WaitStarted:
 
 
 @dataclass(frozen=True)
-class WaitEnded:
+class WaitEnded(TimedEvent):
     type: ClassVar = "wait_ended"
 
 
 @dataclass(frozen=True)
-class SignalReceived:
+class SignalReceived(TimedEvent):
     type: ClassVar = "signal_received"
     signal: str
 
 
 @dataclass(frozen=True)
-class AnswerReceived:
+class AnswerReceived(TimedEvent):
     """The run took an answer to an open question. `before` has the arguments of the call, if it changed them."""
 
     type: ClassVar = "answer_received"
@@ -177,7 +184,7 @@ class AnswerReceived:
 
 
 @dataclass(frozen=True)
-class AnswerRejected:
+class AnswerRejected(TimedEvent):
     """The run did not take an answer that had reached it, for this reason."""
 
     type: ClassVar = "answer_rejected"
@@ -186,12 +193,12 @@ class AnswerRejected:
 
 
 @dataclass(frozen=True)
-class ContinuedAsNew:
+class ContinuedAsNew(TimedEvent):
     type: ClassVar = "continued_as_new"
 
 
 @dataclass(frozen=True)
-class PartialText:
+class PartialText(TimedEvent):
     """The model's answer so far; not in history yet."""
 
     type: ClassVar = "partial_text"
@@ -213,7 +220,7 @@ class BatchWait(PartialText):
 
 
 @dataclass(frozen=True)
-class ActivityRetrying:
+class ActivityRetrying(TimedEvent):
     """An activity failed and is tried again; in history only if it shared an activity with others."""
 
     type: ClassVar = "activity_retrying"
@@ -223,7 +230,7 @@ class ActivityRetrying:
 
 
 @dataclass(frozen=True)
-class UnreadableEvent:
+class UnreadableEvent(TimedEvent):
     """An event of the history that this version cannot read: its type in Temporal, and its number."""
 
     type: ClassVar = "unreadable_event"
@@ -232,7 +239,7 @@ class UnreadableEvent:
 
 
 @dataclass(frozen=True)
-class RunEnded:
+class RunEnded(TimedEvent):
     """The run has ended; `runs.wait_for_run_end` returns how."""
 
     type: ClassVar = "run_ended"
@@ -253,6 +260,8 @@ def event_to_json(event: RunEvent) -> str:
     def to_plain(value: Any) -> Any:
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json")
+        if isinstance(value, datetime):
+            return value.isoformat(timespec="milliseconds")
         return value if isinstance(value, dict) else str(value)
 
     values = {field.name: getattr(event, field.name) for field in fields(event)}
@@ -300,9 +309,11 @@ class EventReader:
         An event that cannot be read is named, so that no reader ends at it.
         """
         try:
-            return self._read(event)
+            events = self._read(event)
         except UNEXPECTED_SHAPE:
-            return [UnreadableEvent(event["type"], event["id"])]
+            events = [UnreadableEvent(event["type"], event["id"])]
+        at = datetime.fromisoformat(event["at"])
+        return [replace(run_event, at=at) for run_event in events]
 
     def _read(self, event: Event) -> list[RunEvent]:
         match event["type"]:

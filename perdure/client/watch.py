@@ -174,7 +174,6 @@ class EventPosition:
     execution: str
     event: int
     part: int
-    time: datetime | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.execution}.{self.event}.{self.part}"
@@ -251,7 +250,7 @@ class Watch:
                 if after is not None and execution == after.execution and event.event_id >= after.event:
                     is_behind = False
                 for part, run_event in enumerate(reader.read(await history.event_to_json(event))):
-                    at = EventPosition(execution, event.event_id, part, event.event_time.ToDatetime(UTC))
+                    at = EventPosition(execution, event.event_id, part)
                     if not is_behind and not (after is not None and at.is_up_to(after)):
                         await self._queue.put((at, await self._with_question(run_event)))
 
@@ -285,24 +284,28 @@ class Watch:
                         retry = ActivityRetrying(
                             pending.activity_type.name, pending.attempt, truncate(message or "its worker died")
                         )
-                        await self._queue.put((None, retry))
+                        await self._put_live(retry)
                     beat = first_value(await history.to_json(pending.heartbeat_details))
                     if pending.activity_type.name == FUSED_TURN and (turn := _turn_in(beat)) > thinking:
                         thinking = turn  # its reads have ended
-                        await self._queue.put((None, ModelCallStarted("reflect", turn)))
+                        await self._put_live(ModelCallStarted("reflect", turn))
                     live = _partial_text(beat)
                     if live.text and live != shown:
                         shown = live
-                        await self._queue.put((None, live))
+                        await self._put_live(live)
             except RPCError:
                 self._has_moved.set()
+
+    async def _put_live(self, live: RunEvent) -> None:
+        """Hand on what is not in history."""
+        await self._queue.put((None, replace(live, at=datetime.now(UTC))))
 
     async def _report_wait(self, pacing: Pacing, task_queue: str, call: str) -> None:
         if pacing.queue_suffix not in self._waits:
             self._waits[pacing.queue_suffix] = load(pacing.watch)(self.client)
         report: str | None = await self._waits[pacing.queue_suffix].report(task_queue, call)
         if report is not None:
-            await self._queue.put((None, BatchWait(report)))
+            await self._put_live(BatchWait(report))
 
     async def _wait_to_poll(self, activities: Sequence[PendingActivityInfo], *, is_pending: bool) -> None:
         """Wait until a poll may find something new. A run without pending activities has none until history grows."""

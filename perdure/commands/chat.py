@@ -379,8 +379,8 @@ class ChatSession:
         self._now = run_id
         self._is_shown.set()
         try:
-            async for position, event in watch_on_screen(self._session, run_id, self._console).positioned_events():
-                self._page.show_event(event, position.time if position else None)
+            async for event in watch_on_screen(self._session, run_id, self._console).events():
+                self._page.show_event(event)
                 self._note_question(run_id, event)
                 if changes_call(event) and self._asks is not None and self._asks[1] is not None:
                     await self._look_again(run_id, self._asks[1])

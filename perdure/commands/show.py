@@ -146,11 +146,11 @@ async def trace_command(
         return await export_run(run_id, target, with_subtasks=with_subtasks, key_file=key, authority=authority)
     screen = RunScreen(console)
     async with open_session(load_settings(strict=False), Needs.nothing) as session:
-        async for position, event in Watch(session.client, run_id, follow=False).positioned_events():
+        async for event in Watch(session.client, run_id, follow=False).events():
             if as_json:
                 click.echo(event_to_json(event))
             else:
-                screen.show_event(event, position.time if position else None)
+                screen.show_event(event)
                 if isinstance(event, RunEnded):
                     screen.show_end(await Perdure.over(session).get_run(run_id).end())
     return 0

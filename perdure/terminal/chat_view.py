@@ -1,7 +1,6 @@
 """The turns of `perdure chat` as printed text. An answer appears as the model writes it."""
 
 import re
-from datetime import datetime
 from itertools import chain
 
 from rich.cells import cell_len
@@ -30,15 +29,15 @@ class ChatView:
         self._lines = WordWrapper(console.width)
         self._said = ""  # the last complete answer
 
-    def show_event(self, event: RunEvent, time: datetime | None) -> None:
+    def show_event(self, event: RunEvent) -> None:
         match event:
             case run_events.RunStarted():
-                self._screen.apply_event(event, time)
+                self._screen.apply_event(event)
             case run_events.PartialText(text) if not isinstance(event, run_events.RateLimitWait | run_events.BatchWait):
                 if self._screen.is_live and self._screen.progress.is_thinking:  # other outputs take whole lines
                     self._write_text(_new_text(self._written, text))
             case run_events.ModelReplied(reply=reply):
-                self._screen.apply_event(event, time)
+                self._screen.apply_event(event)
                 self._said = join_text_blocks(reply.content)
                 is_known = self._said.startswith(self._written.rstrip())
                 self._write_text(self._said[len(self._written) :] if is_known else f"\n{self._said}")
@@ -46,9 +45,9 @@ class ChatView:
                 self._screen.print_lines(chain(format_thinking(reply), format_fallbacks(reply)))
             case run_events.ActivityRetrying() | run_events.ActivityFailed():
                 self._end_line()
-                self._screen.show_event(event, time)
+                self._screen.show_event(event)
             case _:
-                self._screen.show_event(event, time)
+                self._screen.show_event(event)
 
     def note_answer(self, answer: HumanInput) -> HumanInput:
         """Note an answer that was typed at this terminal."""

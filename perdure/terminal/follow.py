@@ -105,11 +105,11 @@ async def _show_run(session: Session, run_id: str, screen: RunScreen) -> None:
     learning = asyncio.create_task(_query_state(session, run_id, screen))
     try:
         async with screen.live_display():
-            async for position, event in watch_on_screen(session, run_id, screen.console).positioned_events():
+            async for event in watch_on_screen(session, run_id, screen.console).events():
                 if asking is not None and isinstance(event, WaitEnded | WaitStarted | RunEnded):
                     await _cancel_tasks(asking)  # it has an answer, here or elsewhere
                     asking = None
-                screen.show_event(event, position.time if position else None)
+                screen.show_event(event)
                 if isinstance(event, WaitStarted) and event.question is not None:
                     asked = event.question
                     asking = asyncio.create_task(_ask_question(session, run_id, screen, asked))

@@ -66,9 +66,8 @@ class Progress:
         if view.origin and not self.plan:
             self.plan, self.journal = plan_items(view.plan), journal or self.journal
 
-    def apply_event(self, event: RunEvent, time: datetime | None) -> None:
-        """Apply an event; `time` is its time in the history, if it has one."""
-        at = self.note_time(time)
+    def apply_event(self, event: RunEvent) -> None:
+        at = self.note_time(event.at)
         match event:
             case run_events.ModelCallStarted(phase, turn):
                 self.doing = {"model": (f"{phase} · turn {turn}", at)}

@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
 from functools import partial
 
 from rich.console import Console
@@ -36,7 +35,7 @@ class RunScreen:
         self._area = LiveArea(console, partial(self.progress.render_lines, console))
         self._follows = False
         self._asks = False
-        self._later: list[tuple[RunEvent, datetime | None]] = []
+        self._later: list[RunEvent] = []
         self._held = False
         self._said = ""
         self._own: HumanInput | None = None  # the answer typed at this terminal: it is on the screen already
@@ -80,12 +79,11 @@ class RunScreen:
         if is_shown:
             self._area.open()
 
-    def show_event(self, event: RunEvent, time: datetime | None = None) -> None:
-        """Print an event; `time` is its time in the history, if it has one."""
+    def show_event(self, event: RunEvent) -> None:
         if self._asks:
-            self._later.append((event, time))
+            self._later.append(event)
             return
-        self.apply_event(event, time)
+        self.apply_event(event)
         match event:
             case run_events.WaitStarted(question=QuestionView() as question):
                 print_question(self.console, question)
@@ -103,9 +101,9 @@ class RunScreen:
                 if self._shows_thinking and isinstance(event, run_events.ModelReplied):
                     self.print_lines(event_lines.format_whole_thinking(event.reply, self._width))
 
-    def apply_event(self, event: RunEvent, time: datetime | None) -> None:
+    def apply_event(self, event: RunEvent) -> None:
         """Apply an event to the progress without printing it."""
-        self.progress.apply_event(event, time)
+        self.progress.apply_event(event)
         if isinstance(event, run_events.ModelReplied):
             self._said = join_text_blocks(event.reply.content)
 
@@ -143,7 +141,7 @@ class RunScreen:
         finally:
             self._asks = False
             later, self._later = self._later, []
-            for event, time in later:
-                self.show_event(event, time)
+            for event in later:
+                self.show_event(event)
             if self._follows:
                 self._area.open()
