@@ -40,7 +40,7 @@ LEVELS = 4
 AT_ONCE = 16  # that are begun at the same time
 PROBES = 20
 REST = 5.0  # seconds in which nothing is done, to see what waiting costs; as long before, nothing is measured
-SOON, LOOK = 0.02, 0.2  # seconds between two looks, where the server tells nobody
+SOON, CHECK_EVERY = 0.02, 0.2  # seconds between two checks, for which the server has no event
 MOST_WAIT = 300.0  # seconds for one of anything
 MOST_TURN = 0.5  # seconds of a lane's turn, on a busy machine
 TASKS = 10  # of a follow-up
@@ -101,7 +101,7 @@ class Runs(Crowd):
         calls = 0
         async with asyncio.timeout(MOST_WAIT):
             while calls < missing * (3 if self.side.name == "ours" else 2):  # the question is a reply of the model
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(CHECK_EVERY)
                 calls += len((await self.side.report()).model)
         return missing
 
@@ -249,7 +249,7 @@ async def said(side: Side, lane: str, request: str) -> None:
             return
 
 
-async def until(holds: Callable[[], Awaitable[bool]], every: float = LOOK, most: float = MOST_WAIT) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], every: float = CHECK_EVERY, most: float = MOST_WAIT) -> None:
     async with asyncio.timeout(most):
         while not await holds():  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(every)

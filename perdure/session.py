@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 WORKER_START_TIMEOUT = 15.0  # seconds to wait for a starting worker, which takes two or three
 POLL_TIME = timedelta(seconds=75)  # a poll takes at most 60; the server lists a worker for minutes after it left
 LOCK_POLL_INTERVAL = 0.05
-TAKE_OVER_INTERVAL = 0.5  # seconds between looks whether another process's worker has gone
+TAKE_OVER_INTERVAL = 0.5  # seconds between checks whether another process's worker has gone
 
 _log = logging.getLogger(__name__)
 

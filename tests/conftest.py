@@ -56,7 +56,7 @@ SLOW_TESTS = {
     "test_a_denied_call_that_was_in_flight_in_the_origin_stays_in_doubt",
     "test_a_flood_of_calls_turn_after_turn_ends_with_the_steps",
     "test_a_flood_of_journal_calls_does_not_hold_up_the_worker",
-    "test_a_hidden_page_does_not_look",
+    "test_a_hidden_page_makes_no_requests",
     "test_a_journal_filled_for_ever_stays_small_enough_for_history",
     "test_a_lane_rotates_with_a_turn_open_and_loses_nothing",
     "test_a_new_question_is_on_the_page_by_itself_and_an_answered_one_leaves_at_once",

@@ -258,7 +258,7 @@ def verdicts(bridge: Bridge) -> list[str]:
     return [each["verdict"] for each in lines(bridge)]
 
 
-async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
+async def test_an_input_that_is_still_being_written_is_checked_until_it_rests(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge.patience = SLEEPY

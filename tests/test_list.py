@@ -78,7 +78,7 @@ def test_each_that_waits_has_its_question_and_how_to_answer() -> None:
     ]
 
 
-def test_a_call_is_looked_at_before_it_is_approved() -> None:
+def test_a_call_is_shown_before_it_is_approved() -> None:
     assert listed([found("r1", "waiting_on_human", "clerk", "human: approve charge")], [])[-1] == "  perdure show r1"
     asks = found("r1", "waiting_on_human", "clerk", "human: asks: approve charge")
     assert listed([asks], [])[-1] == '  perdure answer r1 "…"'

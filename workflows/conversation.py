@@ -55,7 +55,7 @@ from perdure.decisions.lane import (
 )
 from perdure.decisions.text.formatting import MAX_SUMMARY_CALL, escape_markdown, truncate
 from perdure.workflows.activities import Activities
-from perdure.workflows.execution import ANSWERING_TURNS, LOOK_BACK, Cancellation, start_watch
+from perdure.workflows.execution import ANSWERING_TURNS, FINDING_OPEN_TURN, Cancellation, start_watch
 from perdure.workflows.handlers import (
     ValidatedWorkflow,
     cancel_reason,
@@ -154,7 +154,7 @@ async def _find_open_turn(live: LaneContext) -> None:
     """Find the turn that a terminated lane may have left open, as there must not be two."""
     try:
         turn = await workflow.execute_activity_method(
-            Activities.open_turn, live.state.conversation_id, summary="look for an open turn", **LOOK_BACK
+            Activities.open_turn, live.state.conversation_id, summary="look for an open turn", **FINDING_OPEN_TURN
         )
     except ActivityError as error:
         workflow.logger.warning("the look for an open turn failed: %s", error.cause)

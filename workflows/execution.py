@@ -208,7 +208,7 @@ KEEPING: Policy = {
 # itself, and then does without one; if Temporal cut it off first, it would be retried forever.
 SUMMARY_MARGIN = timedelta(minutes=2)
 
-# The wait for the end of a run: each attempt is a look, and sets the delay of the next one.
+# The wait for the end of a run: each attempt is a check, and sets the delay of the next one.
 WATCHING: Policy = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": retrying(Backoff(1, 5)),
@@ -222,12 +222,12 @@ ANSWERING_TURNS: Policy = {
 }
 
 # A query of the server's index for a turn that an earlier lane left open. If it fails, the conversation continues.
-LOOK_BACK: Policy = {
+FINDING_OPEN_TURN: Policy = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": retrying(Backoff(1, 8, retries=4)),
 }
 
-# A look of the reconciler. Repeating it does no harm, so it is retried until it succeeds: the schedule starts no second
+# A pass of the reconciler. Repeating it does no harm, so it is retried until it succeeds: the schedule starts no second
 # one while it runs.
 MAX_RECONCILE_TIME = timedelta(minutes=10)
 RECONCILE_RETRIES = retrying(Backoff(1, 60))

@@ -17,7 +17,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from perdure.activities.providers.rate_limit import RateLimitedError
 from perdure.activities.storage.store import StoredFileChangedError
-from perdure.activities.storage.watchers import LOOK_EVERY, WatchedRuns
+from perdure.activities.storage.watchers import CHECK_EVERY, WatchedRuns
 from perdure.activities.temporal import own_run_id
 from perdure.contracts.bounds import Backoff
 from perdure.contracts.failures import WORKER_SHUTDOWN, RunFailure
@@ -134,7 +134,7 @@ async def _send_heartbeats(progress: Callable[[], Any], pulse: Pulse) -> None:
         if not pulse.seconds_left or (is_watched and progress() != last):
             last = progress()
             pulse.beat(last)
-        await asyncio.sleep(min(PROGRESS_CHECK_EVERY if is_watched else LOOK_EVERY, pulse.seconds_left))
+        await asyncio.sleep(min(PROGRESS_CHECK_EVERY if is_watched else CHECK_EVERY, pulse.seconds_left))
 
 
 async def was_lost(client: Client) -> bool:

@@ -20,8 +20,8 @@ from perdure.contracts.run.state import Closed, CloseRequest, Snapshot, Snapshot
 from perdure.decisions import ids
 
 HISTORY_PAGE = 20  # events of one answer; a turn's last activity is among its last ten, unless signals came in
-FIRST_LOOK, LONGEST_LOOK = timedelta(seconds=0.25), timedelta(seconds=5)  # between looks no slot is used
-SIGNALLED_LOOK = timedelta(minutes=15)  # if the run signals its end; only one that is terminated does not
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=0.25), timedelta(seconds=5)  # between checks no slot is used
+SIGNALLED_PAUSE = timedelta(minutes=15)  # if the run signals its end; only one that is terminated does not
 SIGNALLED = (ids.FOLLOW_UP_PREFIX, ids.CONVERSATION_PREFIX, ids.INBOUND_PREFIX)  # they take the signal `run_ended`
 
 _STATUSES = {
@@ -131,11 +131,11 @@ class RunWatcher:
             standing = workflow_status_of(await handle.describe())
             if standing is WorkflowStatus.open:
                 is_signalled = not is_ending and await _ask_for_signal(handle)
-                soon = min(FIRST_LOOK * activity.info().attempt, LONGEST_LOOK)
+                soon = min(FIRST_PAUSE * activity.info().attempt, LONGEST_PAUSE)
                 raise ApplicationError(
                     f"{workflow_id} is still open",
                     type="StillOpen",
-                    next_retry_delay=SIGNALLED_LOOK if is_signalled else soon,
+                    next_retry_delay=SIGNALLED_PAUSE if is_signalled else soon,
                     category=ApplicationErrorCategory.BENIGN,
                 )
             is_run = workflow_id.startswith(ids.RUN_PREFIX)
@@ -151,7 +151,7 @@ async def _ask_for_signal(run: WorkflowHandle[Any, Any]) -> bool:
     info, watcher = activity.info(), own_workflow_id()
     if not (run.id.startswith(ids.RUN_PREFIX) and watcher.startswith(SIGNALLED)):
         return False
-    if info.current_attempt_scheduled_time - info.scheduled_time < SIGNALLED_LOOK:
+    if info.current_attempt_scheduled_time - info.scheduled_time < SIGNALLED_PAUSE:
         with IgnoreMissing():
             await run.signal("watch_end", EndWatcher(workflow_id=watcher).model_dump())
             return True

@@ -17,7 +17,7 @@ from perdure.activities.storage.workspace import folder_name
 WATCHED_FOLDER = ".watched"  # below the workspaces; no run's folder begins with a dot
 TOUCH_EVERY = 2.0  # seconds
 LEASE = 6.0  # seconds without a touch after which a watcher is gone
-LOOK_EVERY = 0.5  # seconds between two looks of a worker that has a call in flight
+CHECK_EVERY = 0.5  # seconds between two checks of a worker that has a call in flight
 
 
 @asynccontextmanager
@@ -48,18 +48,18 @@ def _touch(path: Path) -> None:
 
 
 class WatchedRuns:
-    """The watched runs as a worker sees them: one listing of the folder per `LOOK_EVERY`, for all its calls."""
+    """The watched runs as a worker sees them: one listing of the folder per `CHECK_EVERY`, for all its calls."""
 
     def __init__(self, workspaces: Path) -> None:
         self._folder = workspaces / WATCHED_FOLDER
         # The time of each file, and when it was first seen: a watcher's clock may be another than this worker's.
         self._files: dict[str, tuple[int, float]] = {}
         self._runs: frozenset[str] = frozenset()
-        self._looked_at = -LOOK_EVERY
+        self._checked_at = -CHECK_EVERY
 
     async def has(self, run_id: str) -> bool:
-        if monotonic() - self._looked_at >= LOOK_EVERY:
-            self._looked_at = monotonic()
+        if monotonic() - self._checked_at >= CHECK_EVERY:
+            self._checked_at = monotonic()
             self._runs = await asyncio.to_thread(self._list_runs)
         return folder_name(run_id) in self._runs
 

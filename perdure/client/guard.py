@@ -84,9 +84,9 @@ class ServerGuard(temporalio.client.Interceptor, temporalio.worker.Interceptor):
     async def check(self) -> None:
         """Raises OtherServerError, or TemporalUnavailableError if no server answers."""
         if not self.is_sure:
-            await self.look(again=False)
+            await self.ask_server(again=False)
 
-    async def look(self, *, again: bool = True) -> None:
+    async def ask_server(self, *, again: bool = True) -> None:
         """Ask the server for its namespace, with `again` also if nothing suggests that it is another one.
 
         Raises as `check`.
@@ -95,7 +95,7 @@ class ServerGuard(temporalio.client.Interceptor, temporalio.worker.Interceptor):
             if not again and self.is_sure:
                 return
             if not self._is_other:
-                await self._look()
+                await self._compare_server()
             if self._is_other:
                 raise OtherServerError(
                     f"another Temporal server answers at {self.target} than the one that this process began with; it "
@@ -167,7 +167,7 @@ class ServerGuard(temporalio.client.Interceptor, temporalio.worker.Interceptor):
             is_there = True
             await self._stirred.wait()
 
-    async def _look(self) -> None:
+    async def _compare_server(self) -> None:
         """Compare the server with the first one. The connection is opened first: who answers then holds the port."""
         try:
             line = await self._open_line()

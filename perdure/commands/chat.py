@@ -312,13 +312,13 @@ class ChatSession:
             try:
                 await self._perdure.get_run(run_id).send_answer(body)
             except RejectedError:
-                await self._look_again(run_id, question)
+                await self._refresh_question(run_id, question)
                 raise
             self._attached = ()
         else:
             await self._send_request(text, WhenBusy.queue)
 
-    async def _look_again(self, run_id: str, question: QuestionView) -> None:
+    async def _refresh_question(self, run_id: str, question: QuestionView) -> None:
         """Print the question again if its call was changed meanwhile."""
         now = await read_question_again(self._session, run_id, self._console, question)
         self._asks = (run_id, now) if now is not None and self._asks is not None else None
@@ -383,7 +383,7 @@ class ChatSession:
                 self._page.show_event(event)
                 self._note_question(run_id, event)
                 if changes_call(event) and self._asks is not None and self._asks[1] is not None:
-                    await self._look_again(run_id, self._asks[1])
+                    await self._refresh_question(run_id, self._asks[1])
         finally:
             self._now = self._asks = None
             self._is_shown.clear()

@@ -21,7 +21,7 @@ from perdure.settings.policy import POLICY_FILE
 from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_faults
 from perdure.terminal.follow import stop_event
 
-CHANGE_INTERVAL = 1.0  # seconds between looks at the project's files
+CHANGE_INTERVAL = 1.0  # seconds between checks of the project's files
 
 
 @click.command("worker", epilog=format_examples("worker"))

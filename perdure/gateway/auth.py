@@ -43,7 +43,7 @@ class Gateway:
     uploads: int = 0  # files that are being received
     lists: SharedReads = field(default_factory=SharedReads)
     queries: QueryCache = field(default_factory=QueryCache)  # the states of runs that ask
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checking: asyncio.Lock = field(default_factory=asyncio.Lock)
     readiness: tuple[float, Any] | None = None  # the last check: its time by the loop's clock, and its result
     drop: Callable[[Any], None] = lambda _: None
 

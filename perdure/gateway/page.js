@@ -41,12 +41,12 @@ const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
 
 // ---- open questions
 
-async function look() {
+async function refresh() {
   if (!sessionStorage.getItem(KEPT)) return;
   try {
     const asked = filtered();
     const [{ questions, is_partial }, { runs }] = await Promise.all([api(asked), api("v1/runs?limit=30")]);
-    if (asked !== filtered()) return; // changed meanwhile, which looks again
+    if (asked !== filtered()) return; // changed meanwhile, which refreshes again
     showQuestions(questions, is_partial);
     showRuns(runs);
     if (hasFailed) notice(""); // but not the reason why an answer was rejected
@@ -181,7 +181,7 @@ async function answer(runId, body, form) {
     notice(`${runId}: ${error.message}`, "bad");
     for (const button of buttons) button.disabled = false;
   }
-  await look();
+  await refresh();
 }
 
 function filesField(runId) {
@@ -277,7 +277,7 @@ async function decideChosen(questions, decision) {
     }
   }
   notice(reasons.join("; ") || "accepted", reasons.length ? "bad" : "good");
-  await look();
+  await refresh();
 }
 
 // ---- the list of runs
@@ -421,7 +421,7 @@ function happened(runId, it) {
     for (const call of it.calls) step("calls", call);
     showFacts(runId).catch((error) => notice(error.message, "bad"));
   }
-  if (["wait_started", "wait_ended", "answer_received"].includes(it.type)) look();
+  if (["wait_started", "wait_ended", "answer_received"].includes(it.type)) refresh();
   const line = LINES[it.type];
   if (line) step(...line(it), [...attachedViews(runId, it.answer?.attachments), ...mediaViews(runId, it.outcome?.media)]);
   if (it.outcome?.artifacts?.length) showFiles(runId).catch((error) => notice(error.message, "bad"));
@@ -503,7 +503,7 @@ async function startPlan(runId, button) {
     const { run_id } = await api(runPath(runId, "/plan"), { without });
     notice(`${run_id}: started with the plan of ${runId}`, "good");
     location.hash = encodeURIComponent(run_id);
-    await look();
+    await refresh();
   } catch (error) {
     notice(error.message, "bad");
     button.disabled = false;
@@ -613,7 +613,7 @@ byId("entry").addEventListener("submit", (event) => {
   byId("token").value = "";
   shown = "";
   notice("");
-  look();
+  refresh();
   openRun();
 });
 
@@ -624,12 +624,12 @@ byId("forget").addEventListener("click", () => {
 });
 
 for (const [kind, title] of Object.entries(TITLES)) byId("filter").kind.append(new Option(title, kind));
-byId("filter").addEventListener("change", look);
+byId("filter").addEventListener("change", refresh);
 byId("filter").addEventListener("submit", (event) => event.preventDefault());
 
 addEventListener("hashchange", openRun);
-const lookIfVisible = () => { if (!document.hidden) look(); };
-setInterval(lookIfVisible, EVERY);
-document.addEventListener("visibilitychange", lookIfVisible);
-look();
+const refreshIfVisible = () => { if (!document.hidden) refresh(); };
+setInterval(refreshIfVisible, EVERY);
+document.addEventListener("visibilitychange", refreshIfVisible);
+refresh();
 openRun();

@@ -190,7 +190,7 @@ async def name_server(client: Client, project: str | None) -> None:
 async def check_owner(client: Client, home: Path, project: str | None) -> None:
     """Raise TemporalUnavailableError if the server is the embedded one of another project, as it says now."""
     if guard := guard_of(client):
-        await guard.look()
+        await guard.ask_server()
     owner = _owner(client)
     theirs, name = owner.get(HOME), owner.get(PROJECT)
     if not theirs or theirs == str(home) or (name and name == project):

@@ -260,7 +260,7 @@ def test_an_earlier_generation_is_at_work_while_its_claimant_lives(entry: Ledger
     assert not entry.is_at_work(())
 
 
-async def test_a_result_that_came_after_the_look_is_found_when_its_claimant_has_left(entry: LedgerEntry) -> None:
+async def test_a_result_that_came_after_the_check_is_found_when_its_claimant_has_left(entry: LedgerEntry) -> None:
     entry.claim("charge", TIMEOUT)
     seen = entry.claim("charge", TIMEOUT)
     assert isinstance(seen, InDoubt)

@@ -134,7 +134,7 @@ def test_a_huge_file_is_refused_by_its_size(folder: MailFolder) -> None:
     assert "2,147,483,648 bytes" in found.fault
 
 
-def test_a_link_that_comes_between_look_and_read_is_not_followed(folder: MailFolder, tmp_path: Path) -> None:
+def test_a_link_that_comes_between_check_and_read_is_not_followed(folder: MailFolder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     path = put_file(folder, "p", "a.md")
     (found,) = folder.scan(1)
@@ -239,15 +239,15 @@ def test_plans_take_turns(folder: MailFolder) -> None:
     assert "small" in {each.plan for each in folder.scan(4)}
 
 
-def test_a_flood_is_looked_at_in_pieces(folder: MailFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_folder, "MAX_LOOKED", 50)
+def test_a_flood_is_scanned_in_pieces(folder: MailFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_folder, "MAX_SCANNED", 50)
     for number in range(220):
         put_file(folder, "p", f"{number}.tmp")
     put_file(folder, "p", "ready.md")
-    looks, found = 0, list[ArrivedFile]()
+    scans, found = 0, list[ArrivedFile]()
     while not found:
-        found, looks = folder.scan(10), looks + 1
-        assert looks < 10
+        found, scans = folder.scan(10), scans + 1
+        assert scans < 10
     while not folder.is_through:
         folder.scan(10)
     assert [each.name for each in found] == ["ready.md"]
@@ -310,7 +310,7 @@ def test_an_agent_outside_speaks_through_the_outbox(tmp_path: Path) -> None:
     assert (folder.root / "outbox" / "p" / "t-reply.md").exists()
 
 
-def test_a_look_at_a_hundred_thousand_files_costs_as_much_as_one_at_a_few(folder: MailFolder) -> None:
+def test_a_scan_of_a_hundred_thousand_files_costs_as_much_as_one_of_a_few(folder: MailFolder) -> None:
     files = [put_file(folder, "p", f"{number}.md") for number in range(10)]
     for file in files:  # one file has 65,000 names at most
         for number in range(1, 10_000):
@@ -329,7 +329,7 @@ def test_a_look_at_a_hundred_thousand_files_costs_as_much_as_one_at_a_few(folder
         tracemalloc.stop()
 
 
-def test_a_plan_that_may_not_be_looked_at_holds_up_no_other(
+def test_a_plan_that_cannot_be_scanned_holds_up_no_other(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for plan in ("closed", "open"):
@@ -443,7 +443,7 @@ def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name
     assert folder.dead_letter_reason("p", got.file) == "no reason recorded"
 
 
-def test_plans_that_are_not_looked_at_are_reported(
+def test_plans_that_are_not_scanned_are_reported(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mail_folder, "MAX_PLANS", 2)

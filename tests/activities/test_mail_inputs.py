@@ -123,7 +123,7 @@ def test_a_hard_link_is_no_input(box: Path) -> None:
     assert (found.chosen, found.missing) == ({"i3": "sub/own.csv"}, ("i0", "i1", "i2"))
 
 
-def test_an_input_that_becomes_a_hard_link_after_the_look_is_not_read(box: Path) -> None:
+def test_an_input_that_becomes_a_hard_link_after_the_check_is_not_read(box: Path) -> None:
     put_input(box, "a.csv")
     (path,) = resolve_inputs(SafeDir(box), task_with_inputs("a.csv")).chosen.values()
     (box / "secret.csv").write_text("secret")
@@ -153,7 +153,7 @@ def test_an_input_that_is_too_large_and_too_many_names_are_refused(box: Path, mo
     os.utime(box / "inputs" / "large.bin", (1, 1))
     with pytest.raises(InputsError, match=r"large\.bin has more than 67,108,864 bytes"):
         resolve_inputs(SafeDir(box), task_with_inputs("*.bin"))
-    monkeypatch.setattr(mail_inputs, "MAX_LOOKED", 10)
+    monkeypatch.setattr(mail_inputs, "MAX_SCANNED", 10)
     for number in range(11):
         put_input(box, f"{number}.csv")
     with pytest.raises(InputsError, match="more than 10 names"):
@@ -169,7 +169,7 @@ def test_what_may_still_be_being_written_is_not_there_yet(box: Path) -> None:
     assert (found.chosen, found.is_early) == ({"i0": "a.csv"}, False)
 
 
-def test_a_file_from_the_future_rests_when_two_looks_find_it_the_same(box: Path) -> None:
+def test_a_file_from_the_future_rests_when_two_checks_find_it_the_same(box: Path) -> None:
     """Nor is it the latest for ever: what arrives after it is."""
     rests, late = RestTracker(), int(time.time()) + 3600
     put_input(box, "a.csv", at=late)

@@ -13,7 +13,7 @@ import pytest
 from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.features.mailbox.activities.folder import MailFolder
-from perdure.features.mailbox.activities.picks import LOOK_EVERY, InputPicks
+from perdure.features.mailbox.activities.picks import CHECKS_PER_QUERY, InputPicks
 from perdure.features.mailbox.activities.writer import MailWriter
 from perdure.features.mailbox.contract import InboxMessage, Stage
 
@@ -68,7 +68,7 @@ def request_file(writer: MailWriter) -> Any:
     return writer.folder.root / "tasks" / "t" / "human_intervention_request.json"
 
 
-async def looks(writer: MailWriter, run: FakeRun, count: int = LOOK_EVERY + 1) -> InputPicks:
+async def check_picks(writer: MailWriter, run: FakeRun, count: int = CHECKS_PER_QUERY + 1) -> InputPicks:
     client: Any = run
     picks = InputPicks(client, writer, run.reports)
     for _ in range(count):
@@ -80,15 +80,15 @@ async def test_a_pick_is_the_answer_and_ends_the_request(writer: MailWriter, req
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
     run = FakeRun()
-    await looks(writer, run, 1)
+    await check_picks(writer, run, 1)
     assert (run.answers, run.reported, request_file.exists()) == (["b"], ["k"], False)
 
 
-async def test_a_request_that_waits_is_queried_once_however_often_it_is_looked_at(
+async def test_a_request_that_waits_is_queried_once_however_often_it_is_checked(
     writer: MailWriter, request_file: Any
 ) -> None:
     run = FakeRun()
-    picks = await looks(writer, run, 10 * LOOK_EVERY)
+    picks = await check_picks(writer, run, 10 * CHECKS_PER_QUERY)
     assert run.queries == 1  # its history has not grown since
     request_file.write_text('{"pick": {"data": "a"}}')
     await picks.check_requests()
@@ -116,7 +116,7 @@ async def test_a_spoiled_request_file_ends_nothing_and_can_be_mended(
 ) -> None:
     request_file.write_text(spoiled)
     run = FakeRun()
-    picks = await looks(writer, run)
+    picks = await check_picks(writer, run)
     if not run.answers:
         request_file.write_text('{"pick": {"data": "a"}}')
         await picks.check_requests()
@@ -126,7 +126,7 @@ async def test_a_spoiled_request_file_ends_nothing_and_can_be_mended(
 async def test_no_other_run_is_answered_than_the_one_that_asks(writer: MailWriter, request_file: Any) -> None:
     request_file.write_text('{"run_id": "stranger", "key": "x", "pick": {"data": "a"}}')
     run = FakeRun()
-    await looks(writer, run, 1)
+    await check_picks(writer, run, 1)
     assert "run:stranger" not in run.asked
     assert run.answers == ["a"]
 
@@ -141,9 +141,9 @@ async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
     monkeypatch.setattr("perdure.features.mailbox.activities.picks.ANSWERED_WITHIN", 0.05)
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
-    await asyncio.wait_for(looks(writer, Silent(), 1), 10)
+    await asyncio.wait_for(check_picks(writer, Silent(), 1), 10)
     run = FakeRun()
-    await looks(writer, run, 1)
+    await check_picks(writer, run, 1)
     assert run.answers == ["b"]
 
 
@@ -151,7 +151,7 @@ async def test_a_request_that_goes_away_while_it_is_edited_comes_back(writer: Ma
     before = request_file.read_text()
     request_file.unlink()
     run = FakeRun()
-    picks = await looks(writer, run)
+    picks = await check_picks(writer, run)
     assert json.loads(request_file.read_text()) == json.loads(before)
     other = request_file.with_name("4913")
     other.write_text(json.dumps({**json.loads(before), "pick": {"data": "a"}}))
@@ -166,5 +166,5 @@ async def test_a_request_that_is_no_file_is_said_once(
     request_file.unlink()
     request_file.symlink_to("/etc/passwd")
     with caplog.at_level(logging.WARNING):
-        await looks(writer, FakeRun())
+        await check_picks(writer, FakeRun())
     assert len(caplog.records) == 1

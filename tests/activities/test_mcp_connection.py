@@ -396,7 +396,7 @@ async def test_a_change_that_is_announced_stops_the_call(
     assert await check(tool, error_of(refused).definition) == (None if is_asked else refused)
 
 
-async def test_a_change_between_the_look_and_the_call_is_not_called(rig: Rig) -> None:
+async def test_a_change_between_the_check_and_the_call_is_not_called(rig: Rig) -> None:
     look, act = await rig.tool("look"), await rig.tool("act")
     rig.define({**LOOK, **READ, "description": "Another."}, {**LOOK, "name": "act", "description": "Another."})
     await rig.connection.close()
@@ -454,7 +454,7 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
     assert "names of properties must match" in refused["brackets"]
 
 
-async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:
+async def test_more_definitions_than_any_model_takes_are_checked_up_to_a_bound(rig: Rig) -> None:
     long = {"inputSchema": {"type": "object"}, "description": "d" * (63 * 1024)}
     with patch("perdure.features.mcp.activities.listing.MAX_DEFINITION_BYTES", 5 * 64 * 1024):
         rig.define(*({"name": f"tool-{n}", **long} for n in range(8)))
@@ -463,7 +463,7 @@ async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound
     assert "the definitions of its server are larger" in rig.connection.rejected_tools["tool-5"]
 
 
-async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> None:
+async def test_all_else_goes_on_while_a_large_listing_is_checked(rig: Rig) -> None:
     begun, end = threading.Event(), threading.Event()
 
     def looks_long(_: object) -> None:

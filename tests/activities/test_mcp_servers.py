@@ -313,7 +313,7 @@ async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
 
         called: list[Any] = []
 
-        async def looked_at() -> Any:
+        async def received() -> Any:
             called.append(await receive())
             return called[-1]
 
@@ -321,7 +321,7 @@ async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
             is_call = any(b"tools/call" in each.get("body", b"") for each in called)
             await (garbled if is_call else send)(message)
 
-        await app(scope, looked_at, answered)
+        await app(scope, received, answered)
 
     port = free_port()
     server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")

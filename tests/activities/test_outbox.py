@@ -108,7 +108,7 @@ async def test_a_message_that_is_being_recorded_is_waited_for_and_not_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording, go_on = threading.Event(), threading.Event()
-    record, found, looks = LedgerEntry.record, LedgerEntry.read_outcome, []
+    record, found, outcomes = LedgerEntry.record, LedgerEntry.read_outcome, []
 
     def recorded_late(page: LedgerEntry, outcome: ToolOutcome) -> None:
         recording.set()
@@ -116,10 +116,10 @@ async def test_a_message_that_is_being_recorded_is_waited_for_and_not_in_doubt(
         record(page, outcome)
 
     def looking(page: LedgerEntry) -> ToolOutcome | InDoubt:
-        looks.append(found(page))
-        if len(looks) == 3:  # by its claim, and by who takes it for lost
+        outcomes.append(found(page))
+        if len(outcomes) == 3:  # by its claim, and by who takes it for lost
             go_on.set()
-        return looks[-1]
+        return outcomes[-1]
 
     monkeypatch.setattr(LedgerEntry, "record", recorded_late)
     monkeypatch.setattr(LedgerEntry, LedgerEntry.read_outcome.__name__, looking)

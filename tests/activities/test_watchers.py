@@ -19,9 +19,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    async def look(self, watched: WatchedRuns, run_id: str = "a") -> bool:
-        """Return what the next look of the worker finds."""
-        self.now += watchers.LOOK_EVERY
+    async def check(self, watched: WatchedRuns, run_id: str = "a") -> bool:
+        """Return what the next check of the worker finds."""
+        self.now += watchers.CHECK_EVERY
         return await watched.has(run_id)
 
 
@@ -41,14 +41,14 @@ async def until_marked(workspaces: Path, marks: int) -> list[Path]:
 
 async def test_a_run_is_watched_until_its_last_watcher_leaves(tmp_path: Path, clock: Clock) -> None:
     watched = WatchedRuns(tmp_path)
-    assert not await clock.look(watched)
+    assert not await clock.check(watched)
     async with keep_watched(tmp_path, "a"):
         async with keep_watched(tmp_path, "a"):
             await until_marked(tmp_path, 2)
-            assert await clock.look(watched)
-            assert not await clock.look(watched, "b")
-        assert await clock.look(watched)
-    assert not await clock.look(watched)
+            assert await clock.check(watched)
+            assert not await clock.check(watched, "b")
+        assert await clock.check(watched)
+    assert not await clock.check(watched)
     assert await until_marked(tmp_path, 0) == []
 
 
@@ -56,9 +56,9 @@ async def test_a_watcher_that_was_killed_is_forgotten_and_its_file_removed(tmp_p
     watched = WatchedRuns(tmp_path)
     (tmp_path / WATCHED_FOLDER).mkdir()
     (tmp_path / WATCHED_FOLDER / "a~00000000").touch()
-    assert await clock.look(watched)
+    assert await clock.check(watched)
     clock.now += watchers.LEASE
-    assert not await clock.look(watched)
+    assert not await clock.check(watched)
     assert await until_marked(tmp_path, 0) == []
 
 
@@ -70,16 +70,16 @@ async def test_the_clock_of_a_watcher_may_be_wrong(tmp_path: Path, clock: Clock,
     mark.touch()
     for touched in range(5):
         os.utime(mark, (0, 1_800_000_000 + skew + touched * watchers.TOUCH_EVERY))
-        assert await clock.look(watched)
-        clock.now += watchers.LEASE - watchers.LOOK_EVERY
-    assert await clock.look(watched)
+        assert await clock.check(watched)
+        clock.now += watchers.LEASE - watchers.CHECK_EVERY
+    assert await clock.check(watched)
 
 
 async def test_a_run_whose_id_is_no_name_of_a_file_is_watched_too(tmp_path: Path, clock: Clock) -> None:
     run_id = "../~a/" + "b" * 300
     async with keep_watched(tmp_path, run_id):
         await until_marked(tmp_path, 1)
-        assert await clock.look(WatchedRuns(tmp_path), run_id)
+        assert await clock.check(WatchedRuns(tmp_path), run_id)
     assert os.listdir(tmp_path) == [WATCHED_FOLDER]  # noqa: PTH208 - names
 
 
@@ -90,20 +90,20 @@ async def test_who_may_not_write_there_watches_all_the_same(tmp_path: Path) -> N
     assert not await WatchedRuns(tmp_path / "file").has("a")
 
 
-async def test_a_worker_looks_once_for_all_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, looks = 1000.0, list[int]()
+async def test_a_worker_checks_once_for_all_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, checks = 1000.0, list[int]()
     monkeypatch.setattr(watchers, "monotonic", lambda: now)
     watched = WatchedRuns(tmp_path)
     listing = watched._list_runs
 
-    def look() -> frozenset[str]:
-        looks.append(1)
+    def check() -> frozenset[str]:
+        checks.append(1)
         return listing()
 
-    monkeypatch.setattr(watched, "_list_runs", look)
+    monkeypatch.setattr(watched, "_list_runs", check)
     for run in range(100):
         assert not await watched.has(str(run))
-    assert len(looks) == 1
-    now += watchers.LOOK_EVERY
+    assert len(checks) == 1
+    now += watchers.CHECK_EVERY
     await watched.has("a")
-    assert len(looks) == 2
+    assert len(checks) == 2

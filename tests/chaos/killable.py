@@ -96,7 +96,7 @@ class Project:
 def _prepare(project: Project, trap: Trap | None) -> None:
     """In the new process."""
     die_with_starter()
-    batches.LOOK_PAUSES = Backoff(1, 1)  # a scripted batch takes two seconds
+    batches.CHECK_PAUSES = Backoff(1, 1)  # a scripted batch takes two seconds
     if project.logs is not None:
         _log_into(project.logs / f"{os.getpid()}.log")
     if trap is not None:

@@ -387,7 +387,7 @@ def test_a_rule_that_asks_covers_one_call_even_without_terms_of_its_own() -> Non
     assert verdict.terms == (ApprovalTerms(),)
 
 
-def test_recorded_facts_are_those_that_rules_looked_at() -> None:
+def test_recorded_facts_are_those_that_rules_read() -> None:
     found = facts(use(cents=1), talk(("fetch", {"url": "u"}, OK)), PolicyContext(policy="p"))
     assert recorded_facts(set(), found) == {}
     assert recorded_facts({"run"}, found) == {"calls": {"fetch": 1}, "has_read": ["web"]}

@@ -103,7 +103,7 @@ def test_an_event_that_replies_to_nothing_has_no_topic() -> None:
 def test_it_outlives_its_time_while_a_subscriber_waits() -> None:
     state = topic.record_subscription(topic.open_topic("k", 0), subscribe("a", TIME_TO_LIVE + 10), 0)
     assert not topic.is_topic_over(state, TIME_TO_LIVE)
-    assert topic.next_look(state, TIME_TO_LIVE) == TIME_TO_LIVE + 10
+    assert topic.next_check(state, TIME_TO_LIVE) == TIME_TO_LIVE + 10
     assert topic.is_topic_over(state, TIME_TO_LIVE + 10)
     assert not topic.is_topic_over(topic.record_subscription(state, subscribe("a"), 0), 10 * TIME_TO_LIVE)
     ended = topic.record_subscription(topic.record_subscription(state, subscribe("a"), 0), subscribe("a", 0), 0)

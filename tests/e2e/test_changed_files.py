@@ -35,7 +35,7 @@ def project(make_project: MakeProject) -> Iterator[Project]:
         yield project
 
 
-def looked(project: Project) -> str:
+def checked_tools(project: Project) -> str:
     done = project.perdure("run", "--json", "--agent", "one", "look")
     assert done.code == 0, done
     return str(json.loads(done.out)["event"]["payload"]["outcome"])
@@ -45,7 +45,7 @@ def test_dev_takes_up_changed_files_and_runs_beside_it_use_them(project: Project
     with project.running("dev") as dev:
         dev.until("Ctrl-C stops everything")
         server = (project.home / "server.json").read_text()
-        assert "before" in looked(project)
+        assert "before" in checked_tools(project)
         project.write("eyes.py", TOOL.format(word="afterwards"))
         dev.until("eyes.py changed; the worker starts again")
         meanwhile = project.perdure("run", "--detach", "--agent", "one", "look")
@@ -53,7 +53,7 @@ def test_dev_takes_up_changed_files_and_runs_beside_it_use_them(project: Project
             "it waits for the worker, and does not say that none is there"
         )
         dev.until("Ctrl-C stops everything")
-        assert ["afterwards" in looked(project) for _ in range(4)] == [True] * 4
+        assert ["afterwards" in checked_tools(project) for _ in range(4)] == [True] * 4
         project.write("agents/two.md", FILES["agents/one.md"])
         dev.until("agents/two.md changed")
         dev.until("Ctrl-C stops everything")
@@ -87,7 +87,7 @@ def test_dev_goes_on_with_what_it_has_where_the_change_does_not_load(project: Pr
         project.write("agents/one.md", FILES["agents/one.md"] + "Again.\n")
         dev.until("agents/one.md changed; the worker starts again")
         dev.until("Ctrl-C stops everything")
-        assert "before" in looked(project)
+        assert "before" in checked_tools(project)
 
 
 def test_a_run_beside_a_worker_that_leaves_takes_its_work_over(project: Project, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def with_server(project: Project) -> Path:
     return state
 
 
-def test_tools_are_looked_at_checked_and_accepted(make_project: MakeProject) -> None:
+def test_tools_are_listed_checked_and_accepted(make_project: MakeProject) -> None:
     project = make_project(H_TOKEN="canary-h-token-99")
     state = with_server(project)
     unseen = project.perdure("tools")

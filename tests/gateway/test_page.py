@@ -153,7 +153,7 @@ LOOKS = "return performance.getEntriesByType('resource').filter((it) => it.name.
 
 
 @needs_browser
-async def test_a_hidden_page_does_not_look(gateway: Gateway, driver: Any) -> None:
+async def test_a_hidden_page_makes_no_requests(gateway: Gateway, driver: Any) -> None:
     """The question that came meanwhile is there once the page is visible."""
     enter(driver, gateway)
     until(driver, lambda: driver.execute_script(LOOKS))

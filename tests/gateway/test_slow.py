@@ -143,24 +143,24 @@ async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.Monke
             writer.close()
 
 
-async def test_many_requests_for_readiness_cost_one_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    looks = 0
+async def test_many_requests_for_readiness_cost_one_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checks = 0
 
-    async def look(_: Any) -> perdure.gateway.routes.health.Readiness:
-        nonlocal looks
-        looks += 1
+    async def check(_: Any) -> perdure.gateway.routes.health.Readiness:
+        nonlocal checks
+        checks += 1
         await asyncio.sleep(0)
         return perdure.gateway.routes.health.Readiness(ready=False, temporal=True, worker=False)
 
-    monkeypatch.setattr(perdure.gateway.routes.health, "_look", look)
-    monkeypatch.setattr(perdure.gateway.routes.health, "LOOK_EVERY", 60)
+    monkeypatch.setattr(perdure.gateway.routes.health, "_check_readiness", check)
+    monkeypatch.setattr(perdure.gateway.routes.health, "CHECK_EVERY", 60)
     whole = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     async with serve(monkeypatch, tmp_path) as (_, port):
         answers = await asyncio.gather(*(send(port, whole) for _ in range(20)))
-        monkeypatch.setattr(perdure.gateway.routes.health, "LOOK_EVERY", 0)
+        monkeypatch.setattr(perdure.gateway.routes.health, "CHECK_EVERY", 0)
         await send(port, whole)
     assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
-    assert looks == 2
+    assert checks == 2
 
 
 async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from temporalio.common import RetryPolicy
 
 from perdure import activities, features
 from perdure.activities.model.turn import PAUSES
-from perdure.activities.run.status import LONGEST_LOOK, SIGNALLED_LOOK
+from perdure.activities.run.status import LONGEST_PAUSE, SIGNALLED_PAUSE
 from perdure.activities.telemetry import attributes
 from perdure.contracts.conversation import ConversationStart, LaneView
 from perdure.contracts.run.journal import Journal
@@ -35,10 +35,10 @@ from perdure.workflows import handlers
 from perdure.workflows.execution import (
     ANSWERING_TURNS,
     FILES,
+    FINDING_OPEN_TURN,
     HEARTBEAT,
     KEEPING,
     LOCAL_ACTIVITY,
-    LOOK_BACK,
     MAILING,
     MAX_RECONCILE_TIME,
     NOTIFYING,
@@ -279,7 +279,7 @@ POLICIES: dict[str, Policy] = {
     "summarize": FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(SUMMARY_MARGIN)}"},
     "accept_outcome": FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(SUMMARY_MARGIN)}"},
     "create_batch": batch_policies.CREATING_BATCH,
-    "look_at_batch": batch_policies.LOOKING_AT_BATCH,
+    "check_batch": batch_policies.CHECKING_BATCH,
     "deliver_batch": batch_policies.DELIVERING_BATCH,
     "fail_turns": batch_policies.DELIVERING_BATCH,
     "call_tool": {
@@ -298,11 +298,11 @@ POLICIES: dict[str, Policy] = {
     "is_question_open": NOTIFYING,
     "watch_run": WATCHING
     | {
-        "retry_policy": f"until it is done, up to {duration(LONGEST_LOOK)} apart, "
-        f"or {duration(SIGNALLED_LOOK)} if the run signals its end"
+        "retry_policy": f"until it is done, up to {duration(LONGEST_PAUSE)} apart, "
+        f"or {duration(SIGNALLED_PAUSE)} if the run signals its end"
     },
     "answer_turn": ANSWERING_TURNS,
-    "open_turn": LOOK_BACK,
+    "open_turn": FINDING_OPEN_TURN,
     "reconcile": {
         "start_to_close_timeout": MAX_RECONCILE_TIME,
         "heartbeat_timeout": HEARTBEAT,

@@ -19,12 +19,12 @@ from perdure.testkit.rehearsal.sse import estimate_tokens
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.runs import cancel_run, expect_cancelled, id_of, result_of, trace_events
 from tests.workflows.script import message_blocks, texts, tool_results
-from tests.workflows.test_batches import QUICK, batching, quick_looks  # noqa: F401 - a fixture
+from tests.workflows.test_batches import QUICK, batching, quick_checks  # noqa: F401 - a fixture
 from tests.workflows.test_long_replies import cut_off, writer
 
 PRICE = Price(input=1.0, output=5.0, cache_read=0.1, cache_write=1.25)
 
-pytestmark = pytest.mark.usefixtures("quick_looks")
+pytestmark = pytest.mark.usefixtures("quick_checks")
 
 
 def paid(it: World) -> list[dict[str, Any]]:

@@ -51,12 +51,12 @@ QUICK = BatchSettings(size=100, wait=timedelta(seconds=1))
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_PAUSES", "READ_PAUSES", "SEND_PAUSES", "FIND_PAUSES"):
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHECK_PAUSES", "READ_PAUSES", "SEND_PAUSES", "FIND_PAUSES"):
         monkeypatch.setattr(batch_activities, name, replace(getattr(batch_activities, name), first=0.1, most=0.1))
 
 
-pytestmark = pytest.mark.usefixtures("quick_looks")
+pytestmark = pytest.mark.usefixtures("quick_checks")
 
 
 @asynccontextmanager
@@ -482,7 +482,7 @@ async def test_a_batch_that_is_not_found_at_first_is_paid_once(
         assert (batches.calls["create"], len(batches.paid)) == (1, 1)
 
 
-async def test_a_look_that_fails_in_the_middle_of_a_batch_begins_its_count_anew(world: MakeWorld) -> None:
+async def test_a_check_that_fails_in_the_middle_of_a_batch_begins_its_count_again(world: MakeWorld) -> None:
     batches = ScriptedBatches(seconds=None)
     looks = iter("0101010101010101")
     found = batches._is_found

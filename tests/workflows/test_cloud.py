@@ -203,7 +203,7 @@ async def test_a_new_api_key_in_the_configuration_file_is_used_without_a_restart
         assert (await run.result())["type"] == "agent.completed"
 
 
-async def test_the_lists_of_a_look_are_spaced(world: MakeWorld, proxy: Proxy) -> None:
+async def test_the_lists_of_a_pass_are_spaced(world: MakeWorld, proxy: Proxy) -> None:
     async with world([], server=await connect(proxy.address), works=False) as it:
         for number in range(14):
             (it.project.workspaces / f"gone-{number}" / ".store").mkdir(parents=True)

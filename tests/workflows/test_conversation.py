@@ -637,7 +637,7 @@ async def test_a_lane_that_rotated_records_the_end_of_its_turn_as_any_lane_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if is_terminated:  # such a run signals nothing, and is found by the rare look
-        monkeypatch.setattr(status, "SIGNALLED_LOOK", timedelta(seconds=1))
+        monkeypatch.setattr(status, "SIGNALLED_PAUSE", timedelta(seconds=1))
     chat, gate = new_id(), Gate()
     async with world(waits_then_escalates, gate.tool, server=short_history_client) as it:
         submitted = await say(it, chat, "buy it")

@@ -225,7 +225,7 @@ async def test_a_turn_that_never_ended_properly_holds_nothing_up(
     follow_ups: MakeFollowUps, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A terminated one signals nothing, so it is found by the rare look."""
-    monkeypatch.setattr(status, "SIGNALLED_LOOK", timedelta(seconds=1))
+    monkeypatch.setattr(status, "SIGNALLED_PAUSE", timedelta(seconds=1))
     async with follow_ups([calls(("work", {}))], ScriptedTool("work", kind=ToolKind.signal)) as here:
         if end == "terminated":
             turn = await here.it.start()

@@ -89,12 +89,12 @@ async def test_what_an_earlier_turn_of_the_conversation_read_still_counts(world:
         assert (await refunded(it, run_of(it, second))).startswith("denied")
 
 
-LOOK_ALIKES = ("Refund", "r\u0435fund", "refund\u200b", "\uff52efund", "refund ", "x__refund", "refu\u0301nd")
+SIMILAR_NAMES = ("Refund", "r\u0435fund", "refund\u200b", "\uff52efund", "refund ", "x__refund", "refu\u0301nd")
 
 
 async def test_a_tool_by_a_name_that_looks_like_an_allowed_one_is_not_called(world: MakeWorld) -> None:
     money = refund()
-    uses = [(name, {"cents": 1}) for name in LOOK_ALIKES]
+    uses = [(name, {"cents": 1}) for name in SIMILAR_NAMES]
     async with ruled(world, SMALL_ONLY, [calls(*uses), FINISH], money, max_steps=50) as it:
         run = await it.start()
         await result_of(run)

@@ -41,8 +41,8 @@ ASK = calls(("ask_human", {"question": "which one?"}))
 HOUR = timedelta(hours=1)
 
 
-async def look(it: World, later: timedelta = timedelta(), *, repairs: bool = True) -> ReconcileReport:
-    """A look of the reconciler that much later."""
+async def reconcile(it: World, later: timedelta = timedelta(), *, repairs: bool = True) -> ReconcileReport:
+    """A pass of the reconciler that much later."""
     reconciler = Reconciler(it.client, it.project.stores, it.queue, now=lambda: datetime.now(UTC) + later)
     return await reconciler.run_pass(repairs=repairs)
 
@@ -72,10 +72,10 @@ async def test_runs_that_are_well_are_left_alone(world: MakeWorld) -> None:
     charge = ScriptedTool("charge", effect=Effect.once)
     async with world([ASK, calls(("charge", {})), FINISH], charge) as it:
         run = await waiting(it)
-        assert (await look(it, 2 * HOUR)).findings == ()
+        assert (await reconcile(it, 2 * HOUR)).findings == ()
         await run.execute_update("answer", {"text": "this one"})
         await run.result()
-        report = await look(it, 2 * HOUR)
+        report = await reconcile(it, 2 * HOUR)
     assert (report.findings, report.stores, report.unjudged) == ((), 1, 0)
 
 
@@ -100,7 +100,7 @@ async def test_a_wedged_run_is_named(world: MakeWorld) -> None:
         run = await it.start()
         async with plain_worker(other.client, it.queue, Broken):
             await until_listed(it, "TemporalReportedProblems IS NOT NULL")
-            report = await look(it)
+            report = await reconcile(it)
     assert problems(report) == [(FindingKind.wedged, id_of(run))]
     assert "roll the workers back" in report.findings[0].advice
 
@@ -153,10 +153,10 @@ async def test_the_child_of_a_terminated_parent_is_cancelled(world: MakeWorld) -
     async with world([ASK]) as it, lane(it) as (parent, child):
         await parent.terminate()
         await closed(it, parent)
-        assert (await look(it)).findings == ()  # its parent may be stopping it just now
-        listed = await look(it, HOUR, repairs=False)
+        assert (await reconcile(it)).findings == ()  # its parent may be stopping it just now
+        listed = await reconcile(it, HOUR, repairs=False)
         assert (problems(listed), listed.repaired) == ([(FindingKind.orphaned, id_of(child))], {})
-        report = await look(it, HOUR)
+        report = await reconcile(it, HOUR)
         assert (problems(report), report.repaired) == ([(FindingKind.orphaned, id_of(child))], {Repair.cancel: 1})
         with pytest.raises(WorkflowFailureError) as ended:
             await child.result()
@@ -167,7 +167,7 @@ async def test_the_child_of_a_completed_parent_is_named_and_goes_on(world: MakeW
     async with world([ASK, FINISH]) as it, lane(it) as (parent, child):
         await parent.signal("finish", "done")
         await parent.result()
-        report = await look(it, HOUR)
+        report = await reconcile(it, HOUR)
         assert (problems(report), report.repaired) == ([(FindingKind.orphaned, id_of(child))], {})
         await child.execute_update("answer", {"text": "this one"})
         assert (await child.result())["type"] == "agent.completed"
@@ -183,9 +183,9 @@ async def test_the_child_of_a_parent_that_continued_as_new_is_no_orphan(world: M
             )
 
         await it.until(rotated)
-        assert (await look(it, HOUR)).findings == ()
+        assert (await reconcile(it, HOUR)).findings == ()
         await it.client.get_workflow_handle(parent.id).terminate()
-        assert problems(await look(it, HOUR)) == [(FindingKind.orphaned, id_of(child))]
+        assert problems(await reconcile(it, HOUR)) == [(FindingKind.orphaned, id_of(child))]
         with pytest.raises(WorkflowFailureError):
             await child.result()
 
@@ -203,11 +203,11 @@ async def test_the_claim_of_a_run_that_was_cut_short_is_named(world: MakeWorld) 
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
-        assert (await look(it, HOUR)).findings == ()  # a person is asked
+        assert (await reconcile(it, HOUR)).findings == ()  # a person is asked
         await run.terminate()
         with pytest.raises(WorkflowFailureError):
             await run.result()
-        report = await look(it, HOUR)
+        report = await reconcile(it, HOUR)
         assert (problems(report), report.repaired) == ([(FindingKind.claim, id_of(run))], {})
         assert "charge (step 1) may have happened" in report.findings[0].found
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
@@ -217,7 +217,7 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: MakeWorld) 
     async with world([calls(("look", {})), FINISH], ScriptedTool("look")) as it:
         run = await it.run_to_end()
         claim(it, run)
-        assert (await look(it, HOUR)).findings == ()
+        assert (await reconcile(it, HOUR)).findings == ()
 
 
 async def test_a_claim_is_not_judged_without_its_run(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ async def test_a_claim_is_not_judged_without_its_run(world: MakeWorld, monkeypat
         run = await waiting(it)
         claim(it, run)
         await run.terminate()
-        report = await look(it, HOUR)
+        report = await reconcile(it, HOUR)
     assert (report.findings, report.unasked) == ((), 1)
 
 
@@ -238,14 +238,14 @@ async def test_a_claim_is_looked_after_by_the_run_that_resumes_it(world: MakeWor
         heir = await it.start(run_id=f"{id_of(run)}.r2")
         await it.until_state(heir, question=True)
         await until_listed(it, f"WorkflowId = '{heir.id}' AND AgentStatus = 'waiting_on_human'")
-        assert (await look(it, HOUR)).findings == ()
+        assert (await reconcile(it, HOUR)).findings == ()
 
 
 async def test_a_wait_for_a_person_is_named_after_a_day(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         run = await waiting(it)
-        assert (await look(it, timedelta(hours=23))).findings == ()
-        report = await look(it, timedelta(hours=25))
+        assert (await reconcile(it, timedelta(hours=23))).findings == ()
+        report = await reconcile(it, timedelta(hours=25))
     assert problems(report) == [(FindingKind.overdue, id_of(run))]
     assert "which one?" in report.findings[0].found
 
@@ -256,8 +256,8 @@ async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: MakeWorld) -> 
         run = await it.start()
         await it.until_pending(run, 1)
         await until_listed(it, "AgentStatus = 'waiting_on_tool'")
-        assert (await look(it, HOUR)).findings == ()
-        report = await look(it, 3 * HOUR)
+        assert (await reconcile(it, HOUR)).findings == ()
+        report = await reconcile(it, 3 * HOUR)
     assert problems(report) == [(FindingKind.overdue, id_of(run))]
 
 
@@ -295,17 +295,17 @@ async def test_the_store_of_a_run_that_is_gone_is_cleared_and_its_files_stay(wor
     async with world([ASK]) as it:
         run = await waiting(it)
         files = it.project.workspace(id_of(run)).root
-        assert (await look(it)).unjudged == 0
+        assert (await reconcile(it)).unjudged == 0
         await forget(it, run)
-        assert (await look(it, 5 * HOUR)).repaired == {}  # missed for the first time
-        assert (await look(it, 5 * HOUR + timedelta(minutes=59))).repaired == {}
+        assert (await reconcile(it, 5 * HOUR)).repaired == {}  # missed for the first time
+        assert (await reconcile(it, 5 * HOUR + timedelta(minutes=59))).repaired == {}
         assert (files / ".store").is_dir()
-        report = await look(it, 7 * HOUR)
+        report = await reconcile(it, 7 * HOUR)
         assert (problems(report), report.repaired) == ([(FindingKind.left_store, id_of(run))], {Repair.clear: 1})
         assert not (files / ".store").exists()
         assert (files / "trace.jsonl").is_file()
         assert (files / "memory.md").is_file()
-        assert (await look(it, 9 * HOUR)).findings == ()
+        assert (await reconcile(it, 9 * HOUR)).findings == ()
 
 
 async def test_the_store_of_a_conversation_outlives_its_lane(world: MakeWorld) -> None:
@@ -314,10 +314,10 @@ async def test_the_store_of_a_conversation_outlives_its_lane(world: MakeWorld) -
     async with world(echo) as it:
         await say(it, chat, "remember me")
         await until_idle(it, chat, 1)
-        assert (await look(it)).unjudged == 0
+        assert (await reconcile(it)).unjudged == 0
         await forget(it, lane_of(it, chat))
         for hours in (5, 7, 9):
-            assert (await look(it, hours * HOUR)).findings == ()
+            assert (await reconcile(it, hours * HOUR)).findings == ()
         await say(it, chat, "do you?")
         await until_idle(it, chat, 1)
         last = it.model.requests[-1]
@@ -329,20 +329,20 @@ async def test_uploads_are_removed_after_a_month(world: MakeWorld) -> None:
         store = it.project.stores.of(UPLOADS_STORE)
         make_private(it.project.workspaces / folder_name(UPLOADS_STORE))
         store.write("media/a", b"an image")
-        assert (await look(it, timedelta(days=29))).findings == ()
+        assert (await reconcile(it, timedelta(days=29))).findings == ()
         assert store.names("media") == ["a"]
-        assert (await look(it, timedelta(days=31))).findings == ()
+        assert (await reconcile(it, timedelta(days=31))).findings == ()
         assert store.names("media") == []
 
 
 async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: MakeWorld) -> None:
     async with world([ASK]) as it:
         run = await waiting(it)
-        await look(it)
+        await reconcile(it)
         claim(it, run)
         await forget(it, run)
-        await look(it, HOUR)
-        report = await look(it, 3 * HOUR)
+        await reconcile(it, HOUR)
+        report = await reconcile(it, 3 * HOUR)
         assert (problems(report), report.repaired) == ([(FindingKind.claim, id_of(run))], {})
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
 
@@ -353,10 +353,10 @@ async def test_a_store_stays_while_an_open_run_resumes_its_run(world: MakeWorld,
         run = await waiting(it, run_id=f"{uuid4().hex[:12]}{sign}")
         await it.start(run_id=f"{id_of(run)}.r3")
         await until_listed(it, "ExecutionStatus = 'Running'", 2)
-        await look(it)
+        await reconcile(it)
         await forget(it, run)
         for later in (HOUR, 3 * HOUR):
-            assert (await look(it, later)).repaired == {}
+            assert (await reconcile(it, later)).repaired == {}
         assert (it.project.workspace(id_of(run)).root / ".store").is_dir()
 
 
@@ -365,7 +365,7 @@ async def test_a_store_that_is_a_link_is_left_alone(world: MakeWorld, tmp_path: 
         (tmp_path / "elsewhere" / ".store").mkdir(parents=True)
         (tmp_path / "linked").mkdir()
         (tmp_path / "linked" / ".store").symlink_to(tmp_path / "elsewhere" / ".store")
-        report = await look(it)
+        report = await reconcile(it)
     assert (report.findings, report.unjudged) == ((), 2)
 
 
@@ -377,7 +377,7 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
         await Reconciler(it.client, it.project.stores, f"{it.queue}-other").run_pass(repairs=True)
         await forget(it, run)
         for later in (HOUR, 3 * HOUR, 5 * HOUR):
-            report = await look(it, later)
+            report = await reconcile(it, later)
             assert (report.findings, report.unjudged) == ((), 4)
         assert (it.project.workspace(id_of(run)).root / ".store").is_dir()
 
@@ -391,15 +391,15 @@ async def test_the_stores_are_gone_through_a_stretch_at_a_time(
             (it.project.workspaces / f"run-{number}" / ".store").mkdir(parents=True)
         await reconcile_schedule.ensure_schedule(it.client, it.queue)
         handle = it.client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(it.queue))
-        looks = [await finished_look(it, 1)]
+        reports = [await finished_report(it, 1)]
         for number in (2, 3, 4):
             await handle.trigger()
-            looks.append(await finished_look(it, number))
+            reports.append(await finished_report(it, number))
         await handle.delete()
-    assert [(each.stores, each.after) for each in looks] == [(2, "run-1"), (2, "run-3"), (1, ""), (2, "run-1")]
+    assert [(each.stores, each.after) for each in reports] == [(2, "run-1"), (2, "run-3"), (1, ""), (2, "run-1")]
 
 
-async def test_a_list_that_is_too_long_is_gone_through_over_several_looks(
+async def test_a_list_that_is_too_long_is_checked_over_several_passes(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.features.reconciler.activities.MAX_LISTED_RUNS", 2)
@@ -408,16 +408,16 @@ async def test_a_list_that_is_too_long_is_gone_through_over_several_looks(
         await until_listed(it, "ExecutionStatus = 'Running'", 5)
         other = Reconciler(it.client, it.project.stores, f"{it.queue}-other", lambda: datetime.now(UTC) + HOUR)
         report = await other.run_pass()
-        looks = [report]
+        reports = [report]
         while report.older:
             report = await other.run_pass(ReconcileRequest.model_validate(report.model_dump()))
-            looks.append(report)
-    named = [[run for _, run in problems(report)] for report in looks]
+            reports.append(report)
+    named = [[run for _, run in problems(report)] for report in reports]
     assert set(named[0]) < set().union(*named)
     assert runs <= set().union(*named)
 
 
-async def test_runs_that_wait_are_asked_in_turn_where_they_are_too_many_for_a_look(
+async def test_runs_that_wait_are_asked_in_turn_if_they_are_too_many_for_a_pass(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.features.reconciler.activities.MAX_QUERIED_RUNS", 1)
@@ -432,8 +432,8 @@ async def test_runs_that_wait_are_asked_in_turn_where_they_are_too_many_for_a_lo
     assert named == [*reversed(runs), runs[-1]]
 
 
-async def finished_look(it: World, number: int) -> ReconcileReport:
-    """The report of the schedule's look of this number."""
+async def finished_report(it: World, number: int) -> ReconcileReport:
+    """The report of the schedule's pass of this number."""
     handle = it.client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(it.queue))
 
     async def has_begun() -> bool:
@@ -456,7 +456,7 @@ async def test_each_pass_is_logged_as_an_event(world: MakeWorld, caplog: pytest.
     assert [event["task_queue"] for event in events if event["event"] == "agent_run.reconcile"] == [it.queue]
 
 
-async def test_a_worker_that_stops_does_not_wait_for_a_look(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_stops_does_not_wait_for_a_pass(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     started = asyncio.Event()
 
     async def endless(*_: Any, **__: Any) -> None:
@@ -473,12 +473,12 @@ async def test_a_worker_that_stops_does_not_wait_for_a_look(world: MakeWorld, mo
             await handle.result()
 
 
-async def test_workers_that_start_share_one_schedule_and_one_look(client: Client, tmp_path: Path) -> None:
+async def test_workers_that_start_share_one_schedule_and_one_pass(client: Client, tmp_path: Path) -> None:
     queue = f"q-{uuid4().hex[:8]}"
     settings = load_settings({"PERDURE_HOME": str(tmp_path), "PERDURE_TASK_QUEUE": queue}, tmp_path)
     handle = client.get_schedule_handle(reconcile_schedule.reconcile_schedule_id(queue))
     async with run_worker(client, settings), asyncio.timeout(PATIENCE):
-        while not await has_looked(client, queue):  # noqa: ASYNC110 - the server tells nobody
+        while not await has_reconciled(client, queue):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.02)
         await asyncio.gather(*(reconcile_schedule.ensure_schedule(client, queue) for _ in range(3)))
         described = await handle.describe()
@@ -487,7 +487,7 @@ async def test_workers_that_start_share_one_schedule_and_one_look(client: Client
     assert described.schedule.spec.intervals[0].every == timedelta(minutes=5)
 
 
-async def has_looked(client: Client, queue: str) -> bool:
+async def has_reconciled(client: Client, queue: str) -> bool:
     found = [each.status.name async for each in client.list_workflows(f"TaskQueue = '{queue}'") if each.status]
     return found == ["COMPLETED"]
 

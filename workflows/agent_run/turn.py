@@ -148,7 +148,7 @@ async def take_attachments(run: RunContext, attachments: Attachments, definition
 
 
 async def report_end(run: RunContext) -> None:
-    """Signal the workflows that wait for the run's end. One that is not reached looks at the run by itself."""
+    """Signal the workflows that wait for the run's end. One that is not reached checks the run by itself."""
     while run.state.watchers:
         watcher = workflow.get_external_workflow_handle(run.state.watchers[0])
         run.state = state.remove_first_watcher(run.state)  # before the signal: it may ask again

@@ -89,7 +89,7 @@ class SteeredIds(Latest[str], most=100):
 
 
 class Watchers(Latest[str], most=100):
-    """Workflows to signal as a run ends, by `watch_end`; any others look at it by themselves."""
+    """Workflows to signal as a run ends, by `watch_end`; any others check it by themselves."""
 
 
 class Ending(FrozenModel):

@@ -225,8 +225,8 @@ class CompiledRule:
     line: int | None
 
     @property
-    def looks_around(self) -> bool:
-        """True if the rule looks at more than the call: at what other runs of the work did, or at who asked for it."""
+    def reads_context(self) -> bool:
+        """True if the rule reads more than the call: the calls of other runs of the work, or who asked for it."""
         reads = self.when.names if self.when else frozenset()
         return self.rule.not_requester or not reads.isdisjoint(AROUND)
 
@@ -248,7 +248,7 @@ class Policy:
 
     def governs(self, agent: str) -> bool:
         """Return whether calls of the agent have verdicts: if a rule names it, or needs to know what it passes on."""
-        return self.names(agent) or any(rule.looks_around for rule in self.rules)
+        return self.names(agent) or any(rule.reads_context for rule in self.rules)
 
     def names(self, agent: str) -> bool:
         return any(matches_globs(rule.rule.agents, agent) for rule in self.rules)

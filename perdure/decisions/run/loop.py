@@ -78,7 +78,7 @@ Move = Think | Act | TakeFusedTurn | CloseTurn | Rotate | FinalTurn | Listen | C
 
 @dataclass(frozen=True)
 class LoopFacts:
-    """The facts that the rules look at."""
+    """The facts that the rules read."""
 
     state: RunState
     batch: tuple[Call, ...]  # the calls to make, if there are any

@@ -1,6 +1,6 @@
 """Model turns in batches of the provider: half the price, hours instead of seconds.
 
-activities  write a request, create a batch, look at it, deliver its replies
+activities  write a request, create a batch, check it, deliver its replies
 client      what a client learns of the pool
 contract    what a run hands to the pool, and the pool's state
 policies    timeouts and retries of the activities

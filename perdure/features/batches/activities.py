@@ -95,7 +95,7 @@ def _batched_name(entry: str, number: int) -> str:
 REQUEST_FILE = "batch-request.json"  # in a run's store: that of its latest batched turn
 PRICE_SHARE = 0.5  # of every token: "Pricing" and "Batch processing" of the provider's docs
 MAX_ATTEMPTS = 3  # batches that are sent with a turn, besides those that bring a piece of its reply
-LOOK_PAUSES = Backoff(5, 300)  # between looks at a batch
+CHECK_PAUSES = Backoff(5, 300)  # between checks of a batch
 # What was created may not be found for some minutes, and results may be incomplete: five minutes.
 READ_PAUSES = Backoff(10, 300, retries=5)
 SEND_PAUSES = Backoff(15, 300)  # before a turn is sent again
@@ -248,8 +248,8 @@ class BatchTurns:
                 raise
 
     @activity.defn
-    async def look_at_batch(self, batch: OpenBatch) -> None:
-        """Return once the batch has ended. Each attempt is one look."""
+    async def check_batch(self, batch: OpenBatch) -> None:
+        """Return once the batch has ended. Each attempt is one check."""
         try:
             is_ended = await self._api_of(batch.group).is_ended(batch.id)
         except BatchNotFoundError as error:
@@ -260,7 +260,7 @@ class BatchTurns:
             activity.heartbeat(0)
         if not is_ended:
             message = f"{batch.id} is in progress"
-            pause = LOOK_PAUSES.pause(activity.info().attempt)
+            pause = CHECK_PAUSES.pause(activity.info().attempt)
             raise ApplicationError(message, next_retry_delay=pause, category=ApplicationErrorCategory.BENIGN)
 
     @activity.defn
@@ -455,7 +455,7 @@ async def _find_sent(api: MessageBatches, count: int, request: BatchCreation) ->
 
 
 def _read_again(message: str, attempt: int) -> ApplicationError:
-    """Return the failure of a look or a read, which is final once there were enough."""
+    """Return the failure of a check or a read, which is final once there were enough."""
     if attempt > READ_PAUSES.retries:
         return ApplicationError(message, type=RunFailure.model_unavailable, non_retryable=True)
     return ApplicationError(message, type=RunFailure.model_unavailable, next_retry_delay=READ_PAUSES.pause(attempt))

@@ -19,8 +19,8 @@ CREATING_BATCH: Policy = {
     "retry_policy": retrying(Backoff(1, 60, retries=29)),
 }
 
-# Each attempt is a look, and sets the delay of the next one. The batch has ended after 24 hours.
-LOOKING_AT_BATCH: Policy = {
+# Each attempt is a check, and sets the delay of the next one. The batch has ended after 24 hours.
+CHECKING_BATCH: Policy = {
     "start_to_close_timeout": timedelta(minutes=1),
     "schedule_to_close_timeout": timedelta(hours=26),
     "retry_policy": retrying(Backoff(1, 300)),

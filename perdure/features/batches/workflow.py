@@ -29,7 +29,7 @@ from perdure.features.batches.contract import (
     PoolState,
     PoolView,
 )
-from perdure.features.batches.policies import CREATING_BATCH, DELIVERING_BATCH, FAILING_TURNS, LOOKING_AT_BATCH
+from perdure.features.batches.policies import CHECKING_BATCH, CREATING_BATCH, DELIVERING_BATCH, FAILING_TURNS
 from perdure.features.batches.rules import pool_details
 from perdure.workflows.handlers import (
     ValidatedWorkflow,
@@ -140,7 +140,7 @@ class ModelBatches(ValidatedWorkflow[PoolState]):
         try:
             alone = batch.evolve(entries=())
             await workflow.execute_activity_method(
-                BatchTurns.look_at_batch, alone, summary=f"is {batch.id} done?", **LOOKING_AT_BATCH
+                BatchTurns.check_batch, alone, summary=f"is {batch.id} done?", **CHECKING_BATCH
             )
             batch = self._open_batch(batch)
             delivered = await workflow.execute_activity_method(

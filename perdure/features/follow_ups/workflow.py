@@ -420,7 +420,7 @@ class EventTopic(ValidatedWorkflow[TopicState]):
                 await self._wait_for_change(state)
 
     async def _wait_for_change(self, state: TopicState) -> None:
-        seconds = min(topic.next_look(state, now_ms()) - now_ms(), topic.TIME_TO_LIVE) / 1000 + 0.001
+        seconds = min(topic.next_check(state, now_ms()) - now_ms(), topic.TIME_TO_LIVE) / 1000 + 0.001
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self.context is not state or self._rotation.is_undecided,

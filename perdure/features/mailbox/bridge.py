@@ -46,7 +46,7 @@ from perdure.features.mailbox.activities.pages import TaskPages
 from perdure.features.mailbox.activities.peers import OutsidePeer
 from perdure.features.mailbox.activities.picks import InputPicks
 from perdure.features.mailbox.activities.records import TaskRecords
-from perdure.features.mailbox.activities.server import OpenWork, look_at_open_work
+from perdure.features.mailbox.activities.server import OpenWork, check_open_work
 from perdure.features.mailbox.activities.watch import FolderWatcher
 from perdure.features.mailbox.activities.writer import MailWriter
 from perdure.features.mailbox.contract import Delivery, DeliveryVerdict, InboxMessage, Stage, TaskRecord, TaskState
@@ -66,9 +66,9 @@ from perdure.features.mailbox.rules.turns import TurnQueue
 MAX_CLAIMS = 100  # files of a cycle
 PAGE_REFRESH_CYCLES = 5  # cycles
 SHORT_PAUSE, INPUT_DELAY = 0.2, 0.3  # seconds
-CYCLE_SECONDS = 1.0  # seconds between cycles if nothing wakes it, and between looks for the lock
+CYCLE_SECONDS = 1.0  # seconds between cycles if nothing wakes it, and between checks of the lock
 CYCLE_RETRIES = Backoff(0.5, 10.0)  # while the server or the disk fails
-UNCLAIMED_SCAN_INTERVAL = 5.0  # seconds between looks for files in `.pending/` that are not in hand
+UNCLAIMED_SCAN_INTERVAL = 5.0  # seconds between scans for files in `.pending/` that are not in hand
 MAX_TAKEN_AT_ONCE = 8  # messages that are handed to their lanes at once, so that the next turn is still open
 STEP_RETRIES = Backoff(5.0, 300.0)  # of a step of a message
 BRIDGE_GRACE = 5.0  # seconds for steps that are at work when the bridge stops
@@ -102,7 +102,7 @@ class Bridge:
     _queue: TurnQueue = field(default_factory=TurnQueue)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by the key or the file of a message
     _taking: set[str] = field(default_factory=set)  # keys of messages that are being handed to their lanes
-    _looked_at: float | None = None
+    _scanned_at: float | None = None
     _leads: bool = False
     _has_unclaimed: bool = True  # on standby, a file waits for its claim
     _failures: int = 0
@@ -126,7 +126,7 @@ class Bridge:
     @property
     def is_quiet(self) -> bool:
         """All files have been judged, and no new one has arrived. On standby: no file waits for its claim."""
-        is_unsure = self._looked_at is None if self._leads else self._has_unclaimed
+        is_unsure = self._scanned_at is None if self._leads else self._has_unclaimed
         return not (self._backlog or self._is_due_soon or self.trouble or is_unsure) and self.folder.is_through
 
     @property
@@ -154,7 +154,7 @@ class Bridge:
         pending = await asyncio.to_thread(lambda: list(self.folder.pending_files()))
         if any((claimed.plan, claimed.file) not in files and claimed not in self.unread for claimed in pending):
             return None
-        return await look_at_open_work(self.client, open_messages)
+        return await check_open_work(self.client, open_messages)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until stopped; disk and server errors are retried."""
@@ -180,9 +180,9 @@ class Bridge:
         if self.pace.mode is PollMode.standby:
             self.pace = PollState(since=_utc_now())
         is_due = not self.is_quiet or self.folder.has_unclaimed
-        must_look = is_due or self.asking > 0 or not self._watcher.is_watching
+        must_scan = is_due or self.asking > 0 or not self._watcher.is_watching
         self.pace = after_cycle(
-            self.pace, has_worked=has_worked, must_look=must_look, now=_utc_now(), patience=self.patience
+            self.pace, has_worked=has_worked, must_scan=must_scan, now=_utc_now(), patience=self.patience
         )
 
     async def _wait_for_cycle(self, stopped: asyncio.Task[bool]) -> None:
@@ -208,7 +208,7 @@ class Bridge:
                 self.trouble, self._failures, self._inputs_due = "", 0, None
                 self._has_unclaimed = bool(await asyncio.to_thread(self.folder.scan, 1))
                 return False
-            has_worked = await self._look_and_admit()
+            has_worked = await self._scan_and_admit()
         except RETRYABLE_ERRORS as error:
             failure = error
         if self._leads and not isinstance(failure, MailFolderError):  # the folder may have another owner now
@@ -256,7 +256,7 @@ class Bridge:
         else:
             self._accept(to_end(message, bad_message_ending(FILE_GONE), _utc_now()))
 
-    async def _look_and_admit(self) -> bool:
+    async def _scan_and_admit(self) -> bool:
         if self._watcher.has_inputs:  # they may be incomplete
             self._watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUT_DELAY
         if self._inputs_due is not None and self._inputs_due <= time.monotonic():
@@ -274,7 +274,7 @@ class Bridge:
             self.asking = await self._picks.check_requests()
         if self.open and self.cycle % PAGE_REFRESH_CYCLES == 0:
             await self._pages.refresh_pages(self.messages.values())
-        await self.peer.look_at_sent()
+        await self.peer.check_sent()
 
     def _format_failure(self, error: Exception) -> str:
         match error:
@@ -417,7 +417,7 @@ class Bridge:
         Return whether the folder was scanned.
         """
         now = time.monotonic()
-        if self._looked_at is not None and now - self._looked_at < UNCLAIMED_SCAN_INTERVAL:
+        if self._scanned_at is not None and now - self._scanned_at < UNCLAIMED_SCAN_INTERVAL:
             return False
         await asyncio.to_thread(self.folder.check_identity)
         if not await asyncio.to_thread(self.folder.lead):  # the folder was replaced, and another bridge has it
@@ -427,7 +427,7 @@ class Bridge:
         self._known &= pending
         self.unread = {claimed: error for claimed, error in self.unread.items() if claimed in pending}
         gone = sorted(self._parked.keys() - pending - waiting)
-        self._looked_at = now
+        self._scanned_at = now
         self._backlog.extend((*(one for one in files if one not in self._known and one not in waiting), *gone))
         return True
 

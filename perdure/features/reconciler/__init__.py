@@ -3,7 +3,7 @@
 contract    what it finds, and the report of a pass
 rules       problems of runs, claims and stores, and which of them are repaired
 schedule    its schedule, which workers create
-workflow    `Reconcile`: a look at all runs of the task queue, every five minutes
+workflow    `Reconcile`: a check of all runs of the task queue, every five minutes
 activities  `reconcile`: the checks, and the repairs that are safe
 """
 

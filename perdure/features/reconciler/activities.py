@@ -292,7 +292,7 @@ class StoreChecks:
     """The checks of one pass. `unjudged` counts the stores that could not be checked."""
 
     def __init__(self, client: Client, stores: Stores, server: ReconcileQueries) -> None:
-        self.looked_at = 0
+        self.checked = 0
         self.unjudged = 0
         self._client = client
         self._stores = stores
@@ -309,7 +309,7 @@ class StoreChecks:
         batch = folders[first : first + MAX_CHECKED_STORES]
         for folder in batch:
             await self._check_store(folder)
-        self.looked_at = len(batch)
+        self.checked = len(batch)
         return batch[-1] if first + MAX_CHECKED_STORES < len(folders) else ""
 
     async def _check_store(self, folder: str) -> None:
@@ -471,7 +471,7 @@ class Reconciler:
             found=dict(Counter(finding.problem for finding in server.findings)),
             repaired=dict(Counter(f.repair for f in server.findings if f.repair is not None and f.repaired)),
             findings=judge.limit_findings(server.findings),
-            stores=stores.looked_at,
+            stores=stores.checked,
             unjudged=stores.unjudged,
             unasked=server.unasked,
             outdated=outdated,

@@ -78,7 +78,7 @@ async def last_check_time(client: temporal.Client, task_queue: str) -> datetime 
 
 
 def _build_schedule(task_queue: str) -> temporal.Schedule:
-    look = temporal.ScheduleActionStartWorkflow(
+    action = temporal.ScheduleActionStartWorkflow(
         "Reconcile",
         id=f"reconcile:{task_queue}",
         task_queue=task_queue,
@@ -86,7 +86,7 @@ def _build_schedule(task_queue: str) -> temporal.Schedule:
         memo={"about": "Perdure looks after its runs every five minutes. Pause the schedule to stop it."},
     )
     return temporal.Schedule(
-        action=look,
+        action=action,
         spec=temporal.ScheduleSpec(intervals=[temporal.ScheduleIntervalSpec(every=RECONCILE_INTERVAL)]),
         policy=temporal.SchedulePolicy(overlap=temporal.ScheduleOverlapPolicy.SKIP, catchup_window=CATCH_UP),
     )

@@ -1,4 +1,4 @@
-"""`Reconcile`: one look at the runs of a task queue. Its schedule starts one every five minutes."""
+"""`Reconcile`: one check of the runs of a task queue. Its schedule starts one every five minutes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from perdure.workflows.execution import HEARTBEAT, MAX_RECONCILE_TIME, RECONCILE
 
 @workflow.defn
 class Reconcile:
-    """Look at the runs of a task queue. Result: a `ReconcileReport`.
+    """Check the runs of a task queue. Result: a `ReconcileReport`.
 
     In the stores it continues at the place where the last one stopped.
     """
@@ -30,7 +30,7 @@ class Reconcile:
             start_to_close_timeout=MAX_RECONCILE_TIME,
             heartbeat_timeout=HEARTBEAT,
             retry_policy=RECONCILE_RETRIES,
-            summary="look at runs, claims, waits and stores",
+            summary="check runs, claims, waits and stores",
         )
         workflow.set_current_details(formatting.escape_markdown(render_report(report)))
         day = f"{workflow.now():%Y-%m-%d}"  # a run that is stuck is announced once a day

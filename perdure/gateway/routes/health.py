@@ -12,7 +12,7 @@ from perdure.gateway.problems import describe_problems
 from perdure.session import Session
 
 CHECK_TIMEOUT = 3.0  # seconds for a check
-LOOK_EVERY = 3.0  # seconds that a result is reused
+CHECK_EVERY = 3.0  # seconds that a result is reused
 
 router = APIRouter(tags=["health"], responses=describe_problems(500))
 
@@ -39,9 +39,9 @@ async def get_health() -> Health:
 async def get_readiness(gateway: CurrentGateway, response: Response) -> Readiness:
     """Return whether Temporal answers and a worker polls the task queue; 503 if not. At most 3 seconds old."""
     now = asyncio.get_running_loop().time
-    async with gateway.looking:
-        if gateway.readiness is None or now() - gateway.readiness[0] >= LOOK_EVERY:
-            seen = await _look(gateway.session)
+    async with gateway.checking:
+        if gateway.readiness is None or now() - gateway.readiness[0] >= CHECK_EVERY:
+            seen = await _check_readiness(gateway.session)
             gateway.readiness = now(), seen
     readiness: Readiness = gateway.readiness[1]
     if not readiness.ready:
@@ -49,7 +49,7 @@ async def get_readiness(gateway: CurrentGateway, response: Response) -> Readines
     return readiness
 
 
-async def _look(session: Session) -> Readiness:
+async def _check_readiness(session: Session) -> Readiness:
     temporal = worker = False
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):

@@ -115,8 +115,8 @@ def is_topic_over(state: TopicState, now: int) -> bool:
     return now >= state.ends_at and not any(_is_open(one, now) for one in state.subscriptions)
 
 
-def next_look(state: TopicState, now: int) -> int:
-    """Return when to look again: at the end of the topic or of a subscription, within about a day."""
+def next_check(state: TopicState, now: int) -> int:
+    """Return the time of the next check: at the end of the topic or of a subscription, within about a day."""
     ends = [one.expires_at for one in state.subscriptions if one.expires_at is not None and one.expires_at > now]
     return min([state.ends_at if state.ends_at > now else now + TIME_TO_LIVE, *ends])
 

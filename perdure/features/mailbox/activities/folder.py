@@ -35,7 +35,7 @@ from perdure.features.mailbox.contract import MAX_MESSAGE_BYTES
 PENDING, PROCESSED, DEAD = ".pending", ".processed", ".deadletter"
 IDENTITY, DELIVERIES, STATE = ".mailbox.json", "deliveries.jsonl", "agent_state.json"
 INPUTS, ARCHIVE, TASKS = "inputs", "archive", "tasks"
-MAX_LOOKED = 5000  # names of a plan's folder that one scan reads without a result
+MAX_SCANNED = 5000  # names of a plan's folder that one scan reads without a result
 MAX_PLANS = 10_000
 CROWD = f"only {MAX_PLANS:,} plans are read, and there are more"
 MAX_LEFT_OPEN = 64  # plans whose listing continues in the next scan
@@ -86,7 +86,7 @@ class MailFolder:
     rests: RestTracker = field(default_factory=RestTracker)
     undone: str = ""  # the latest step that failed, and why
     refused: dict[str, str] = field(default_factory=dict)  # by folder, why its files cannot be read
-    _looks: dict[str, Iterator[ArrivedFile | None]] = field(default_factory=dict)
+    _scans: dict[str, Iterator[ArrivedFile | None]] = field(default_factory=dict)
     _unclaimed: dict[str, dict[str, None]] = field(default_factory=dict)  # by plan, the least recently tried file first
     _last: str = ""
     _lead: tuple[int, tuple[int, int]] | None = None  # the locked folder: its descriptor, device and inode
@@ -181,17 +181,17 @@ class MailFolder:
         except FileNotFoundError:
             self.open_folder()
             plans = []
-        self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
+        self._scans = {plan: scan for plan, scan in self._scans.items() if plan in set(plans)}
         self._unclaimed = {plan: names for plan, names in self._unclaimed.items() if plan in set(plans)}
         existing = {*plans, CROWD}
         self.refused = {name: reason for name, reason in self.refused.items() if name.partition("/")[0] in existing}
-        earlier = set(self._looks)  # their listings may miss files that arrived after they began
+        earlier = set(self._scans)  # their listings may miss files that arrived after they began
         waiting = deque(sorted(plans, key=lambda plan: plan <= self._last))  # the plans after the last one first
         arrived, ended = list[ArrivedFile](), set[str]()
         self.is_through = True
         while waiting and len(arrived) < limit:
             plan = waiting.popleft()
-            item = next(self._looks.setdefault(plan, self._scan_plan(plan)), _OVER)
+            item = next(self._scans.setdefault(plan, self._scan_plan(plan)), _OVER)
             if isinstance(item, ArrivedFile):
                 arrived.append(item)
                 self._last = plan
@@ -199,13 +199,13 @@ class MailFolder:
             elif item is None:
                 self.is_through = self.is_through and plan in ended
             else:
-                del self._looks[plan]
+                del self._scans[plan]
                 if plan in earlier and plan not in ended:
                     waiting.append(plan)
                 ended.add(plan)
         self.is_through = self.is_through and not waiting
-        for plan in list(self._looks)[MAX_LEFT_OPEN:]:
-            del self._looks[plan]
+        for plan in list(self._scans)[MAX_LEFT_OPEN:]:
+            del self._scans[plan]
         return arrived
 
     def list_plans(self) -> list[str]:
@@ -220,7 +220,7 @@ class MailFolder:
         return sorted(names[:MAX_PLANS])
 
     def _scan_plan(self, plan: str) -> Iterator[ArrivedFile | None]:
-        """Yield the files that arrived for a plan, and `None` after each `MAX_LOOKED` other names.
+        """Yield the files that arrived for a plan, and `None` after each `MAX_SCANNED` other names.
 
         Of the files that could not be claimed, one is retried. If that works, the next scan yields the others.
         """
@@ -231,7 +231,7 @@ class MailFolder:
                 skipped = 0
                 for entry in entries:
                     skipped += 1
-                    if skipped % MAX_LOOKED == 0:
+                    if skipped % MAX_SCANNED == 0:
                         yield None
                     if self._is_skipped(entry.name):
                         continue

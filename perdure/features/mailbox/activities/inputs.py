@@ -21,7 +21,7 @@ from perdure.features.mailbox.activities.message import (
 from perdure.features.mailbox.contract import Delivery, InputWanted, PickPolicy, TaskHead
 from perdure.features.mailbox.rules.inputs import choose_inputs, is_pattern, matches_part, split_pattern
 
-MAX_LOOKED = 10_000  # names below inputs/ for one input
+MAX_SCANNED = 10_000  # names below inputs/ for one input
 MAX_INPUT = 64 * 1024 * 1024  # bytes
 _MAX_DEPTH = 8
 
@@ -95,25 +95,25 @@ def read_input(below: SafeDir, path: str) -> bytes:
 
 
 def _walk_matches(
-    below: SafeDir, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]
+    below: SafeDir, above: tuple[str, ...], parts: tuple[str, ...], scanned: list[int]
 ) -> Iterator[tuple[str, os.stat_result]]:
     part, rest = parts[0], parts[1:]
     if part == "**":
-        yield from _walk_matches(below, above, rest or ("*",), looked)
+        yield from _walk_matches(below, above, rest or ("*",), scanned)
         if len(above) < _MAX_DEPTH:
-            for name, status in _matching_names(below, above, "*", looked):
+            for name, status in _matching_names(below, above, "*", scanned):
                 if stat.S_ISDIR(status.st_mode):
-                    yield from _walk_matches(below, (*above, name), parts, looked)
+                    yield from _walk_matches(below, (*above, name), parts, scanned)
         return
-    for name, status in _matching_names(below, above, part, looked):
+    for name, status in _matching_names(below, above, part, scanned):
         if rest and stat.S_ISDIR(status.st_mode):
-            yield from _walk_matches(below, (*above, name), rest, looked)
+            yield from _walk_matches(below, (*above, name), rest, scanned)
         elif not rest and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # a hard link may lead anywhere
             yield "/".join((*above, name)), status
 
 
 def _matching_names(
-    below: SafeDir, above: tuple[str, ...], part: str, looked: list[int]
+    below: SafeDir, above: tuple[str, ...], part: str, scanned: list[int]
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the matching names in a folder. Names that disappear during the search are left out."""
     if not is_pattern(part):
@@ -128,10 +128,10 @@ def _matching_names(
         with below.open_folder(INPUTS, *above) as folder, os.scandir(folder) as entries:
             matches = []
             for entry in entries:
-                looked[0] += 1
-                if looked[0] > MAX_LOOKED:
+                scanned[0] += 1
+                if scanned[0] > MAX_SCANNED:
                     raise InputsError(
-                        f"inputs/ has more than {MAX_LOOKED:,} names to search: use a folder for each task"
+                        f"inputs/ has more than {MAX_SCANNED:,} names to search: use a folder for each task"
                     )
                 if not is_skipped(entry.name) and entry.name.isprintable() and matches_part(entry.name, part):
                     matches.append((entry.name, entry))

@@ -25,7 +25,7 @@ from perdure.features.mailbox.contract import MAX_MESSAGE_BYTES, MessageHead, Re
 ENVELOPE = ".envelope.json"
 NOT_READY = (".tmp", "~", ".part", ".swp")
 FRESH = 0.2  # seconds after a change in which a file may still be being written
-MAX_KNOWN = 20_000  # files that are remembered between looks
+MAX_KNOWN = 20_000  # files that are remembered between checks
 MAX_STEM = 180  # bytes of the original name in a file's new name
 MAX_PENDING = 230  # bytes of a name in `.pending/`: files that belong to it have longer names
 MAX_FRONT = 32 * 1024  # bytes of front matter
@@ -209,7 +209,7 @@ def new_name(name: str) -> str:
 class RestTracker:
     """The memory of files that changed just now, or have a modification time in the future.
 
-    Such a file is at rest once two looks, at least `FRESH` apart, find it unchanged.
+    Such a file is at rest once two checks, at least `FRESH` apart, find it unchanged.
     """
 
     def __init__(self) -> None:
@@ -219,12 +219,12 @@ class RestTracker:
         if time.time() - status.st_mtime >= FRESH:
             self._known.pop(place, None)
             return True
-        looks = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         known = self._known.get(place)
-        if known is not None and known[0] == looks:
+        if known is not None and known[0] == stamp:
             return time.monotonic() - known[1] >= FRESH
         self._known.pop(place, None)
         if len(self._known) >= MAX_KNOWN:
             self._known.pop(next(iter(self._known)))
-        self._known[place] = (looks, time.monotonic())
+        self._known[place] = (stamp, time.monotonic())
         return False

@@ -24,7 +24,7 @@ from perdure.features.mailbox.activities.writer import MailWriter, stem_of
 from perdure.features.mailbox.contract import InboxMessage, MailDispatch
 from perdure.features.mailbox.rules.admission import close_message, put_open, sent_message
 
-LOOK_INTERVAL = 300.0  # seconds between looks whether sent subtasks are still awaited: a withdrawal may be missed
+CHECK_INTERVAL = 300.0  # seconds between checks whether sent subtasks are still awaited: a withdrawal may be missed
 CLOSED = "DelegationClosed"  # the error type of a subtask whose reply is not awaited
 
 
@@ -36,7 +36,7 @@ class OutsidePeer:
         self._writer = writer
         self._records = TaskRecords(writer.folder.below)
         self._queries = QueryCache()
-        self._next_look = 0.0
+        self._next_check = 0.0
         self.sent: dict[str, InboxMessage] = {}
 
     @activity.defn
@@ -87,13 +87,13 @@ class OutsidePeer:
         for message in [one for one in self.sent.values() if (one.task_id, one.subtask_id) == named]:
             await self._close(message)
 
-    async def look_at_sent(self) -> None:
+    async def check_sent(self) -> None:
         """Withdraw, from time to time, the subtasks whose replies are not awaited any more. Raises OSError."""
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_INTERVAL
-            await gather_bounded(self._look_at, list(self.sent.values()))
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + CHECK_INTERVAL
+            await gather_bounded(self._check_subtask, list(self.sent.values()))
 
-    async def _look_at(self, message: InboxMessage) -> None:
+    async def _check_subtask(self, message: InboxMessage) -> None:
         workflow_id = message.delegation or ""
         try:
             described = await self._client.get_workflow_handle(workflow_id).describe()

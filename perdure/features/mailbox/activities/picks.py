@@ -22,7 +22,7 @@ from perdure.features.mailbox.activities.writer import REQUEST, MailWriter
 _log = logging.getLogger(__name__)
 
 ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits that long
-LOOK_EVERY = 5  # looks at a file between queries of its run
+CHECKS_PER_QUERY = 5  # checks of a file between queries of its run
 # Its lane has not begun the run yet, or the run does not answer.
 _NO_ANSWER = {RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}
 
@@ -43,29 +43,29 @@ class InputPicks:
         self._report = report
         self._sign = sign or (lambda _, answer: answer)
         self._queries = QueryCache()
-        self._looks: dict[str, int] = {}
+        self._checks: dict[str, int] = {}
         self._spoiled: dict[str, str] = {}  # by task, the error in its request
 
     async def check_requests(self) -> int:
         """Answer the requests that a person has decided. Return the number of open ones. Raises OSError, RPCError."""
         tasks = await asyncio.to_thread(self._writer.list_open_requests)
-        self._looks = {task: self._looks.get(task, 0) for task in tasks}
-        self._spoiled = {task: problem for task, problem in self._spoiled.items() if task in self._looks}
+        self._checks = {task: self._checks.get(task, 0) for task in tasks}
+        self._spoiled = {task: problem for task, problem in self._spoiled.items() if task in self._checks}
         for task in tasks:
             try:
-                await self._look_at(task)
+                await self._check_request(task)
             except WrongFileTypeError as error:
                 self._log_problem(task, f"expected a regular file, in a folder: {error.filename}")
         return len(tasks)
 
-    async def _look_at(self, task: str) -> None:
+    async def _check_request(self, task: str) -> None:
         question = await asyncio.to_thread(self._writer.read_question, task)
         if not question.get("run_id") or not _parse_choices(question):
             await asyncio.to_thread(self._writer.remove_request, task)  # the question is lost
             return
         stored = await asyncio.to_thread(self._writer.read_request, task)
-        is_due = self._looks[task] % LOOK_EVERY == 0
-        self._looks[task] += 1
+        is_due = self._checks[task] % CHECKS_PER_QUERY == 0
+        self._checks[task] += 1
         request = question | {name: value for name, value in (stored or {}).items() if name in {"pick", "fault"}}
         if stored == {}:
             self._log_problem(task, "it is not a JSON object any more: fix it, or remove it to have it written again")
@@ -98,7 +98,7 @@ class InputPicks:
             return
         reason = await self._answer_question(handle, view, question, picked)
         if reason is None:
-            self._looks[task] = 0  # look at its next question soon
+            self._checks[task] = 0  # check its next question soon
             if name == _parse_choices(request)[-1][0]:
                 await self._close_request(task, request)
         elif reason and request.get("fault") != f"{name}: {reason}":

@@ -21,9 +21,9 @@ from perdure.features.mailbox.contract import Ack, InboxMessage, MessageResult, 
 from perdure.features.mailbox.rules.admission import LOST, ending_of, request_of
 
 AT_A_TIME = 10
-LOOK_WITHIN = timedelta(seconds=5)
+CHECK_TIMEOUT = timedelta(seconds=5)
 QUERY_TIMEOUT = timedelta(seconds=20)
-FIRST_PAUSE, LONGEST_PAUSE = 0.3, 10.0  # seconds between looks at a lane that has not begun a run yet
+FIRST_PAUSE, LONGEST_PAUSE = 0.3, 10.0  # seconds between checks of a lane that has not begun a run yet
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -97,7 +97,7 @@ async def _ending_without_run(client: Client, conversation_id: str, request_id: 
     view: LaneView | None = None
     with IgnoreMissing():
         described = await lane.describe()
-        view = await query_if_possible(client, lane.id, "lane", LaneView, LOOK_WITHIN)
+        view = await query_if_possible(client, lane.id, "lane", LaneView, CHECK_TIMEOUT)
         if view is None:
             return None
         end = next((turn.end for turn in view.recent if turn.request_id == request_id), None)
@@ -134,7 +134,7 @@ class OpenWork:
         return self.open == self.inputs + self.people + self.peers
 
 
-async def look_at_open_work(client: Client, messages: Collection[InboxMessage]) -> OpenWork:
+async def check_open_work(client: Client, messages: Collection[InboxMessage]) -> OpenWork:
     """Return what these open messages wait for."""
     running = [message for message in messages if message.stage is Stage.running]
     asking = [message for message in running if message.transitions[-1].state is TaskState.blocked]
@@ -142,7 +142,7 @@ async def look_at_open_work(client: Client, messages: Collection[InboxMessage]) 
     async def waits_for_a_person(message: InboxMessage) -> bool:
         run = client.get_workflow_handle(ids.run_workflow_id(message.run_id or ""))
         try:
-            attributes = (await run.describe(rpc_timeout=LOOK_WITHIN)).typed_search_attributes
+            attributes = (await run.describe(rpc_timeout=CHECK_TIMEOUT)).typed_search_attributes
         except RPCError:
             return False
         return attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human

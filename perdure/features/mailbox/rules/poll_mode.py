@@ -34,20 +34,20 @@ class PollState(FrozenModel):
 
 
 def wake(state: PollState, now: datetime) -> PollState:
-    """Return the state after a wake-up: the bridge looks at the folder before it changes mode."""
+    """Return the state after a wake-up: the bridge scans the folder before it changes mode."""
     return PollState(mode=PollMode.idle if state.mode is PollMode.dormant else state.mode, since=now)
 
 
 def after_cycle(
-    state: PollState, *, has_worked: bool, must_look: bool, now: datetime, patience: PollPolicy
+    state: PollState, *, has_worked: bool, must_scan: bool, now: datetime, patience: PollPolicy
 ) -> PollState:
-    """Return the state after a cycle. `must_look` prevents dormancy: no event reports a change of the open work."""
+    """Return the state after a cycle. `must_scan` prevents dormancy: no event reports a change of the open work."""
     if has_worked:
         return PollState(since=now)
     empty = state.empty + 1
     is_idle = empty >= patience.idle_after
     is_over = patience.dormant_after is not None and now - state.since >= patience.dormant_after
-    if is_idle and is_over and not must_look:
+    if is_idle and is_over and not must_scan:
         return PollState(mode=PollMode.dormant, empty=empty, since=state.since)
     mode = PollMode.idle if is_idle or state.mode is not PollMode.running else PollMode.running
     return PollState(mode=mode, empty=empty, since=state.since)

@@ -77,7 +77,7 @@ class _Decoded(httpx2.AsyncByteStream):
 def http_client(server: HttpServer, connect: float, on_said: Callable[[str], None]) -> httpx2.AsyncClient:
     """Return the client. `connect` is in seconds; there is no read timeout, since calls have their own."""
 
-    async def look(response: httpx2.Response) -> None:
+    async def report_refusal(response: httpx2.Response) -> None:
         if response.status_code >= 400:
             on_said(f"HTTP {response.status_code} {response.reason_phrase}".strip())
 
@@ -85,7 +85,7 @@ def http_client(server: HttpServer, connect: float, on_said: Callable[[str], Non
         transport=_Bounded(trust_env=False),
         headers=dict(server.headers),
         timeout=httpx2.Timeout(connect, read=None),
-        event_hooks={"response": [look]},
+        event_hooks={"response": [report_refusal]},
     )
 
 

@@ -1,4 +1,4 @@
-"""What it costs to look and to wait, in the actions that the server itself counts, and how soon news is seen."""
+"""The cost of reads and waits, in the actions that the server itself counts, and how soon a change is seen."""
 
 import asyncio
 import socket
@@ -175,7 +175,7 @@ async def opened(it: World, tmp_path: Path) -> AsyncIterator[Door]:
 OPEN = 20
 
 
-async def test_an_open_question_is_queried_once_however_often_a_page_looks(
+async def test_an_open_question_is_queried_once_however_often_a_page_reads(
     world: Any, meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(perdure.gateway.lists, "SHARED_SECONDS", 0.0)
@@ -241,7 +241,7 @@ async def test_a_second_question_of_a_follow_up_is_seen(
         await run.result()
 
 
-async def test_tabs_that_look_at_once_share_a_list(world: Any, meter: Meter, tmp_path: Path) -> None:
+async def test_tabs_that_read_at_once_share_a_list(world: Any, meter: Meter, tmp_path: Path) -> None:
     async with world([], server=meter.env.client) as it, opened(it, tmp_path) as door:
         before = await meter.lists()
         looks = [door.http.get(path) for path in ("/v1/questions", "/v1/runs?limit=30") for _ in range(20)]
