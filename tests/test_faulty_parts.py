@@ -42,7 +42,7 @@ PLACES = {
     "tool": "tools.lookup.target",
     "declared": "tools.lookup: ",
     "schema": "no.json",
-    "start": "start.s.webhook",
+    "start": "perdure.toml: start.s.webhook: ",
     "notify": "notify.0.kind",
     "mcp": ".mcp.json: ",
     "policy": "policy.toml, line 3: rule.then",

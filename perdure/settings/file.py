@@ -387,10 +387,10 @@ def read_schema_file(path: Path, use: str) -> Any:
 
 
 def place_of(path: Path, setting: Sequence[str]) -> str:
-    """Return file, line and name of a setting, for error messages."""
+    """Return file, line and name of a setting, for error messages; the file alone for one of the whole file."""
     name = ".".join(setting)
-    line = _line_of(read_project_text(path), name)
-    return f"{path}{f', line {line}' if line else ''}: {name}"
+    line = _line_of(read_project_text(path), name) if name else None
+    return ": ".join(filter(None, (f"{path}{f', line {line}' if line else ''}", name)))
 
 
 def _line_of(text: str, name: str) -> int | None:
