@@ -307,7 +307,7 @@ class Conversation(ValidatedWorkflow[LaneContext]):
         super().__init__(begin_lane, args)
 
     @workflow.run
-    async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> None:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         live = self.context
         live.attributes.show_once(CONVERSATION_ID, format_keyword(live.state.conversation_id))
         await live.cancellation.shield(self._run_loop(live))

@@ -10,6 +10,9 @@ class Rotation:
 
     Older code stayed on its build. So a move is a patch, one for each build that is left: an execution that was brought
     from older code replays as recorded, and can still move later. A predicate must not record a patch, hence `decide`.
+
+    Example: a lane waits on build 1, and build 2 becomes current. `is_undecided` becomes true and ends the wait;
+    `decide` records the patch `leave-build-1`. From then on `is_due` holds: the next execution begins on build 2.
     """
 
     def __init__(self) -> None:

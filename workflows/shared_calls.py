@@ -26,7 +26,7 @@ class SharedCalls(ValidatedWorkflow[SharedCallsState]):
         super().__init__(_begin_shared_calls, args)
 
     @workflow.run
-    async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> None:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         while True:
             before = self.context
             self._rotation.decide()

@@ -78,7 +78,7 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         super().__init__(begin_run, args)
 
     @workflow.run
-    async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         run = self.context
         try:
             await run.cancellation.shield(self._run_loop(run), lambda: _stop_time(run))

@@ -117,7 +117,10 @@ class RunContext:
         )
 
     async def execute_locally(self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str) -> R:
-        """Do the same with a repeatable activity on the run's own files, as a local activity first."""
+        """Run a repeatable activity on the run's own files, as a local one first, which a cancel of the run stops.
+
+        Raises ActivityError, and CancelledError of asyncio.
+        """
         running = execute_locally_first(self.cancellation, activity, request, summary)
         return await self.cancellation.cancellable(running)
 

@@ -68,7 +68,7 @@ class ModelBatches(ValidatedWorkflow[PoolState]):
         return state
 
     @workflow.run
-    async def run(self, *args: Any) -> PoolView:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> PoolView:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         while True:
             self._is_woken = False
             self._rotation.decide()

@@ -59,7 +59,7 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
             self._state = delegation.begin_delegation(self.context)
 
     @workflow.run
-    async def run(self, *args: Any) -> DelegationState:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> DelegationState:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         await self._cancellation.shield(self._run_loop(self.context))
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError

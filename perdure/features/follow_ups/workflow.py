@@ -126,7 +126,7 @@ class FollowUp(ValidatedWorkflow[FollowUpState]):
         workflow.set_current_details(view.format_follow_up_details(self._state))
 
     @workflow.run
-    async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         try:
             rotates = await self._cancellation.shield(self._run_loop(), lambda: MAX_STOP_TIME)
         except asyncio.CancelledError:
@@ -405,7 +405,7 @@ class EventTopic(ValidatedWorkflow[TopicState]):
         super().__init__(_begin_topic, args)
 
     @workflow.run
-    async def run(self, *args: Any) -> TopicState:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+    async def run(self, *args: Any) -> TopicState:  # noqa: ARG002 - Temporal requires the signature of `__init__`
         while True:
             state = self.context
             self._rotation.decide()
