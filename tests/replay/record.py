@@ -20,7 +20,8 @@ from temporalio.client import Client, WorkflowFailureError
 from perdure.client.runs import wait_for_run_end
 from perdure.process.streams import exit_now
 from tests.conftest import SHORT_HISTORY, server
-from tests.replay.scenarios import SCENARIOS, Scenario
+from tests.replay.scenario import Scenario
+from tests.replay.scenarios import SCENARIOS
 from tests.workflows.conftest import World, worlds
 
 HISTORIES = Path(__file__).parent / "histories"
