@@ -8,7 +8,7 @@ PLAYS ?= 300
 # Without bytecode, each process of the tests compiles all test files again, which takes six seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check reference histories bench chaos crossing fuzz clean
+.PHONY: demo test test-all kills builds foreign release-check check reference histories bench chaos crossing fuzz clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/python examples/critique/demo.py
@@ -20,9 +20,22 @@ SUITE := $(BIN)/python -m pytest -n 3 --dist worksteal --maxfail 25
 test: .venv/ready check  ## lint, types, and all tests that take no processes of their own
 	@$(SUITE) -m "not slow"
 
-test-all: test  ## the rest, too: whole processes, docs, browsers, kills, fuzzing
-	@$(SUITE) -m slow --ignore tests/crossing
+test-all: test  ## the slow tests, too: whole processes, docs, browsers, fuzzing, one scenario of kills
+	@$(SUITE) -m "slow and not kills and not builds and not foreign" --ignore tests/crossing
 	@$(BIN)/python -m pytest tests/crossing  # one project, whose runs all of its tests read
+
+kills: .venv/ready  ## SIGKILL of workers, servers and clients: the faults of `make chaos` in small, and more
+	@$(SUITE) -m kills
+
+builds: .venv/ready  ## fresh clones, wheels and installations, in odd paths too, and what a deployment needs
+	@$(SUITE) -m builds
+
+foreign: .venv/ready  ## programs of others: MCP servers from npm, the temporal command, its Web UI, node, openssl
+	@command -v npm >/dev/null && npm ci --prefix tests/mcp --ignore-scripts --no-audit --no-fund >/dev/null 2>&1 || \
+		echo "npm installs nothing here: the tests of its MCP servers are skipped"
+	@$(SUITE) -m foreign
+
+release-check: test-all kills builds foreign fuzz crossing chaos  ## everything there is; an hour of it is `make chaos`
 
 check: .venv/ready  ## lint, types, import directions, words
 	@$(BIN)/ruff check -q .

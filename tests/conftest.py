@@ -26,11 +26,11 @@ settings.load_profile("patient")
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 
-# Tests of `make test-all` alone: whole processes, browsers, kills, fuzzing, and what takes seconds by its nature.
+# Tests that `make test` leaves out: whole processes, browsers, fuzzing, and what takes seconds by its nature.
+# Each entry is the beginning of a path, or of a test's id.
 SLOW = (
     "e2e/",
     "docs/",
-    "chaos/",
     "gateway/test_changed_calls_doors.py",
     "crossing/",
     "gateway/test_openapi.py",
@@ -49,6 +49,42 @@ SLOW = (
     "workflows/test_versioning.py",
     "workflows/test_watch.py",
 )
+# Tests that `make test-all` leaves out, too: each group has a marker and a target of its name.
+GROUPS = {
+    # SIGKILL of workers, servers and clients
+    "kills": (
+        "chaos/test_chaos.py",
+        "chaos/test_kill_between_events.py",
+        "e2e/test_cli.py::test_a_run_killed_in_the_middle_goes_on_in_watch_to_one_completion_event",
+        "e2e/test_crashtest.py",
+        "e2e/test_deployment.py::test_three_workers_share_a_queue_and_a_store_and_one_may_die",
+        "e2e/test_devserver.py",
+        "e2e/test_mail.py::test_a_killed_bridge_loses_nothing_and_a_dormant_one_wakes",
+        "e2e/test_mcp_server.py::test_a_run_goes_on_after_its_server_was_killed_and_the_next_one_sees_it",
+        "e2e/test_queue_example.py::test_a_read_whose_worker_is_killed_runs_again_on_the_next_one",
+        "e2e/test_queue_example.py::test_an_effect_whose_worker_is_killed_is_asked_about_and_never_repeated",
+        "e2e/test_two_projects.py",
+    ),
+    # fresh clones, wheels, installations, containers
+    "builds": (
+        "e2e/test_demo.py",
+        "e2e/test_deployment.py",
+        "e2e/test_new.py",
+        "e2e/test_odd_paths.py",
+        "e2e/test_pause_example.py",
+    ),
+    # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node
+    "foreign": (
+        "activities/test_mcp_servers.py",
+        "e2e/test_queue_example.py::test_a_worker_in_another_language_does_the_same_calls",
+        "e2e/test_temporal_cli.py",
+        "e2e/test_timestamps.py",
+        "e2e/test_web_ui.py",
+        "workflows/test_record.py::test_the_verifier_in_node_agrees_on_every_change",
+    ),
+}
+# What the project is for: the one scenario of kills that `make test-all` has.
+KEPT = "chaos/test_chaos.py::test_no_fault_repeats_or_loses_an_effect[R1]"
 SLOW_TESTS = {
     "test_a_call_in_flight_in_the_origin_is_never_reported_as_not_made",
     "test_a_call_in_flight_when_its_run_timed_out_is_asked_about",
@@ -73,7 +109,6 @@ SLOW_TESTS = {
     "test_each_tick_of_a_cron_workflow_has_keys_of_its_own",
     "test_of_a_flood_in_one_reply_only_the_first_two_hundred_are_made",
     "test_submits_to_one_lane_are_sent_a_few_at_a_time",
-    "test_the_verifier_in_node_agrees_on_every_change",
     "test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them",
     "test_what_is_looked_for_is_in_every_form",
     "test_what_takes_too_much_ends_while_the_event_loop_goes_on",
@@ -97,19 +132,35 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def is_slow(path: Path) -> bool:
-    return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
+def place_of(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).as_posix()
+
+
+def group_of(place: str) -> str | None:
+    """Return the group of a file or a test, the first that has it. `place` is relative to this folder."""
+    return None if place == KEPT else next((name for name, places in GROUPS.items() if place.startswith(places)), None)
+
+
+def is_left_out(path: Path, tier: str) -> bool:
+    """Return True if `make` runs nothing of the file in this tier, so that it need not be loaded."""
+    place = place_of(path)
+    if tier == "not slow":
+        return place.startswith((*SLOW, *(file for places in GROUPS.values() for file in places)))
+    return tier in GROUPS and place not in {each.partition("::")[0] for each in GROUPS[tier]}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test` does not load the files of which it runs nothing."""
-    skips = config.option.markexpr == "not slow" and collection_path.is_file() and is_slow(collection_path)
+    skips = collection_path.is_file() and is_left_out(collection_path, config.option.markexpr)
     return True if skips else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path) or getattr(item, "originalname", item.name) in SLOW_TESTS:
+        place = place_of(item.path) + "".join(item.nodeid.partition("::")[1:])
+        group = group_of(place)
+        if group:
+            item.add_marker(group)
+        if group or place == KEPT or place.startswith(SLOW) or getattr(item, "originalname", item.name) in SLOW_TESTS:
             item.add_marker(pytest.mark.slow)
 
 

@@ -173,10 +173,10 @@ def test_every_import_is_a_declared_dependency() -> None:
 
 
 def test_the_make_targets_of_the_readme_exist() -> None:
-    named = set(re.findall(r"\bmake (?:\w+=\S+ )*([a-z]+)", "\n".join(code_of(ROOT / "README.md"))))
+    named = set(re.findall(r"\bmake (?:\w+=\S+ )*([a-z-]+)", "\n".join(code_of(ROOT / "README.md"))))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert {"demo", "test"} <= named
-    assert named <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
 
 
 def test_the_perdure_commands_of_the_readme_exist() -> None:

@@ -97,7 +97,7 @@ def main() -> NoReturn:
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(names)}; all without one")
     parser.add_argument("--minutes", type=float, default=5, help="of the soak R22")
-    parser.add_argument("--short", action="store_true", help="as small as in `make test`")
+    parser.add_argument("--short", action="store_true", help="as small as in `make kills`")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the page there as Markdown, too")
     options = parser.parse_args()
     if unknown := set(options.scenarios) - set(names):

@@ -1,4 +1,4 @@
-"""Every fault of the scorecard, as small as still means something; `make chaos` has them at full size.
+"""Every fault of the scorecard, as small as still means something (`make kills`); `make chaos` has them at full size.
 
 A failure tells the seed: PERDURE_CHAOS_SEED plays it again, and a seed that found something stays in `KEPT`.
 """
