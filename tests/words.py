@@ -1,4 +1,4 @@
-"""The house language: patterns to avoid in pages, docstrings and strings that people read.
+"""The house language: patterns to avoid in pages, docstrings and strings that people read, and words of names.
 
 `python -m tests.words PATH...` prints a line for each match, with the rule and its advice, and exits with 1 if any.
 """
@@ -27,12 +27,12 @@ class Rule:
     advice: str
 
 
-def rules() -> list[Rule]:
-    table = tomllib.loads((Path(__file__).with_suffix(".toml")).read_text(encoding="utf-8"))["rule"]
-    return [
-        Rule(row["name"], re.compile(row["match"], 0 if row.get("case") else re.IGNORECASE), row["say"])
-        for row in table
-    ]
+TABLES = tomllib.loads((Path(__file__).with_suffix(".toml")).read_text(encoding="utf-8"))
+RULES = [
+    Rule(row["name"], re.compile(row["match"], 0 if row.get("case") else re.IGNORECASE), row["say"])
+    for row in TABLES["rule"]
+]
+NAME_RULES = [Rule("name", re.compile(f"(?:^|_)({row['match']})(?:_|$)"), row["say"]) for row in TABLES["name"]]
 
 
 def matches(path: Path) -> Iterator[str]:
@@ -41,6 +41,9 @@ def matches(path: Path) -> Iterator[str]:
         for rule in RULES:
             for match in rule.pattern.finditer(prose):
                 yield f"{path}:{line}: {rule.name}: {match[0].strip()!r}: {rule.advice}"
+    for line, name in _names(text) if path.suffix == ".py" else ():
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+        yield from (f"{path}:{line}: name: {name}: {rule.advice}" for rule in NAME_RULES if rule.pattern.search(words))
 
 
 def _page(text: str) -> Iterator[tuple[int, str]]:
@@ -71,14 +74,23 @@ def _module(text: str) -> Iterator[tuple[int, str]]:
                 yield from _lines(part)
 
 
+def _names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module gives: of functions, classes, parameters, variables and fields."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case _:
+                pass
+
+
 def _lines(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for offset, line in enumerate(node.value.split("\n")):
                 yield node.lineno + offset, re.sub(r"`[^`]*`", CODE, line)
-
-
-RULES = rules()
 
 
 def main(paths: list[str]) -> int:

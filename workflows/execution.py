@@ -129,10 +129,10 @@ def to_tool_outcome(error: ActivityError, effect: Effect) -> ToolOutcome:
     """Return the failure as an outcome for the model."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
-        tried = " (it may have happened)" if effect is Effect.once else RETRIES_USED_UP
-        tried = "" if cause.non_retryable else tried
+        note = " (it may have happened)" if effect is Effect.once else RETRIES_USED_UP
+        note = "" if cause.non_retryable else note
         return error_outcome(
-            cause.type or ToolFault.tool_error, f"{cause.message}{tried}", retryable=not cause.non_retryable
+            cause.type or ToolFault.tool_error, f"{cause.message}{note}", retryable=not cause.non_retryable
         )
     happened = "" if effect is Effect.read else "; it may have happened"
     return error_outcome(ToolFault.timeout, f"the call did not come to an end in time{happened}", retryable=True)

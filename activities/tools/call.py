@@ -119,8 +119,8 @@ class ToolCalls:
 
     async def settle_failure(self, call: ToolCall, failure: ApplicationError) -> ToolOutcome:
         """Return and record the outcome of a read that is not tried again."""
-        workspace, tried = self._project.workspace(_run_id()), "" if failure.non_retryable else RETRIES_USED_UP
-        kind, message = failure.type or ToolFault.tool_error, f"{failure.message}{tried}"
+        workspace, note = self._project.workspace(_run_id()), "" if failure.non_retryable else RETRIES_USED_UP
+        kind, message = failure.type or ToolFault.tool_error, f"{failure.message}{note}"
         error = error_outcome(kind, message, retryable=not failure.non_retryable)
         outcome = self._with_time(await self._finish_outcome(error, call, workspace))
         self._record_outcome(call, outcome, workspace)

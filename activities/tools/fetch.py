@@ -45,7 +45,7 @@ _TEXT_TYPES = re.compile(
 )
 _HTML_TYPES = {"text/html", "application/xhtml+xml"}
 _UNSPECIFIED_TYPES = {"", "application/octet-stream", "application/unknown", "binary/octet-stream"}
-_LOOKS_LIKE_HTML = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
+_HTML_START = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _META_CHARSET = re.compile(rb"<meta\b[^<>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 # Web encodings only: some of Python's others (punycode) take very long on crafted input.
@@ -86,7 +86,7 @@ def read_webpage(body: bytes, content_type: str, url: str, patience: timedelta) 
     text = _decode_body(body, media_type, declared[1] if declared else None)
     if text is None:
         return Webpage(None, None)
-    if media_type in _HTML_TYPES or (media_type in _UNSPECIFIED_TYPES and _LOOKS_LIKE_HTML.match(body)):
+    if media_type in _HTML_TYPES or (media_type in _UNSPECIFIED_TYPES and _HTML_START.match(body)):
         return _Reader(patience).read(text, url)
     return Webpage(None, text)
 

@@ -47,8 +47,8 @@ async def replay_policy(
 
         refs = {recorded[use.tool_use_id].policy for use in known if use.tool_use_id in recorded}
         same = [await judge(await find_policy(store, project.policy, ref)) for ref in sorted(refs)]
-        tried = await judge(candidate)
-        rows += [_to_row(record.run_id, calls[use.tool_use_id], recorded, same, tried) for use in known]
+        of_candidate = await judge(candidate)
+        rows += [_to_row(record.run_id, calls[use.tool_use_id], recorded, same, of_candidate) for use in known]
     return rows
 
 
@@ -66,9 +66,9 @@ def _to_row(
     call: ExportedCall,
     recorded: Mapping[str, PolicyVerdict],
     same: Sequence[Mapping[str, PolicyVerdict]],
-    tried: Mapping[str, PolicyVerdict],
+    of_candidate: Mapping[str, PolicyVerdict],
 ) -> ReplayedCall:
-    verdict, new = recorded.get(call.tool_use_id), tried.get(call.tool_use_id)
+    verdict, new = recorded.get(call.tool_use_id), of_candidate.get(call.tool_use_id)
     found = (verdicts[call.tool_use_id] for verdicts in same if call.tool_use_id in verdicts)
     again = next((row for row in found if verdict and row.policy == verdict.policy), None)
     return ReplayedCall(

@@ -497,7 +497,7 @@ async def replay_run(
     media = current.stores.of(record.run_id)
     again = Replay(client, replace(current, workspaces=folder), Recording(record), f"as-it-was-{token}")
     async with candidate.open(replayed_agent(record)) as (project, model):
-        tried = Replay(
+        by_candidate = Replay(
             client,
             replace(project, workspaces=folder),
             Recording(record),
@@ -505,9 +505,9 @@ async def replay_run(
             model=model,
             beyond=candidate.beyond,
         )
-        played, new = await again.run(media), await tried.run(media)
+        played, new = await again.run(media), await by_candidate.run(media)
     return compare_columns(
         Column.of("observed", record, case),
         Column.of("as it was", played, case, again.left),
-        Column.of("candidate", new, case, tried.left),
+        Column.of("candidate", new, case, by_candidate.left),
     )
