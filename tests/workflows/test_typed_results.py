@@ -130,6 +130,26 @@ async def test_text_in_place_of_a_result_is_answered_with_a_forced_finish(world:
     assert RESULT_MISSING in json.dumps(second["messages"][-1])
 
 
+async def test_text_in_place_of_a_question_to_a_person_leaves_the_question_to_the_runtime(world: MakeWorld) -> None:
+    def script(body: dict[str, Any]) -> ScriptedAnswer:
+        if forced_tool(body) == "ask_human":
+            return says("I am stuck.")
+        if "look in the attic" in json.dumps(body["messages"][-1]):
+            return finishes(GOOD)
+        return calls(("reframe", {"frame": "x"})) if forced_tool(body) == "reframe" else calls(("look", {"q": "x"}))
+
+    look = ScriptedTool("look", lambda *_: "nothing")
+    async with world(script, look, agents=[CLERK.evolve(tools=("look",))]) as it:
+        run = await it.start()
+        state = await it.until_state(run, question=True)
+        assert state["question"]["kind"] == "thrash"
+        await run.execute_update("answer", {"text": "look in the attic"})
+        event = await result_of(run)
+        assert forced_tool(it.model.requests[-1]) is None
+        await it.replay()
+    assert event["payload"]["result"] == GOOD
+
+
 SILENT = calls(("finish", {"result": GOOD}))
 
 

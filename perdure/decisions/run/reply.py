@@ -45,6 +45,7 @@ class ReplyFacts:
     turn: ModelTurn
     calls: tuple[Call, ...]
     text: str
+    owes_question: bool = False  # it was to ask a person, and does not: the workflow asks, as no row ends the run
 
 
 def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
@@ -56,7 +57,9 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
         raise IllegalMoveError("take a reply", f"calls are open: {', '.join(call.tool_use_id for call in state.calls)}")
     state = add_review_costs(_add_usage(state, turn), turn.reviews)
     calls = parse_calls(state, turn)
-    reply = ReplyFacts(state.evolve(forced=_keep_forced(state, calls)), turn, calls, join_text_blocks(turn.content))
+    forced = _keep_forced(state, calls)
+    owes_question = state.forced is not None and state.forced.asks is not None and forced is None
+    reply = ReplyFacts(state.evolve(forced=forced), turn, calls, join_text_blocks(turn.content), owes_question)
     return next(take(reply) for _, holds, take in REPLIES if holds(reply))
 
 
@@ -141,7 +144,8 @@ def reject_written_call(reply: ReplyFacts) -> TurnTaken:
 def ask_for_result(reply: ReplyFacts) -> TurnTaken:
     """A note asks for the result, and the next reply is forced to give it. Counts as an invalid result."""
     state = count_invalid_result(_read_text(reply.state, reply.text), "there was only text")
-    return TurnTaken(state.evolve(forced=ForcedTool(tool=FINISH)), note=RESULT_MISSING)
+    forced = None if reply.owes_question else ForcedTool(tool=FINISH)
+    return TurnTaken(state.evolve(forced=forced), note=RESULT_MISSING)
 
 
 def complete_with_text(reply: ReplyFacts) -> TurnTaken:
