@@ -4,6 +4,7 @@ conversation  `join_conversation` and `answer_turn`: conversation state that tur
 parts         the parts that a worker's activities share
 policy        `check_policy`: the verdicts of the policy on calls, reviews, and the count of calls of other runs
 project       The agents, tools and model settings that a worker offers
+redaction     the redaction of heartbeats and failures
 rule_process  a program that evaluates expressions of rules, with bounds on time and memory
 rule_values   the values of rules' expressions: quick ones in place, others in a process
 temporal      Requests to the server: updates, errors, and the ids of an activity's workflow

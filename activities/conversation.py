@@ -7,7 +7,6 @@ turn adds as much history to a long conversation as to a short one.
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from weakref import WeakValueDictionary
 
 from pydantic_core import to_json
 from temporalio import activity
@@ -18,7 +17,6 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.effects.attempts import heartbeating
@@ -37,8 +35,8 @@ from perdure.activities.run.outcome import TERMINATED, TIMED_OUT
 from perdure.activities.run.status import find_closed_turn, read_snapshot
 from perdure.activities.security import make_private
 from perdure.activities.storage.store import Store, StoredFileChangedError
-from perdure.activities.temporal import IgnoreMissing, own_workflow_id, update_with_start
-from perdure.contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
+from perdure.activities.temporal import IgnoreMissing, own_workflow_id
+from perdure.contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, TurnAnswer, TurnRecord
 from perdure.contracts.run.journal import Journal
 from perdure.contracts.run.signals import HumanInput
 from perdure.contracts.run.state import RunStatus, Snapshot, TurnClose
@@ -56,12 +54,6 @@ from perdure.decisions.run.transcript import (
     unanswered_kind,
     visible_parts,
 )
-from perdure.decisions.text.formatting import escape_markdown, truncate
-
-# Requests to one lane in flight from this process. The server accepts ten updates of a workflow in flight, and may drop
-# them all with the eleventh, after which all retry together. Two use a lane's full speed.
-MAX_SUBMITS_IN_FLIGHT = 2
-_lane_semaphores: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
 _UNANSWERED = {  # ends that the run itself cannot record
     WorkflowExecutionStatus.TERMINATED: TERMINATED,
@@ -206,37 +198,6 @@ class Conversations:
             await handle.execute_update("answer", answer, id=request.request_id)
             return True
         return False
-
-
-async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is opened
-    client: Client,
-    task_queue: str,
-    conversation_id: str,
-    request: SubmitRequest,
-    *,
-    closes: bool = False,
-    fairness_key: str | None = None,
-) -> Submitted:
-    """Submit a request to a lane, and open the lane if needed: with `closes`, one that closes when it is idle.
-
-    Workers are shared evenly between lanes with different values of `fairness_key` (64 bytes at most).
-
-    Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most RPC errors the request may have
-    been accepted; it can be sent again, since the lane recognizes its id.
-    """
-    start = {
-        "workflow": "Conversation",
-        "arg": {"conversation_id": conversation_id, **({"closes": True} if closes else {})},
-        "id": conversation_workflow_id(conversation_id),
-        "task_queue": task_queue,
-        "priority": Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
-        "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
-        "static_summary": escape_markdown(truncate(conversation_id, 200)),
-    }
-    body = request.model_dump(mode="json", exclude_defaults=True)
-    lane = (asyncio.get_running_loop(), conversation_id)
-    async with _lane_semaphores.setdefault(lane, asyncio.Semaphore(MAX_SUBMITS_IN_FLIGHT)):
-        return await update_with_start(client, "submit", body, start, Submitted)
 
 
 async def write_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:

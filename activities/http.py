@@ -15,6 +15,8 @@ from typing import Any
 import httpcore
 import httpx
 
+from perdure.contracts.bounds import MAX_RETRY_AFTER
+
 Address = IPv4Address | IPv6Address
 
 # The clouds' instance metadata services, which return the machine's keys.
@@ -269,9 +271,6 @@ async def read_prefix(response: httpx.Response, limit: int) -> tuple[bytes, bool
         if len(body) > limit:
             return bytes(body[:limit]), False
     return bytes(body), True
-
-
-MAX_RETRY_AFTER = 60.0  # seconds
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

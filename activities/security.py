@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import regex
 from pydantic import BaseModel
-from temporalio.exceptions import ApplicationError
-from temporalio.worker import (
-    ActivityInboundInterceptor,
-    ActivityOutboundInterceptor,
-    ExecuteActivityInput,
-    Interceptor,
-)
 
 MIN_SECRET = 8  # characters; shorter values occur as ordinary words
 _MIN_HALVED = 24  # characters from which half of a secret is redacted too, since a message may be cut
@@ -141,6 +133,8 @@ class Secrets:
 
     def tail(self, text: str, length: int) -> str:
         """Return the end of a text that is still being written, without a possible start of a secret."""
+        import regex  # matches in part, which `re` does not; a client shows no such text
+
         text = self.redact(text)
         end = len(text)
         for form in self._forms:
@@ -349,64 +343,6 @@ def redact_model(value: V, secrets: Secrets) -> V:
     fields = value.model_dump()
     clean = secrets.redact_value(fields)
     return value if clean is fields else type(value).model_validate(clean)
-
-
-def redact_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return the error if it and its causes hold no secret, else a redacted one that Temporal treats alike."""
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    clean_cause = redact_error(cause, secrets) if cause else None
-    failure = error if isinstance(error, ApplicationError) else ApplicationError(str(error), type=type(error).__name__)
-    message, details = secrets.redact(failure.message), list(failure.details)
-    clean_details = secrets.redact_value(details)
-    if message == failure.message and clean_details is details and clean_cause is cause:
-        return error
-    clean = ApplicationError(
-        message,
-        *clean_details,
-        type=failure.type,
-        non_retryable=failure.non_retryable,
-        next_retry_delay=failure.next_retry_delay,
-        category=failure.category,
-    )
-    clean.__cause__ = clean_cause
-    return clean.with_traceback(error.__traceback__)
-
-
-class RedactionInterceptor(Interceptor):
-    """A worker interceptor that redacts heartbeats and failures."""
-
-    def __init__(self, secrets: Secrets) -> None:
-        self._secrets = secrets
-
-    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
-        return _Inbound(next, self._secrets)
-
-
-class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, inner: ActivityInboundInterceptor, secrets: Secrets) -> None:
-        super().__init__(inner)
-        self._secrets = secrets
-
-    def init(self, outbound: ActivityOutboundInterceptor) -> None:
-        super().init(_Outbound(outbound, self._secrets))
-
-    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
-        try:
-            return await super().execute_activity(input)
-        except Exception as error:
-            clean = redact_error(error, self._secrets)
-            if clean is error:
-                raise
-            raise clean from clean.__cause__
-
-
-class _Outbound(ActivityOutboundInterceptor):
-    def __init__(self, inner: ActivityOutboundInterceptor, secrets: Secrets) -> None:
-        super().__init__(inner)
-        self._secrets = secrets
-
-    def heartbeat(self, *details: Any) -> None:
-        super().heartbeat(*self._secrets.redact_value(list(details)))
 
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from temporalio import activity
 from temporalio.client import (
@@ -16,16 +17,24 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
+from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.contracts.bounds import Backoff
-from perdure.decisions.ids import run_id_of_workflow
+from perdure.contracts.conversation import SubmitRequest, Submitted
+from perdure.decisions.ids import conversation_workflow_id, run_id_of_workflow
+from perdure.decisions.text.formatting import escape_markdown, truncate
 
 VISIBILITY_RATE = 5  # lists a second
 FREE_VISIBILITY_CALLS = 10  # lists that need not wait
 FUTURE_TIMEOUT = 0.05  # seconds; the future is done by then, or never will be
 MAX_CACHED_ANSWERS = 1000
 UNANSWERED_PAUSES = Backoff(2.0, 30.0)  # until a query that got no answer is sent again
+
+# Requests to one lane in flight from this process. The server accepts ten updates of a workflow in flight, and may drop
+# them all with the eleventh, after which all retry together. Two use a lane's full speed.
+MAX_SUBMITS_IN_FLIGHT = 2
+_lane_semaphores: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
 T = TypeVar("T")
 
@@ -93,6 +102,37 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
         _must_not_be_cancelled()
         raise
     return answer
+
+
+async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is opened
+    client: Client,
+    task_queue: str,
+    conversation_id: str,
+    request: SubmitRequest,
+    *,
+    closes: bool = False,
+    fairness_key: str | None = None,
+) -> Submitted:
+    """Submit a request to a lane, and open the lane if needed: with `closes`, one that closes when it is idle.
+
+    Workers are shared evenly between lanes with different values of `fairness_key` (64 bytes at most).
+
+    Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most RPC errors the request may have
+    been accepted; it can be sent again, since the lane recognizes its id.
+    """
+    start = {
+        "workflow": "Conversation",
+        "arg": {"conversation_id": conversation_id, **({"closes": True} if closes else {})},
+        "id": conversation_workflow_id(conversation_id),
+        "task_queue": task_queue,
+        "priority": Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
+        "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
+        "static_summary": escape_markdown(truncate(conversation_id, 200)),
+    }
+    body = request.model_dump(mode="json", exclude_defaults=True)
+    lane = (asyncio.get_running_loop(), conversation_id)
+    async with _lane_semaphores.setdefault(lane, asyncio.Semaphore(MAX_SUBMITS_IN_FLIGHT)):
+        return await update_with_start(client, "submit", body, start, Submitted)
 
 
 async def await_update(update: Awaitable[T], seconds: float) -> T:

@@ -7,6 +7,7 @@ converter      conversion of values to Temporal payloads and back
 doctor         the checks of `perdure doctor`
 devserver      the embedded Temporal server and its locks
 plugin         `PerdurePlugin`: Perdure in the client, worker and replayer of another program
+extras         what an installation may lack, and the command that adds it
 registry       the features, a row each
 python_client  `Perdure`: runs from the outside; the one API that all doors translate to
 session        a command's connection: the configured Temporal, or an embedded server with a worker
@@ -59,5 +60,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use: commands start without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(_MODULES.get(name, "perdure.python_client")), name)
+    with import_module("perdure.extras").naming_extras():
+        globals()[name] = getattr(import_module(_MODULES.get(name, "perdure.python_client")), name)
     return globals()[name]

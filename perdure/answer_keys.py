@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from typing import TYPE_CHECKING
 
 from perdure.codec import InvalidKeysError, parse_key_entries
 from perdure.contracts.run.signals import HumanInput
-from perdure.decisions.people.signature import add_signature, public_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ANSWER_KEY_VARIABLE = "PERDURE_ANSWER_KEY"
 PUBLIC_PREFIX = "public:"
@@ -28,12 +29,14 @@ class AnswerKeys:
     """Keys by id: `public` for runs to verify, `secret` to sign in this process."""
 
     public: Mapping[str, str] = field(default_factory=dict)
-    secret: Mapping[str, Ed25519PrivateKey] = field(default_factory=dict, repr=False)
+    secret: Mapping[str, "Ed25519PrivateKey"] = field(default_factory=dict, repr=False)
 
     def sign_for(self, run: str, execution: str, accepted: Mapping[str, str], answer: HumanInput) -> HumanInput:
         """Return the answer signed with one of the accepted keys, if any are. Raises MissingKeyError."""
         if not accepted:
             return answer
+        from perdure.decisions.people.signature import add_signature  # most clients have no keys
+
         for key_id, key in self.secret.items():
             if accepted.get(key_id) == self.public[key_id]:
                 return add_signature(run, execution, answer, key_id, key)
@@ -48,6 +51,10 @@ NO_KEYS = AnswerKeys()
 
 def read_answer_keys(text: str) -> AnswerKeys:
     """Parse `PERDURE_ANSWER_KEY`. Raises InvalidKeysError."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    from perdure.decisions.people.signature import public_text
+
     public: dict[str, str] = {}
     secret: dict[str, Ed25519PrivateKey] = {}
     for key_id, data, is_public in parse_key_entries(text, PUBLIC_PREFIX):

@@ -169,6 +169,14 @@ def main() -> NoReturn:
         code = 130
     except SystemExit as end:  # from click: after a completion, or a closed pipe, for which it swaps stdout
         code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
+    except ModuleNotFoundError as error:  # of a command's modules
+        from perdure.extras import describe_missing
+        from perdure.terminal.command import print_error
+
+        if (line := describe_missing(error)) is None:
+            raise
+        print_error(line)
+        code = 1
     except OSError as error:  # on standard output; `run_async` handles a command's own
         from perdure.terminal.command import print_error
 

@@ -11,8 +11,6 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadCodec
 
@@ -49,6 +47,8 @@ class AesGcmCodec(PayloadCodec):
     """A codec with `keys` by id; the first one encrypts."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # most clients have no keys
+
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self.key_ids = tuple(keys)
         self._missed: set[str] = set()
@@ -88,6 +88,8 @@ class AesGcmCodec(PayloadCodec):
                 self._missed.add(key_id)
                 logger.error("%s; runs that need it wait", error)
             raise error
+        from cryptography.exceptions import InvalidTag
+
         nonce, sealed = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
         try:
             return Payload.FromString(cipher.decrypt(nonce, sealed, key_id.encode()))

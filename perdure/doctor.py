@@ -5,19 +5,26 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from importlib.metadata import version
+from importlib.util import find_spec
+from urllib.error import URLError
+from urllib.request import urlopen
 
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.answer_keys import ANSWER_KEY_VARIABLE
-from perdure.client.connection import configured_address, register_search_attributes
+from perdure.client.connection import configured_address, connect, register_search_attributes
 from perdure.codec import CODEC_KEYS_VARIABLE
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.ids import query_differs, query_equals
 from perdure.decisions.model_names import DEFAULT, provider_of
+from perdure.extras import install_command
 from perdure.registry import Check, load_each, used
 from perdure.session import Needs, open_session
 from perdure.settings import Deployment, Settings, read_settings
+
+QUICK_TIMEOUT = 3.0  # seconds for each answer
+POLLERS = b"temporal_num_pollers"  # a metric of the SDK, which a worker has once it polls
 
 
 async def run_checks() -> AsyncIterator[Check]:
@@ -36,9 +43,22 @@ async def run_checks() -> AsyncIterator[Check]:
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
     if used():
         yield Check("features", ok=True, found=", ".join(f"{name} ({package})" for name, package in used().items()))
-    yield _check_model(settings)
+    async for check in _check_parts(settings):
+        yield check
+    async for check in _check_server(settings):
+        yield check
+
+
+async def _check_parts(settings: Settings) -> AsyncIterator[Check]:
+    """Check what this process would run with: models, keys, tools, stores."""
+    has_worker = find_spec("anthropic") is not None
+    if has_worker:
+        yield _check_model(settings)
     yield _check_encryption(settings)
     yield _check_answer_keys(settings)
+    if not has_worker:
+        yield Check("worker", ok=True, found=f"a client alone; for models and tools: {install_command('worker')}")
+        return
     async for check in _check_tools(settings):
         yield check
     async for check in _check_object_stores(settings):
@@ -46,8 +66,42 @@ async def run_checks() -> AsyncIterator[Check]:
     for check_feature in load_each("project_checks"):
         for check in await check_feature(settings):
             yield check
-    async for check in _check_server(settings):
-        yield check
+
+
+async def run_quick_checks(gateway: str | None = None) -> AsyncIterator[Check]:
+    """Run the checks of a container's health: the server answers, and so does what this container runs.
+
+    That is the worker that serves its metrics at PERDURE_METRICS, or the gateway at the address `gateway`. Nothing is
+    started, and no model is called.
+    """
+    try:
+        settings, _ = read_settings(os.environ)
+        if configured_address() is None:
+            yield Check("Temporal", ok=False, found="none is configured: set TEMPORAL_ADDRESS")
+            return
+        async with asyncio.timeout(QUICK_TIMEOUT):
+            client = await connect(codec=settings.codec, payloads=settings.payloads)
+        yield Check("Temporal", ok=True, found=f"answers, namespace {client.namespace}")
+    except (ReportedError, TimeoutError) as error:
+        yield Check("Temporal", ok=False, found=str(error) or "no answer in time")
+        return
+    if settings.metrics:
+        page = await asyncio.to_thread(_read_page, f"http://{settings.metrics}/metrics")
+        polls = page is not None and POLLERS in page
+        yield Check("worker", polls, "polls" if polls else f"no poller is on the page at {settings.metrics}")
+    if gateway:
+        page = await asyncio.to_thread(_read_page, f"{gateway.rstrip('/')}/readyz")
+        yield Check("gateway", page is not None, "ready" if page is not None else f"not ready at {gateway}")
+
+
+def _read_page(url: str) -> bytes | None:
+    """Return the page at an address of this machine; None if there is none."""
+    try:
+        with urlopen(url, timeout=QUICK_TIMEOUT) as answer:  # noqa: S310 - the operator's own address
+            page: bytes = answer.read()
+    except (URLError, OSError, ValueError):
+        return None
+    return page
 
 
 def _each_line(name: str, *errors: ReportedError) -> list[Check]:

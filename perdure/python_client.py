@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -38,7 +38,6 @@ from perdure.client.lanes import (
     wait_for_turn_start,
 )
 from perdure.client.questions import ANY, INBOX_QUERY_TIMEOUT, QuestionFilter, QuestionList, list_questions
-from perdure.client.run_events import RunEvent
 from perdure.client.run_list import RunInfo, find_run
 from perdure.client.runs import (
     STATE_QUERY_TIMEOUT,
@@ -51,7 +50,6 @@ from perdure.client.runs import (
     submit_answer,
     wait_for_run_end,
 )
-from perdure.client.watch import EventPosition, Watch
 from perdure.codec import AesGcmCodec
 from perdure.contracts.conversation import Forgotten, LaneView, SteerRequest, SubmitRequest, Submitted
 from perdure.contracts.people import PYTHON, Sender
@@ -63,6 +61,10 @@ from perdure.decisions.errors import ReportedError, format_validation_error
 from perdure.process.queue_marker import check_marker, check_owner
 from perdure.session import Needs, Session, open_session
 from perdure.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from perdure.client.run_events import RunEvent
+    from perdure.client.watch import EventPosition, Watch
 
 T = TypeVar("T")
 QUESTION_CHECK_SECONDS = 5.0  # between checks whether a run waits for a person
@@ -316,7 +318,7 @@ class Run:
             return completed
         return TypeAdapter(result_type).validate_json(to_json(completed.result))  # a strict type reads more from JSON
 
-    async def stream(self) -> AsyncIterator[RunEvent]:
+    async def stream(self) -> AsyncIterator["RunEvent"]:
         """Yield the events of the run, those so far first, to its end; they are those of `perdure watch --json`.
 
         The types are in `perdure.client.run_events`. Raises RunNotFoundError, TemporalUnavailableError.
@@ -327,8 +329,10 @@ class Run:
                 async for _, event in entries:
                     yield event
 
-    def watch(self, after: EventPosition | None = None) -> Watch:
+    def watch(self, after: "EventPosition | None" = None) -> "Watch":
         """Return a watch of the events, each with its position in history; with a position, of those after it."""
+        from perdure.client.watch import Watch  # who follows no run needs no events
+
         session = self._perdure.session
         return Watch(session.client, self.id, after=after, workspaces=session.settings.workspaces)
 

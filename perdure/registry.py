@@ -8,9 +8,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "perdure.features"  # of entry points
 
@@ -163,7 +165,7 @@ class FeatureError(Exception):
     """A feature that a project uses cannot be loaded."""
 
 
-_used: dict[str, EntryPoint] = {}
+_used: dict[str, "EntryPoint"] = {}
 _rows: dict[str, Feature] = {}
 
 
@@ -180,6 +182,8 @@ def use(names: Iterable[str]) -> None:
     for name in names:
         if name in features():
             continue
+        from importlib.metadata import entry_points  # most projects use none
+
         installed = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name not in installed:
             others = f"installed are: {', '.join(sorted(installed))}" if installed else "none is installed"

@@ -6,7 +6,7 @@ import logging
 import shlex
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -24,6 +24,7 @@ from perdure.client.errors import TemporalUnavailableError
 from perdure.client.guard import watching_server
 from perdure.decisions import ids
 from perdure.devserver import NAMESPACE, DevServer, embedded_server, is_locked, prepare_home
+from perdure.extras import naming_extras
 from perdure.process.queue_marker import check_marker, check_owner, name_server, set_marker
 from perdure.process.streams import detach_tools
 from perdure.settings import ProjectError, Settings
@@ -133,6 +134,12 @@ def worker_lock_path(settings: Settings, state: Literal["worker", "starting"]) -
     return settings.home / f"{state}-{folder_name(settings.task_queue)}.lock"
 
 
+def _load_worker() -> None:
+    """Import the worker. Where it is not installed, the import that needs it reports that."""
+    with suppress(ImportError):
+        import_module("perdure.process.worker")
+
+
 @contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
     with path.open("a") as lock:
@@ -177,7 +184,7 @@ async def open_session(
         if needs.starts_worker:  # before the server starts: its other users then wait for this worker
             starting.enter_context(_hold_lock(worker_lock_path(settings, "starting")))
             # Loading a worker takes over a second, in which the server starts on another core.
-            loading = asyncio.create_task(asyncio.to_thread(import_module, "perdure.process.worker"))
+            loading = asyncio.create_task(asyncio.to_thread(_load_worker))
             starting.callback(loading.cancel)
         async with (
             embedded_server(settings.home, port=port, ui_port=ui_port) as server,
@@ -210,7 +217,8 @@ async def _with_worker(opened: Session, needs: Needs, stack: AsyncExitStack, *, 
     client, settings = opened.client, opened.settings
     # Loading workflows takes half a second, and a whole worker a second: only commands that need them pay for it.
     if needs is Needs.answers:
-        from perdure.process.workflows import run_query_worker
+        with naming_extras():
+            from perdure.process.workflows import run_query_worker
 
         await stack.enter_async_context(run_query_worker(client, settings.task_queue, settings.file.worker))
         return opened
@@ -231,7 +239,8 @@ async def _with_worker(opened: Session, needs: Needs, stack: AsyncExitStack, *, 
 @asynccontextmanager
 async def _own_worker(client: Client, settings: Settings, *, logs: bool) -> AsyncIterator[Callable[[], bool]]:
     """Run a worker in the block. Yields whether it is making a call."""
-    from perdure.process.worker import limit_shutdown, run_worker
+    with naming_extras():
+        from perdure.process.worker import limit_shutdown, run_worker
 
     if logs:
         log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)

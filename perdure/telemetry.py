@@ -26,7 +26,7 @@ from temporalio.runtime import (
 )
 
 from perdure.activities.security import NO_SECRETS, Secrets, open_private
-from perdure.activities.telemetry.metrics import attempt_facts
+from perdure.activities.telemetry.facts import attempt_facts
 from perdure.contracts.models import is_utf8
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.ids import trace_id

@@ -28,7 +28,7 @@ NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 LAYERS = {f"perdure.{name}" for name in ("contracts", "decisions", "activities", "workflows", "testkit", "features")}
 LINKS = ("activities", "workflows")  # real at the root; everything of ours is imported by one name
 ORDER = (
-    ("perdure.registry",),
+    ("perdure.registry", "perdure.extras"),
     ("perdure.telemetry", "perdure.codec", "perdure.stubs"),
     ("perdure.answer_keys",),
     ("perdure.converter", "perdure.settings"),

@@ -131,8 +131,7 @@ async def test_spans_without_the_extra_are_refused_in_one_line(monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "perdure.activities.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     said = await refused(monkeypatch, tmp_path, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
-    packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-    assert said == f"OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install {packages}"
+    assert said == "OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install 'perdure[telemetry]'"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -31,6 +32,7 @@ from perdure.contracts.media import (
     MediaType,
     StoredMedia,
 )
+from perdure.extras import install_command
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,6 +99,8 @@ def check_media(data: bytes, name: str) -> tuple[MediaType, dict[str, Any]]:
     limit = MAX_PDF_BYTES if kind == PDF else MAX_MEDIA_BYTES
     if len(data) > limit:
         raise MediaError(f"{name}: {len(data):,} bytes; the limit of {kind} is {limit:,}")
+    if find_spec("pypdf" if kind == PDF else "PIL") is None:
+        raise MediaError(f"{name}: images and PDF are not read here: {install_command('media')}")
     if kind == PDF:
         return kind, {"pages": _count_pages(data, name)}
     return kind, _measure_image(data, name, kind)

@@ -19,7 +19,7 @@ from perdure.activities.providers.prices import call_cost
 from perdure.activities.providers.rate_limit import RateLimitedError
 from perdure.activities.run.definition import read_definition
 from perdure.activities.security import redact_model
-from perdure.activities.telemetry.metrics import record_facts
+from perdure.activities.telemetry.facts import record_facts
 from perdure.activities.telemetry.trace import write_trace
 from perdure.activities.temporal import own_run_id, own_workflow_id
 from perdure.contracts.agent import Definition

@@ -26,7 +26,7 @@ from perdure.activities.run.definition import must_be_unchanged, read_definition
 from perdure.activities.security import Secrets, redact_model
 from perdure.activities.storage.store import Store
 from perdure.activities.storage.workspace import Workspace
-from perdure.activities.telemetry.metrics import record_facts
+from perdure.activities.telemetry.facts import record_facts
 from perdure.activities.telemetry.trace import ignore_disk_errors, report_event, write_trace
 from perdure.activities.temporal import own_run_id, own_workflow_id
 from perdure.activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator, check_in_loop

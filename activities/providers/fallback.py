@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.activities.providers.port import Model, ModelCall, ModelReply
 from perdure.activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
-from perdure.activities.telemetry.metrics import record_facts
+from perdure.activities.telemetry.facts import record_facts
 from perdure.contracts.bounds import Backoff
 from perdure.contracts.failures import RunFailure
 from perdure.contracts.run.turn import SkippedModel

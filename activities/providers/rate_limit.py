@@ -12,8 +12,7 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from perdure.activities.http import MAX_RETRY_AFTER
-from perdure.contracts.bounds import Backoff
+from perdure.contracts.bounds import MAX_RETRY_AFTER, Backoff
 from perdure.contracts.failures import RunFailure
 
 REFUSAL_PAUSES = Backoff(1.0, MAX_RETRY_AFTER)  # if a 429 asks for none

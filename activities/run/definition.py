@@ -14,12 +14,9 @@ from socket import gethostname
 from typing import Any
 
 from pydantic_core import to_json
-from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.project import Project
-from perdure.activities.run.outcome import read_run_end
 from perdure.activities.storage.store import Store, Stores, must_have_hash
 from perdure.activities.tools.interface import CallContext
 from perdure.activities.tools.json_schema import (
@@ -32,11 +29,9 @@ from perdure.contracts.agent import Agent, Definition, StartSnapshotRequest, Too
 from perdure.contracts.failures import RunFailure, Stop
 from perdure.contracts.model_settings import ModelOptions
 from perdure.contracts.policy import Rubric
-from perdure.contracts.run.events import DryCall, PlanInForce
 from perdure.contracts.run.limits import LimitOverrides
 from perdure.contracts.tool import Approval, ToolKind, ToolOutcome, ToolRoute
-from perdure.decisions.ids import digest, run_workflow_id
-from perdure.decisions.people.plan import PlanError, match_plan
+from perdure.decisions.ids import digest
 from perdure.decisions.run.compaction import estimate_content
 from perdure.decisions.run.outcome import RUBRIC
 from perdure.decisions.tools import (
@@ -269,35 +264,6 @@ def name_of_check(definition: Definition) -> str:
     if isinstance(definition.accept, Rubric):
         return f"{RUBRIC} by {definition.accept.model or definition.model}"
     return definition.accept or ""
-
-
-async def look_up_plan(client: Client, plan: PlanInForce) -> PlanInForce:
-    """Return the plan with its calls as the dry run listed them.
-
-    Raises ApplicationError `InvalidInput` unless there is such a dry run, which has ended and listed these calls.
-    """
-    handle = client.get_workflow_handle(run_workflow_id(plan.run_id))
-    try:
-        status = (await handle.describe()).status
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        raise _plan_error(f"there is no dry run {plan.run_id}, or the server has forgotten it") from None
-    if status is WorkflowExecutionStatus.RUNNING:
-        raise _plan_error(f"{plan.run_id} has not ended; wait for its end: perdure watch {plan.run_id}")
-    payload: dict[str, Any] = ((await read_run_end(handle)).event or {}).get("payload", {})
-    if not payload.get("dry_run"):
-        reason = "is not a dry run, or did not complete"
-        raise _plan_error(f"{plan.run_id} {reason}; start one with: perdure run --dry-run GOAL")
-    listed = tuple(DryCall.model_validate(call) for call in payload.get("dry_calls", ()))
-    try:
-        return match_plan(plan, listed)
-    except PlanError as error:
-        raise _plan_error(str(error)) from None
-
-
-def _plan_error(reason: str) -> ApplicationError:
-    return ApplicationError(f"payload.plan: {reason}", type=RunFailure.invalid_input, non_retryable=True)
 
 
 MAX_FOUND = 8  # tools in one result

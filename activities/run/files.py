@@ -23,12 +23,12 @@ from perdure.activities.project import Project
 from perdure.activities.run.definition import (
     agent_of,
     build_definition,
-    look_up_plan,
     must_be_valid_start,
     name_of_check,
     read_definition,
     write_definition,
 )
+from perdure.activities.run.outcome import look_up_plan
 from perdure.activities.run.status import read_snapshot
 from perdure.activities.storage.store import Store, find_key_id
 from perdure.activities.storage.workspace import Workspace

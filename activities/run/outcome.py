@@ -5,17 +5,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
 from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace
 from perdure.activities.temporal import IgnoreMissing
 from perdure.contracts.conversation import Ended, TurnEnd
 from perdure.contracts.failures import RunFailure
 from perdure.contracts.models import NO_RESULT
+from perdure.contracts.run.events import DryCall, PlanInForce
 from perdure.contracts.run.limits import SubtaskStatus
 from perdure.contracts.run.state import RunStatus
+from perdure.decisions.ids import run_workflow_id
+from perdure.decisions.people.plan import PlanError, match_plan
 from perdure.decisions.run.outcome import event_text
 
 MAX_HANDED_FILES, MAX_HANDED_FILE_BYTES = 100, 64 * 1024 * 1024  # files that are copied; bytes of one
@@ -125,6 +129,35 @@ async def wait_for_outcome(run: WorkflowHandle[Any, Any]) -> SubtaskOutcome | No
         return SubtaskOutcome(status, "it was cancelled", status)
     text = f"{end.kind}: {end.text}" if end.kind else end.text
     return SubtaskOutcome(status, text, end.kind or None)
+
+
+async def look_up_plan(client: Client, plan: PlanInForce) -> PlanInForce:
+    """Return the plan with its calls as the dry run listed them.
+
+    Raises ApplicationError `InvalidInput` unless there is such a dry run, which has ended and listed these calls.
+    """
+    handle = client.get_workflow_handle(run_workflow_id(plan.run_id))
+    try:
+        status = (await handle.describe()).status
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        raise _plan_error(f"there is no dry run {plan.run_id}, or the server has forgotten it") from None
+    if status is WorkflowExecutionStatus.RUNNING:
+        raise _plan_error(f"{plan.run_id} has not ended; wait for its end: perdure watch {plan.run_id}")
+    payload: dict[str, Any] = ((await read_run_end(handle)).event or {}).get("payload", {})
+    if not payload.get("dry_run"):
+        reason = "is not a dry run, or did not complete"
+        raise _plan_error(f"{plan.run_id} {reason}; start one with: perdure run --dry-run GOAL")
+    listed = tuple(DryCall.model_validate(call) for call in payload.get("dry_calls", ()))
+    try:
+        return match_plan(plan, listed)
+    except PlanError as error:
+        raise _plan_error(str(error)) from None
+
+
+def _plan_error(reason: str) -> ApplicationError:
+    return ApplicationError(f"payload.plan: {reason}", type=RunFailure.invalid_input, non_retryable=True)
 
 
 def read_named_files(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

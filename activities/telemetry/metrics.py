@@ -1,7 +1,7 @@
-"""Facts of each activity attempt for the log, and its metrics."""
+"""The metrics of each activity attempt."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import ContextVar
 from datetime import timedelta
 from time import perf_counter
@@ -11,26 +11,13 @@ from temporalio import activity
 from temporalio.common import MetricHistogramTimedelta, MetricMeter
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from perdure.activities.telemetry.facts import attempt_facts, set_facts
 from perdure.contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Summary, TurnRequest, Usage
 from perdure.contracts.tool import ToolCall, ToolOutcome
 from perdure.decisions import telemetry
 from perdure.decisions.telemetry import HELP, Count
 
 R = TypeVar("R")
-
-# Facts of the attempt in this task. Never reset: the SDK logs the attempt's failure after its end.
-_facts: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
-
-
-def attempt_facts() -> Mapping[str, Any]:
-    """Return the facts of the current attempt: `step` and `tool`, or `turn` and `model`."""
-    return _facts.get() or {}
-
-
-def record_facts(**more: Any) -> None:
-    """Add facts that are known only while the attempt runs."""
-    if (known := _facts.get()) is not None:
-        known.update(more)
 
 
 def add_counts(meter: MetricMeter, counts: Iterable[Count]) -> None:
@@ -63,7 +50,7 @@ async def observed(activity_type: str, request: Any, work: Coroutine[Any, Any, R
         observing = observer.observe(activity_type, request, observing, run)
 
     async def wait() -> R:
-        _facts.set(_first_facts(request))
+        set_facts(_first_facts(request))
         return await observing
 
     return await asyncio.create_task(wait())
@@ -96,7 +83,7 @@ class _Inbound(ActivityInboundInterceptor):
         self._observation = observation
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
-        _facts.set(_first_facts(input.args[0] if input.args else None))
+        set_facts(_first_facts(input.args[0] if input.args else None))
         add_observer(self._observation)
         self._observation.attempts += 1
         try:

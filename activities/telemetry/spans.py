@@ -38,7 +38,8 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from perdure.activities.providers.port import ModelCall
 from perdure.activities.security import Secrets
 from perdure.activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, CONVERSATION_ID, COST_USD
-from perdure.activities.telemetry.metrics import add_observer, attempt_facts
+from perdure.activities.telemetry.facts import attempt_facts
+from perdure.activities.telemetry.metrics import add_observer
 from perdure.contracts.run.state import CloseRequest, RunStatus
 from perdure.decisions import telemetry
 from perdure.decisions.ids import root_span_id, trace_id

@@ -26,7 +26,6 @@ from perdure.contracts.run.state import RunState
 from perdure.decisions.ids import run_id_of_workflow, run_workflow_id
 from perdure.decisions.model_names import provider_of
 from perdure.decisions.people.terms import sources_of_call, work_of
-from perdure.decisions.policy.facts import source_of
 from perdure.decisions.run.transcript import goal_part, start_rejection
 from perdure.settings import ProjectError, Settings
 
@@ -79,6 +78,8 @@ async def _work_of_caller(client: Client) -> Work | None:
 
 def _readable_sources(state: RunState) -> tuple[str, ...]:
     """Return what the run may have read: the state does not hold what it has read."""
+    from perdure.decisions.policy.facts import source_of  # few runs have a policy
+
     may = (source for route in state.tools if (source := source_of(route.name)))
     return tuple(dict.fromkeys((*may, *(source for call in state.calls for source in sources_of_call(call)))))
 

@@ -15,16 +15,11 @@ from datetime import timedelta
 from typing import Any
 from weakref import finalize
 
-import temporalio.client
-import temporalio.worker
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, DescribeNamespaceResponse
-from temporalio.client import Client, ClientConfig, OutboundInterceptor
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.client import Client, ClientConfig, Interceptor, OutboundInterceptor
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from perdure.client.errors import TemporalUnavailableError
-from perdure.contracts.failures import WORKER_SHUTDOWN
 from perdure.settings.environment import is_loopback
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # HTTP/2's preface, and no settings
@@ -43,8 +38,8 @@ class OtherServerError(TemporalUnavailableError):
     """Another server has taken the address."""
 
 
-class ServerGuard(temporalio.client.Interceptor, temporalio.worker.Interceptor):
-    """Guards a client and its workers. Give it to the client; its workers have it, too."""
+class ServerGuard(Interceptor):
+    """Guards a client. Its workers have `perdure.process.guard`, which a client alone need not load."""
 
     def __init__(self, target: str, config: ClientConfig) -> None:
         self.target = target
@@ -224,9 +219,6 @@ class ServerGuard(temporalio.client.Interceptor, temporalio.worker.Interceptor):
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - the SDK's
         return _Outbound(next, self)
 
-    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
-        return _Inbound(next, self)
-
 
 async def _connect(host: str, port: int) -> socket.socket:
     """Return a connection on which the server has answered and is silent. Raises OSError."""
@@ -251,22 +243,6 @@ async def _receive(line: socket.socket) -> bytes:
     if said := await asyncio.get_running_loop().sock_recv(line, 4096):
         return said
     raise ConnectionError("the connection was closed")
-
-
-class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, guard: ServerGuard) -> None:  # noqa: A002 - the SDK's
-        super().__init__(next)
-        self._guard = guard
-
-    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
-        """Give the call back before it begins, as a worker that is stopped does."""
-        if not self._guard.is_sure:
-            try:
-                await self._guard.check()
-            except TemporalUnavailableError as error:
-                benign = ApplicationErrorCategory.BENIGN
-                raise ApplicationError(str(error), type=WORKER_SHUTDOWN, category=benign) from None
-        return await self.next.execute_activity(input)
 
 
 def _checked(name: str) -> Any:

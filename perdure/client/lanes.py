@@ -9,8 +9,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateR
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.activities import conversation
-from perdure.activities.temporal import QueryCache
+from perdure.activities.temporal import QueryCache, submit_to_lane
 from perdure.answer_keys import NO_KEYS, AnswerKeys
 from perdure.client.door import stamp_sender, stamp_work
 from perdure.client.errors import (
@@ -35,7 +34,6 @@ from perdure.contracts.conversation import (
     TurnEnd,
 )
 from perdure.decisions import ids
-from perdure.decisions.lane import answer_in_request
 from perdure.decisions.text.formatting import truncate
 
 SUBMIT_TIMEOUT = 30.0  # seconds of retries for one submit
@@ -68,7 +66,7 @@ async def submit_with_retry(
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(remaining):
-                return await conversation.submit_to_lane(client, task_queue, conversation_id, request)
+                return await submit_to_lane(client, task_queue, conversation_id, request)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError):
@@ -105,6 +103,8 @@ async def _sign_request(
         )
     if view.active is None:
         return request
+    from perdure.decisions.lane import answer_in_request  # few requests answer a question
+
     signed = await sign_answer(client, view.active.run_id, answer_in_request(request), keys)
     return request.evolve(signature=signed.signature)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perdure.activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
 from perdure.client.errors import UNEXPECTED_SHAPE
@@ -273,8 +273,11 @@ FUSED_TURN = "read_and_reflect"
 MODEL_TURNS = ("plan", "reflect")  # activity types, live and in batches
 QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
 TIMED_OUT = "no end in time, or its worker died"
-_ATTACHMENTS: TypeAdapter[Attachments] = TypeAdapter(Attachments)
-_TURN_RESULT: TypeAdapter[ModelTurn | ContextFull | FailedTurn] = TypeAdapter(ModelTurn | ContextFull | FailedTurn)
+_LATER = ConfigDict(defer_build=True)  # at the first use
+_ATTACHMENTS: TypeAdapter[Attachments] = TypeAdapter(Attachments, config=_LATER)
+_TURN_RESULT: TypeAdapter[ModelTurn | ContextFull | FailedTurn] = TypeAdapter(
+    ModelTurn | ContextFull | FailedTurn, config=_LATER
+)
 
 
 @dataclass

@@ -22,8 +22,7 @@ from temporalio.common import TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.activities.run.definition import look_up_plan
-from perdure.activities.run.outcome import RunEnd, read_run_end
+from perdure.activities.run.outcome import RunEnd, look_up_plan, read_run_end
 from perdure.activities.telemetry.attributes import of_start
 from perdure.activities.temporal import QueryCache, await_update
 from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError

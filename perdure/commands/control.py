@@ -131,18 +131,22 @@ def _start_again(locks: Sequence[int]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "perdure.cli", *sys.argv[1:]])  # noqa: S606 - this very program
 
 
-@click.command("doctor", epilog=format_examples("doctor"))
+@click.command("doctor", epilog=format_examples("doctor", "doctor --quick"))
+@click.option("--quick", is_flag=True, help="Only check that the server answers, and a worker with PERDURE_METRICS.")
+@click.option("--gateway", metavar="URL", help="With --quick: check that the gateway at this address is ready, too.")
 @as_json_option
 @async_command()
-async def doctor_command(as_json: bool) -> int:
+async def doctor_command(quick: bool, gateway: str | None, as_json: bool) -> int:
     """Check everything a run needs, and say how to fix it.
 
-    The exit code is 1 if a check fails.
+    The exit code is 1 if a check fails. --quick is the health check of a container: it starts nothing.
     """
-    from perdure.doctor import run_checks
+    from perdure.doctor import run_checks, run_quick_checks
 
+    if gateway and not quick:
+        raise click.UsageError("--gateway requires --quick")
     is_well = True
-    async for check in run_checks():
+    async for check in run_quick_checks(gateway) if quick else run_checks():
         is_well = is_well and check.ok
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(check)))

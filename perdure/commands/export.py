@@ -36,12 +36,18 @@ from perdure.decisions.run.transcript import without_thinking
 from perdure.decisions.text.formatting import truncate
 from perdure.session import Needs, open_session
 from perdure.settings import load_settings
-from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error
+from perdure.terminal.command import (
+    STDOUT,
+    as_json_option,
+    async_command,
+    console,
+    file_type,
+    format_examples,
+    print_error,
+)
 
-STDOUT = "-"
 MAX_FINDINGS = 50  # printed
 NOT_A_RECORD = "not a signed record; `perdure trace RUN --export FILE --sign KEY` writes one"
-file_type = click.Path(path_type=Path)
 
 
 async def export_run(

@@ -26,7 +26,7 @@ from perdure.contracts.models import StrictModel
 from perdure.contracts.policy import PolicyVerdict, Verdict
 from perdure.contracts.run.export import ExportedCall, ExportedExecution
 from perdure.contracts.run.signals import Decision, HumanInput
-from perdure.contracts.strict_input import parse_yaml
+from perdure.contracts.strict_yaml import parse_yaml
 from perdure.contracts.tool import Effect
 from perdure.decisions.errors import format_validation_error
 from perdure.decisions.policy.facts import MAX_HISTORY

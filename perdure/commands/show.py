@@ -16,7 +16,6 @@ from perdure.client.run_events import RunEnded, event_to_json
 from perdure.client.run_list import RunInfo, find_workflow, iterate_runs
 from perdure.client.runs import AddressedView
 from perdure.client.watch import Watch
-from perdure.commands.export import STDOUT, export_run, file_type
 from perdure.commands.questions import print_dead_letters
 from perdure.contracts.agent import Agent
 from perdure.contracts.model_settings import ModelOptions, Pace
@@ -26,7 +25,16 @@ from perdure.registry import Addressed, find_addressed, find_tool_source, load
 from perdure.session import Needs, Session, open_session
 from perdure.settings import Settings, load_settings
 from perdure.terminal import report
-from perdure.terminal.command import as_json_option, async_command, console, format_examples, print_error, run_argument
+from perdure.terminal.command import (
+    STDOUT,
+    as_json_option,
+    async_command,
+    console,
+    file_type,
+    format_examples,
+    print_error,
+    run_argument,
+)
 from perdure.terminal.report import format_path
 from perdure.terminal.run_view import RunScreen
 
@@ -143,6 +151,8 @@ async def trace_command(
     if authority and key is None:
         raise click.UsageError("--timestamp requires --sign")
     if target is not None:
+        from perdure.commands.export import export_run
+
         return await export_run(run_id, target, with_subtasks=with_subtasks, key_file=key, authority=authority)
     screen = RunScreen(console)
     async with open_session(load_settings(strict=False), Needs.nothing) as session:

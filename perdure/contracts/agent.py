@@ -34,8 +34,8 @@ class Agent(FrozenModel):
     fallbacks: tuple[str, ...] = ()
     tools: tuple[str, ...]
     peers: tuple[str, ...] = ()
-    options: ModelOverrides = ModelOverrides()
-    limits: LimitOverrides = LimitOverrides()
+    options: ModelOverrides = ModelOverrides.model_construct()
+    limits: LimitOverrides = LimitOverrides.model_construct()
     prompt: str = ""
     mailbox: bool = False
     follow_ups: tuple[str, ...] | None = None
@@ -68,7 +68,7 @@ class Definition(FrozenModel):
     agent: str
     model: str
     fallbacks: tuple[str, ...] = omit_default(())
-    options: ModelOptions = ModelOptions()
+    options: ModelOptions = ModelOptions.model_construct()
     system: str
     tools: tuple[ToolSchema, ...]
     searched: tuple[ToolSchema, ...] = omit_default(())

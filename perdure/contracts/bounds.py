@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 T = TypeVar("T")
 
 ENDLESS = sys.maxsize  # retries
+MAX_RETRY_AFTER = 60.0  # seconds: the longest delay taken from a server that asks for one
 
 
 @dataclass(frozen=True)

@@ -56,13 +56,13 @@ class Sender(StrictModel):
     """The groups of the token or person."""
 
 
-CLI = Sender(door="cli")
-MCP = Sender(door="mcp")
-PYTHON = Sender(door="python")
-SCHEDULE = Sender(door="schedule")
-MAILBOX = Sender(door="mailbox")
-FOLLOW_UP = Sender(door="follow-up")
-DELEGATION = Sender(door="delegation")
+CLI = Sender.model_construct(door="cli")
+MCP = Sender.model_construct(door="mcp")
+PYTHON = Sender.model_construct(door="python")
+SCHEDULE = Sender.model_construct(door="schedule")
+MAILBOX = Sender.model_construct(door="mailbox")
+FOLLOW_UP = Sender.model_construct(door="follow-up")
+DELEGATION = Sender.model_construct(door="delegation")
 
 
 class SentBy(FrozenModel):

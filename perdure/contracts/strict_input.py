@@ -1,18 +1,15 @@
-"""The one reader of JSON and YAML from outside: it refuses what two readers may understand differently, with its place.
+"""The one reader of JSON from outside: it refuses what two readers may understand differently, with its place.
 
-JSON has no repeated names and no numbers beyond its own; YAML also has no tags and no documents without bounds.
+There are no repeated names, and no numbers beyond JSON's own. `strict_yaml` reads YAML.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
-from perdure.contracts.models import MAX_NESTING, MAX_READABLE, escape_unprintable, is_utf8, nesting_depth
+from perdure.contracts.models import MAX_READABLE, escape_unprintable, is_utf8, nesting_depth
 
 MAX_DIGITS = 4300  # of a number: Python's own limit for integers
 
@@ -20,12 +17,9 @@ _TWICE, _LONG, _LARGE = "it is there twice", f"a number has more than {MAX_DIGIT
 _HALF = r"half of a \u pair is no character"
 
 
-MAX_YAML = 4_000_000  # characters, with aliases expanded
 NESTED = "nested too deeply"
 # The block between two lines "---" at the start of a file.
 FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?\n)??---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-_TAGS = {None, "!", "tag:yaml.org,2002:str"}
-_OF_TEXT = re.compile(r' in "<[a-z ]+>",')  # PyYAML's name for the input
 
 
 class JsonError(ValueError):
@@ -145,77 +139,7 @@ def _join_path(place: str, name: Any) -> str:
     return f"{place}.{shown}" if place else shown
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML document. Raises ValueError with the reason in one line."""
-    with _one_line_errors():
-        _must_be_bounded(text, MAX_NESTING)
-        return yaml.load(text, _Unique)  # noqa: S506 - it is a SafeLoader
-
-
-def compose_yaml(text: str, max_nesting: int) -> yaml.Node | None:
-    """Return the nodes of a YAML document, in which aliases are not allowed. Raises ValueError as `parse_yaml`."""
-    with _one_line_errors():
-        _must_be_bounded(text, max_nesting, has_aliases=False)
-        return yaml.compose(text, Loader=yaml.CBaseLoader)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (yaml.YAMLError, ValueError) as error:  # a bad number or date is a ValueError
-        raise ValueError(_OF_TEXT.sub(",", " ".join(plain_reason(error).split()))) from None
-
-
 def plain_reason(error: Exception) -> str:
     """Return a parser's message, without Python's own wording about numbers with too many digits."""
     is_long = "integer string conversion" in str(error)
     return "a number has too many digits" if is_long else str(error)
-
-
-def find_yaml_line(text: str, setting: Sequence[str], item: str | None = None) -> int | None:
-    """Return the line of a setting in a valid YAML document, or of an item in its list."""
-    node, line = yaml.compose(text, Loader=yaml.CBaseLoader), None
-    for part in setting:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        key, node = next(((key, value) for key, value in pairs if key.value == part), (None, node))
-        line = key.start_mark.line + 1 if key is not None else line
-    items = node.value if isinstance(node, yaml.SequenceNode) else ()
-    return next((entry.start_mark.line + 1 for entry in items if item is not None and entry.value == item), line)
-
-
-def _must_be_bounded(text: str, max_nesting: int, *, has_aliases: bool = True) -> None:
-    """Raise ValueError if the document is too deep or, with aliases expanded, too large."""
-    size, sizes, outer = 0, dict[str, int](), list[tuple[str | None, int]]()
-    for event in yaml.parse(text, Loader=yaml.CBaseLoader):
-        if (tag := getattr(event, "tag", None)) not in _TAGS:
-            raise ValueError(f"tags are not supported: {tag}, line {event.start_mark.line + 1}")  # type: ignore[union-attr]
-        if not has_aliases and getattr(event, "anchor", None) is not None:
-            raise ValueError("anchors and aliases are not allowed")
-        if isinstance(event, yaml.CollectionStartEvent):
-            outer.append((event.anchor, size))
-            size = 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = outer.pop()
-            sizes[anchor or ""], size = size, before + size
-        elif isinstance(event, yaml.ScalarEvent):
-            sizes[event.anchor or ""] = 1 + len(event.value)
-            size += 1 + len(event.value)
-        elif isinstance(event, yaml.AliasEvent):
-            size += sizes.get(event.anchor or "", 1)
-        if len(outer) > max_nesting:
-            raise ValueError(NESTED)
-        if size > MAX_YAML:
-            raise ValueError(f"more than {MAX_YAML:,} characters with aliases expanded")
-
-
-class _Unique(yaml.CSafeLoader):
-    """A loader that rejects duplicate keys, because one of their values would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key, _ in node.value:
-            if isinstance(key.value, str) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-            seen |= {key.value} if isinstance(key.value, str) else set()
-        return super().construct_mapping(node, deep)

@@ -278,7 +278,9 @@ def object_schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 def tool_schema(name: str, description: str, properties: dict[str, Any], *required: str) -> ToolSchema:
     """Return the schema of a tool, with the names of those arguments that it must have."""
-    return ToolSchema(name=name, description=description, input_schema=object_schema(properties, *required))
+    return ToolSchema.model_construct(
+        name=name, description=description, input_schema=object_schema(properties, *required)
+    )
 
 
 # Sent with every call, so each thing is said once: in the name, a description, or the prompt.
@@ -356,7 +358,9 @@ def _route_of(name: str) -> ToolRoute:
     )
 
 
-SEARCH_ROUTE = ToolRoute(name=SEARCH_TOOLS, kind=ToolKind.native, effect=Effect.read, timeout=timedelta(seconds=30))
+SEARCH_ROUTE = ToolRoute.model_construct(
+    name=SEARCH_TOOLS, kind=ToolKind.native, effect=Effect.read, timeout=timedelta(seconds=30)
+)
 NOTIFY_KIND = "notify"  # not a tool: a kind of task, by which an agent sends a message
 
 

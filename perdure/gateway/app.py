@@ -9,6 +9,7 @@ from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
+from perdure.contracts.models import build_models
 from perdure.gateway.auth import Gateway
 from perdure.gateway.problems import ApiError, ProblemDetails, create_handlers, problem_response
 from perdure.gateway.requests import AccessLog, BoundedBodies, EncodedSlashes
@@ -55,6 +56,7 @@ async def _method_not_allowed(request: Request, _: Exception) -> Response:
 
 
 def make_app(gateway: Gateway) -> FastAPI:
+    build_models()
     app = FastAPI(
         title="Perdure",
         summary="Agents that outlast their processes",

@@ -1,5 +1,6 @@
 """Parts of a process: a worker, a bridge, an embedded server.
 
+guard         the guard of a worker against another server
 models        a client for each model provider
 project       a project's agents, tools, models and limits, from its settings
 queue_marker  the project of a task queue and of a server, and the keys that workers hold

@@ -15,6 +15,7 @@ from perdure.activities.providers.port import Model
 from perdure.activities.providers.rate_limit import RateLimiter
 from perdure.activities.providers.replies.stream import bound_body
 from perdure.decisions.model_names import DEFAULT
+from perdure.extras import install_command
 from perdure.settings import ProjectError, Settings
 from perdure.settings.file import ProviderSettings, provider_table
 from perdure.testkit.rehearsal.model import RehearsalTransport
@@ -23,11 +24,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 # By the SDK's own clients, with what installs them.
-REQUIRED_PACKAGES = {
-    "bedrock": ("boto3", "anthropic[bedrock]"),
-    "vertex": ("google.auth", "anthropic[vertex]"),
-    "openai": ("openai", "openai>=3.57"),
-}
+REQUIRED_PACKAGES = {"bedrock": "boto3", "vertex": "google.auth", "openai": "openai"}  # of the extra of that name
 
 # By kind and by host, as OpenTelemetry's conventions name them.
 SYSTEMS = {
@@ -140,11 +137,11 @@ def _create_client(name: str, described: ProviderSettings, key: str | None, head
 
 
 def _require_package(name: str, kind: str) -> None:
-    package, requirement = REQUIRED_PACKAGES[kind]
+    package = REQUIRED_PACKAGES[kind]
     try:
         spec = find_spec(package)
     except ModuleNotFoundError:  # its parent package
         spec = None
     if spec is None:
-        command = f'pip install "{requirement}"'
+        command = install_command(kind)
         raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {package}: {command}')

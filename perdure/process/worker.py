@@ -31,9 +31,10 @@ from perdure.activities.parts import WorkerParts, activities_of
 from perdure.activities.policy import PolicyChecks, Reviewer, reserve_shared_calls
 from perdure.activities.project import Project
 from perdure.activities.providers.port import Model
+from perdure.activities.redaction import RedactionInterceptor
 from perdure.activities.run.files import Inheritances, RunFiles
 from perdure.activities.run.status import RunWatcher
-from perdure.activities.security import RedactionInterceptor, collect_secrets, make_private
+from perdure.activities.security import collect_secrets, make_private
 from perdure.activities.storage.watchers import WatchedRuns
 from perdure.activities.telemetry.metrics import MetricsInterceptor
 from perdure.activities.tools.call import ToolCalls
@@ -41,6 +42,8 @@ from perdure.activities.tools.outside import QueueResults
 from perdure.client.connection import connect, refresh_api_key, register_search_attributes
 from perdure.client.guard import watching_server
 from perdure.decisions.errors import ReportedError
+from perdure.extras import install_command
+from perdure.process.guard import guard_interceptors
 from perdure.process.models import open_models
 from perdure.process.project import ToolOffer, build_project, ignored_options, must_load, open_offer, unpriced_budgets
 from perdure.process.queue_marker import check_owner, set_marker
@@ -98,6 +101,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         activities=_all_activities(parts),
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         interceptors=[
+            *guard_interceptors(client),
             *(observers or [MetricsInterceptor()]),
             RedactionInterceptor(project.secrets),
             BeatInterceptor(BeatPolicy(WatchedRuns(project.workspaces))),
@@ -226,8 +230,8 @@ def export_spans(client: Client, settings: Settings, closing: AsyncExitStack) ->
     try:
         from perdure.activities.telemetry.spans import SpanEventHandler, SpanInterceptor
     except ImportError:
-        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        raise ProjectError(f"OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install {packages}") from None
+        needed = f"OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: {install_command('telemetry')}"
+        raise ProjectError(needed) from None
     try:
         spans = SpanInterceptor.from_environment(os.environ, client, settings.secrets)
     except ValueError as error:

@@ -24,6 +24,7 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
 from perdure.client.guard import guard_of
+from perdure.contracts.models import build_models
 from perdure.registry import feature_tools, load, load_each, paces, used, used_packages
 from perdure.settings.file import WorkerSettings
 from perdure.workflows.agent_run.agent_run import AgentRun
@@ -42,6 +43,7 @@ def all_workflows() -> tuple[type, ...]:
         load(target)
     for row in ("on_question", "on_end"):
         deque(load_each(row), maxlen=0)
+    build_models()
     return (*CORE, *load_each("workflows"))
 
 

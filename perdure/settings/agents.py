@@ -14,7 +14,7 @@ from perdure.contracts.model_settings import ModelOverrides, Pace
 from perdure.contracts.models import StrictModel
 from perdure.contracts.policy import Rubric
 from perdure.contracts.run.limits import LimitOverrides
-from perdure.contracts.strict_input import FRONT_MATTER, find_yaml_line, parse_yaml
+from perdure.contracts.strict_input import FRONT_MATTER
 from perdure.decisions.errors import format_validation_error
 from perdure.decisions.tools import builtin_names, server_of_tool
 from perdure.settings.file import LimitSettings, ModelNames, read_schema_file
@@ -84,7 +84,7 @@ class _FrontMatter(ModelOverrides):
     """A model, or a list to try in order, in place of the project's."""
     tools: tuple[str, ...] = NATIVE_TOOLS
     """The allow-list. `server__*` allows all tools of an MCP server; built-in tools are always allowed."""
-    server_tools: _ServerTools = _ServerTools()
+    server_tools: _ServerTools = _ServerTools.model_construct()
     """[Tools of the provider](../models.md#server-tools): a list, or a table with their settings."""
     journal: bool = True
     """The tools of the run journal."""
@@ -98,7 +98,7 @@ class _FrontMatter(ModelOverrides):
     """`{}` enables the tools of [follow-ups](../follow-ups.md)."""
     peers: tuple[str, ...] = ()
     """The agents that it may [delegate](../delegation.md) to."""
-    limits: LimitOverrides = LimitOverrides()
+    limits: LimitOverrides = LimitOverrides.model_construct()
     """The agent's [limits](#limits)."""
     input_schema: dict[str, Any] | str | None = None
     """The JSON Schema of a start's `context`; or the path of a JSON file with it, or `module:Model` of pydantic."""
@@ -243,6 +243,8 @@ def _must_be_known(kind: str, setting: str, names: tuple[str, ...], existing: tu
 
 def place_in(path: Path, *setting: str, item: str | None = None) -> str:
     """Return file, line and name of a setting in an agent's file, or of an item in it, for error messages."""
+    from perdure.contracts.strict_yaml import find_yaml_line
+
     head, _ = _split_front_matter(path)
     line = find_yaml_line(head, setting, item)
     return ": ".join(filter(None, (f"{path}{f', line {line}' if line else ''}", ".".join(setting))))
@@ -274,6 +276,8 @@ def _read_schema(path: Path, setting: str, written: dict[str, Any] | str | None)
 
 def _read_agent(path: Path) -> Agent:
     """Read an agent file. The body is the system prompt."""
+    from perdure.contracts.strict_yaml import parse_yaml  # most clients read no agents
+
     front, body = _split_front_matter(path)
     try:
         head = _FrontMatter.model_validate(parse_yaml(front) or {})

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from perdure.contracts.models import is_utf8
+from perdure.extras import install_command
 from perdure.settings.problems import ProjectError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def parse_variable(variable: str, text: str | None, read: Callable[[str], T]) ->
     try:
         return read(text) if text else None
     except ImportError:
-        raise ProjectError(f"{variable} needs the package obstore: pip install obstore") from None
+        raise ProjectError(f"{variable} needs the package obstore: {install_command('object-store')}") from None
     except ValueError as error:
         raise ProjectError(f"{variable}: {error}") from None
 

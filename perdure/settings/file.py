@@ -97,7 +97,7 @@ class ModelSettings(ModelOverrides):
     """A model, or a list to try in order: `provider:model`, or a model of `anthropic`."""
     pace: Pace | None = None
     """`batch` sends model calls in [batches](../batches.md); by default `live`."""
-    batch: BatchSettings = BatchSettings()
+    batch: BatchSettings = BatchSettings.model_construct()
     record_thinking: bool = False
     """`true` writes the text of thinking to `trace.jsonl` and records. History always has it: the API wants it back."""
     window: int | None = Field(default=None, ge=1000)
@@ -216,7 +216,7 @@ class CeilingSettings(LimitOverrides):
 class LimitSettings(LimitOverrides):
     """`[limits]`."""
 
-    ceiling: CeilingSettings = CeilingSettings()
+    ceiling: CeilingSettings = CeilingSettings.model_construct()
     """The settings of `[limits]` except `directive_tool`. No run exceeds them, whatever its start or agent sets."""
 
     @model_validator(mode="after")
@@ -256,18 +256,18 @@ class FeatureSettings(StrictModel):
 class ProjectFile(StrictModel):
     """`perdure.toml`. `file_model` adds the tables of the features."""
 
-    project: ProjectSettings = ProjectSettings()
-    features: FeatureSettings = FeatureSettings()
+    project: ProjectSettings = ProjectSettings.model_construct()
+    features: FeatureSettings = FeatureSettings.model_construct()
     tools: dict[ToolName, ToolSettings] = Field(default_factory=dict)
     """The project's own tools, and approvals of built-in and native tools."""
-    model: ModelSettings = ModelSettings()
-    fetch: FetchSettings = FetchSettings()
+    model: ModelSettings = ModelSettings.model_construct()
+    fetch: FetchSettings = FetchSettings.model_construct()
     people: dict[str, tuple[str, ...]] = Field(default_factory=dict, max_length=100)
     """Groups of people who approve calls: the names of gateway tokens, and of users at the terminal."""
-    limits: LimitSettings = LimitSettings()
+    limits: LimitSettings = LimitSettings.model_construct()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
-    gateway: GatewaySettings = GatewaySettings()
-    worker: WorkerSettings = WorkerSettings()
+    gateway: GatewaySettings = GatewaySettings.model_construct()
+    worker: WorkerSettings = WorkerSettings.model_construct()
 
     @model_validator(mode="after")
     def _check_features(self) -> Self:

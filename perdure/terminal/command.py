@@ -22,6 +22,7 @@ from perdure.contracts.models import Duration, is_utf8
 from perdure.contracts.people import CLI
 from perdure.decisions.errors import ReportedError, format_validation_error
 from perdure.decisions.text.formatting import truncate
+from perdure.extras import naming_extras
 from perdure.process.streams import exit_now
 from perdure.settings import ProjectError, current_folder, load_settings
 from perdure.telemetry import quiet_core
@@ -59,6 +60,8 @@ attach_option = click.option(
     metavar="FILE",
     help="An image (PNG, JPEG, WebP, GIF) or a PDF for the agent; repeatable.",
 )
+STDOUT = "-"  # as the name of a file
+file_type = click.Path(path_type=Path)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -96,7 +99,8 @@ def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = 
             print_error(f"no perdure.toml in this folder, but one in {project}: run the command there")
         quiet_core(load_settings(strict=False).metrics if stays else None)
         set_sender(name_person(_read_people(), _find_user(), CLI))
-        code = asyncio.run(command())
+        with naming_extras():
+            code = asyncio.run(command())
     except ReportedError as error:
         for line in str(error).splitlines():
             print_error(line)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.activities.http import MAX_RETRY_AFTER, retry_after
+from perdure.activities.http import retry_after
+from perdure.contracts.bounds import MAX_RETRY_AFTER
 
 
 @pytest.mark.parametrize(

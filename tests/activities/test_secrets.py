@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
-from perdure.activities.security import NO_SECRETS, Secrets, collect_secrets, is_secret, redact_error, redact_model
+from perdure.activities.redaction import redact_error
+from perdure.activities.security import NO_SECRETS, Secrets, collect_secrets, is_secret, redact_model
 from perdure.activities.storage.store import LocalStores
 from perdure.activities.storage.workspace import Workspace
 from perdure.contracts.tool import ToolOutcome

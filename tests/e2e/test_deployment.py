@@ -164,3 +164,15 @@ async def who_worked(client: Client, workflow_id: str) -> set[str]:
         for event in history.events
         if event.HasField("activity_task_started_event_attributes")
     }
+
+
+def test_the_quick_check_asks_the_server_and_what_the_container_runs(served: Served) -> None:
+    alone = served.project.perdure("doctor", "--quick")
+    assert (alone.code, alone.out) == (1, "✗ Temporal           none is configured: set TEMPORAL_ADDRESS\n")
+    here = {"TEMPORAL_ADDRESS": served.address}
+    well = served.project.perdure("doctor", "--quick", **here)
+    assert (well.code, well.out) == (0, "✓ Temporal           answers, namespace default\n")
+    idle = served.project.perdure("doctor", "--quick", PERDURE_METRICS="127.0.0.1:9", **here)
+    assert (idle.code, idle.out.splitlines()[1]) == (1, "✗ worker             no poller is on the page at 127.0.0.1:9")
+    away = served.project.perdure("doctor", "--quick", "--gateway", "http://127.0.0.1:9", **here)
+    assert (away.code, away.out.splitlines()[1]) == (1, "✗ gateway            not ready at http://127.0.0.1:9")

@@ -219,5 +219,5 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(timestamp, "import_module", fail)
-    with pytest.raises(ReportedError, match=r'pip install "perdure\[timestamp\]"'):
+    with pytest.raises(ReportedError, match=r"pip install 'perdure\[timestamp\]'"):
         timestamp.load_library()

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from perdure.activities.conversation import submit_to_lane
 from perdure.activities.storage.workspace import folder_name
+from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.conversation import SubmitRequest
 from perdure.decisions import ids
 from perdure.testkit.model_server import Reply, calls, says

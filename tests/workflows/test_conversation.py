@@ -23,8 +23,8 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.activities.conversation import MAX_SUBMITS_IN_FLIGHT, submit_to_lane
 from perdure.activities.run import status
+from perdure.activities.temporal import MAX_SUBMITS_IN_FLIGHT, submit_to_lane
 from perdure.client.details import read_details
 from perdure.client.errors import RejectedError
 from perdure.contracts.conversation import SubmitRequest, Submitted

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from functools import partial
 
-from perdure.activities.conversation import submit_to_lane
+from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.conversation import SubmitRequest, Submitted
 from perdure.testkit.model_server import Reply, says
 from perdure.testkit.rehearsal.sse import Json

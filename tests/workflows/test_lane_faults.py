@@ -9,7 +9,8 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from perdure.activities.conversation import Conversations, submit_to_lane
+from perdure.activities.conversation import Conversations
+from perdure.activities.temporal import submit_to_lane
 from perdure.client import lanes
 from perdure.contracts.conversation import SubmitRequest
 from perdure.testkit.model_server import Reply, calls, says

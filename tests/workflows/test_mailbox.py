@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from perdure.activities.conversation import submit_to_lane
 from perdure.activities.run.outcome import SubtaskOutcome
+from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.conversation import SubmitRequest
 from perdure.contracts.failures import RunFailure
 from perdure.contracts.run.limits import SubtaskStatus

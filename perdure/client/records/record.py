@@ -12,7 +12,6 @@ from hashlib import sha256, sha512
 from importlib import import_module
 from typing import Annotated, Any
 
-import httpx
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import load_pem_x509_certificates
@@ -22,6 +21,7 @@ from perdure.contracts.models import StrictModel, is_utf8
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.people.signature import is_valid_signature, public_text
 from perdure.decisions.text.formatting import truncate
+from perdure.extras import install_command
 
 RECORD_FORMAT = "perdure.record.1"
 NOT_CANONICAL = "not a JSON object in its canonical form"
@@ -277,7 +277,7 @@ def load_library() -> Any:
     try:
         return import_module("rfc3161_client")
     except ModuleNotFoundError:
-        raise ReportedError('time stamps need the package rfc3161-client: pip install "perdure[timestamp]"') from None
+        raise ReportedError(f"time stamps need the package rfc3161-client: {install_command('timestamp')}") from None
 
 
 def request_timestamp(url: str, message: bytes) -> str:
@@ -299,6 +299,8 @@ def request_timestamp(url: str, message: bytes) -> str:
 
 
 def _post(url: str, body: bytes) -> bytes:
+    import httpx  # who verifies a record asks nobody
+
     headers = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
     data = b""
     try:

@@ -84,7 +84,7 @@ class StartPayload(StrictModel):
     """The agent to run; by default `default`."""
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     """Shown as `ConversationId`. It opens no lane; submit a request for that."""
-    limits: LimitOverrides = LimitOverrides()
+    limits: LimitOverrides = LimitOverrides.model_construct()
     """Limits of this run."""
     output_schema: OutputSchema | None = omit_default(None)
     """The JSON Schema of the run's `result`, in place of the agent's."""
@@ -164,7 +164,7 @@ class BeginEvent(FrozenModel):
 
     type: Literal["agentic.begin"]
     payload: StartPayload
-    headers: Headers = Headers()
+    headers: Headers = Headers.model_construct()
     brief: str = ""
     is_turn: bool = False
     after: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ class ExportedTurn(FrozenModel):
     worker: str = ""
     model: str = ""
     stop_reason: str | None = None
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
     cost_usd: float | None = None  # None: no known price, or no reply
     duration_ms: int = 0
     cites: tuple[str, ...] = omit_default(())  # addresses, by the provider's web search

@@ -140,7 +140,7 @@ class RunRequest(FrozenModel):
     goal: str
     context: dict[str, Any]
     requested: dict[str, Any] = Field(default_factory=dict)  # the limits set by the start event
-    headers: Headers = omit_default(Headers())
+    headers: Headers = omit_default(Headers.model_construct())
     sender: Sender | None = omit_default(None)  # of its start, or of the request of its turn
     output_schema: dict[str, Any] | None = omit_default(None)  # requested by the start
     dry_run: bool = omit_default(default=False)  # calls that change something are not made
@@ -181,11 +181,11 @@ class RunUsage(FrozenModel):
     questions: int = 0
     follow_ups: int = omit_default(0)  # created follow-ups
     active_ms: int = 0  # reported by the run's activities, without waits (B6)
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     known_usd: float = omit_default(0.0)  # then the cost of the other models
     unpriced: dict[str, int] = omit_default({})  # and the tokens of those without a price, by model
-    delegated: Spent = omit_default(Spent())  # the usage of its subtasks
+    delegated: Spent = omit_default(Spent.model_construct())  # the usage of its subtasks
     last_call: int = omit_default(0)  # in a subtask: tokens of the last turn
 
 
@@ -216,7 +216,7 @@ class LoopState(FrozenModel):
     rung: int = 0  # the response to the current loop; 0: none
     calm: int = 0  # calls since the last escalation of the response
     forced: ForcedTool | None = None
-    recoveries: Recoveries = Recoveries()
+    recoveries: Recoveries = Recoveries.model_construct()
     window: int | None = None  # of the model, in tokens, if the provider reported it
 
 
@@ -237,7 +237,7 @@ class PeopleState(FrozenModel):
 class RunFindings(FrozenModel):
     """The journal, the plan and the artifacts, and the events and watchers to report."""
 
-    journal: Journal = Journal()
+    journal: Journal = Journal.model_construct()
     plan: str = ""
     last_finding: str = ""
     artifacts: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ class PolicyReview(FrozenModel):
     model: str
     verdict: Verdict | None = None
     reason: str = ""
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
     cost_usd: float | None = None
     duration_ms: int = 0
 
@@ -154,7 +154,7 @@ class Acceptance(FrozenModel):
 
     rejection: str | None = None
     model: str = ""
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
     cost_usd: float | None = 0.0
     duration_ms: int = 0
 
@@ -249,7 +249,7 @@ class Summary(FrozenModel):
     before_messages: int
     after_messages: int
     model: str = ""
-    usage: Usage = Usage()
+    usage: Usage = Usage.model_construct()
     cost_usd: float | None = 0.0
     duration_ms: int = 0
 

@@ -11,7 +11,7 @@ from perdure.contracts.people import Work
 from perdure.contracts.policy import PolicyContext, PolicyVerdict, Verdict
 from perdure.contracts.run.events import DryCall
 from perdure.contracts.run.state import Call, Pending, RunState
-from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, error_outcome
+from perdure.contracts.tool import Effect, ToolError, ToolKind, ToolOutcome, error_outcome
 from perdure.decisions.ids import call_digest
 from perdure.decisions.run.journal import add_artifacts, reframe_journal, run_journal_tool
 from perdure.decisions.run.outcome import check_of, complete_run, escalate_run, typed_result
@@ -21,7 +21,10 @@ from perdure.decisions.tools import DELEGATE, ESCALATE, FINISH, GO_ON, JOURNAL_T
 OUTSIDE = (ToolKind.signal, ToolKind.queue)
 MAX_DRY_CALLS = 512 * 1024  # bytes of the calls that a dry run lists
 SKIPPED = "not made, as this is a dry run: it would have been made now; go on as if it had succeeded"
-IN_DOUBT = error_outcome(ToolFault.in_doubt, "interrupted; may have happened")
+IN_DOUBT = ToolOutcome.model_construct(
+    status="error",
+    error=ToolError.model_construct(kind=str(ToolFault.in_doubt), message="interrupted; may have happened"),
+)
 
 
 def issue_calls(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:

@@ -12,7 +12,7 @@ from perdure.contracts.run.state import Ending, RunState, RunStatus
 
 SPARE_TURNS = 80  # for hints, plans and answers, besides one for each step
 SOFT_PART = 0.75  # of the hard limit: the time until the last turn
-DEFAULTS = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
+DEFAULTS = Limits.model_construct(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
 
 
 def merge_limits(*overrides: LimitOverrides) -> Limits:

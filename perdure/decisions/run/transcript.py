@@ -263,7 +263,9 @@ def server_calls(content: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...
     return tuple(block for block in content if block.get("type") == "server_tool_use")
 
 
-OMITTED = Part(kind=PartKind.brief, content=[])  # replaces a part that is left out: a brief is not a message
+OMITTED = Part.model_construct(
+    kind=PartKind.brief, content=[]
+)  # replaces a part that is left out: a brief is not a message
 OUT_OF_TIME = "time used up"
 MAX_NOTED_CALLS = 50  # that a note names
 

@@ -30,7 +30,8 @@ from perdure.activities.providers.options import name_setting
 from perdure.activities.providers.port import Model, ModelReply
 from perdure.activities.run.definition import read_definition
 from perdure.activities.storage.store import Store, read_model
-from perdure.activities.telemetry.metrics import observed, record_facts
+from perdure.activities.telemetry.facts import record_facts
+from perdure.activities.telemetry.metrics import observed
 from perdure.activities.telemetry.trace import ignore_disk_errors
 from perdure.activities.temporal import IgnoreMissing, own_run_id, own_workflow_id
 from perdure.contracts.agent import Definition

@@ -55,7 +55,7 @@ class Collected(FrozenModel):
     status: SubtaskStatus
     outcome: str
     artifacts: tuple[str, ...] = ()
-    spent: Spent = Spent()
+    spent: Spent = Spent.model_construct()
     result: JsonResult = omit_no_result()
 
 
@@ -72,7 +72,7 @@ class SubtaskState(FrozenModel):
     share: Share | None = None
     outcome: str = ""  # or the reason for its absence
     artifacts: tuple[str, ...] = ()
-    spent: Spent = Spent()
+    spent: Spent = Spent.model_construct()
     result: JsonResult = omit_no_result()
 
 

@@ -12,7 +12,6 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.activities.conversation import submit_to_lane
 from perdure.activities.effects.attempts import heartbeating
 from perdure.activities.effects.ledger import Effects, InDoubt, LedgerEntry, LedgerUnavailableError
 from perdure.activities.parts import WorkerParts
@@ -20,7 +19,7 @@ from perdure.activities.project import Project
 from perdure.activities.run.status import read_snapshot
 from perdure.activities.security import redact_model
 from perdure.activities.storage.store import find_key_id
-from perdure.activities.temporal import IgnoreMissing, cancel_own_workflow, own_workflow_id
+from perdure.activities.temporal import IgnoreMissing, cancel_own_workflow, own_workflow_id, submit_to_lane
 from perdure.activities.tools.interface import TransientToolError
 from perdure.contracts.conversation import LaneFault
 from perdure.contracts.failures import Stop, ToolFault

@@ -201,7 +201,7 @@ class CreateCommand(StrictModel):
     """The input of `FollowUp`."""
 
     type: Literal["cmd.workflow.create"] = "cmd.workflow.create"
-    headers: Headers = Headers()
+    headers: Headers = Headers.model_construct()
     data: CreateData
     answer_keys: dict[str, str] = omit_default({})
     """Public keys by id; only answers signed with one of them are accepted. Set by the run's worker."""
@@ -241,7 +241,7 @@ class TaskCommand(StrictModel):
     """The body of the signal `task_create`, and of the update `create_task`, which returns a result."""
 
     type: Literal["cmd.workflow.task.create"] = "cmd.workflow.task.create"
-    headers: Headers = Headers()
+    headers: Headers = Headers.model_construct()
     data: TaskData
 
 
@@ -254,7 +254,7 @@ class CancelData(StrictCamelModel):
 
 class CancelCommand(StrictModel):
     type: Literal["cmd.workflow.cancel"] = "cmd.workflow.cancel"
-    headers: Headers = Headers()
+    headers: Headers = Headers.model_construct()
     data: CancelData = CancelData()
 
 

@@ -24,7 +24,8 @@ from temporalio.runtime import Runtime
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from perdure.activities.security import NO_SECRETS, RedactionInterceptor, Secrets
+from perdure.activities.redaction import RedactionInterceptor
+from perdure.activities.security import NO_SECRETS, Secrets
 from perdure.activities.telemetry.metrics import add_counts
 from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
 from perdure.contracts.bounds import Backoff
@@ -62,6 +63,7 @@ from perdure.features.mailbox.rules.admission import (
 )
 from perdure.features.mailbox.rules.poll_mode import PollMode, PollPolicy, PollState, after_cycle, wake
 from perdure.features.mailbox.rules.turns import TurnQueue
+from perdure.process.guard import guard_interceptors
 
 MAX_CLAIMS = 100  # files of a cycle
 PAGE_REFRESH_CYCLES = 5  # cycles
@@ -242,7 +244,7 @@ class Bridge:
             self.client,
             task_queue=ids.mail_queue(self.folder.agent),
             activities=[self.peer.dispatch_mail, self.peer.withdraw_mail],
-            interceptors=[RedactionInterceptor(self.secrets)],
+            interceptors=[*guard_interceptors(self.client), RedactionInterceptor(self.secrets)],
         )
 
     async def _resume(self, message: InboxMessage) -> None:

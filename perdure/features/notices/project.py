@@ -8,6 +8,7 @@ import httpx
 
 from perdure.activities.project import Project
 from perdure.contracts.people import NoticeRoute
+from perdure.extras import install_command
 from perdure.features.notices.channels import AppriseSender, Channel, NoticeSender, SlackSender, WebhookSender
 from perdure.features.notices.settings import NOTIFY, NotifyAccess, NotifySettings, missing_variables
 from perdure.settings import ProjectError, Settings
@@ -41,7 +42,7 @@ def _create_channel(row: NotifySettings, settings: Settings, client: httpx.Async
 
 def _must_have_apprise(place: str) -> None:
     if find_spec("apprise") is None:
-        raise ProjectError(f'{place}: kind = "apprise" needs the package apprise: pip install "perdure[notify]"')
+        raise ProjectError(f'{place}: kind = "apprise" needs the package apprise: {install_command("notify")}')
 
 
 def find_idle_channels(project: Project, settings: Settings) -> Iterator[str]:

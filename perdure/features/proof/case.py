@@ -26,7 +26,8 @@ from perdure.contracts.run.export import Export, ExportedAnswer, ExportedQuestio
 from perdure.contracts.run.signals import Decision
 from perdure.contracts.run.state import RunStatus
 from perdure.contracts.run.transcript import PartKind
-from perdure.contracts.strict_input import JsonError, parse_strict_json, parse_yaml
+from perdure.contracts.strict_input import JsonError, parse_strict_json
+from perdure.contracts.strict_yaml import parse_yaml
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.text.formatting import truncate
 from perdure.features.proof.contract import Case, CrashCase

@@ -7,10 +7,10 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from perdure.activities.conversation import submit_to_lane
 from perdure.activities.parts import WorkerParts
 from perdure.activities.project import Project
 from perdure.activities.rule_values import RuleReading
+from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.conversation import Headers, LaneFault, SubmitRequest, Submitted
 from perdure.contracts.failures import RunFailure
 from perdure.features.starts.contract import InboundRequest, PreparedStart, StartedTurn

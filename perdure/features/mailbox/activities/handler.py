@@ -12,10 +12,9 @@ from pathlib import Path
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from perdure.activities.conversation import submit_to_lane
 from perdure.activities.run.outcome import SubtaskOutcome
 from perdure.activities.storage.workspace import ARTIFACTS, OutsideWorkspaceError, Workspace, folder_name
-from perdure.activities.temporal import IgnoreMissing, await_update
+from perdure.activities.temporal import IgnoreMissing, await_update, submit_to_lane
 from perdure.contracts.conversation import Choice, LaneFault, SubmitRequest
 from perdure.contracts.people import MAILBOX
 from perdure.decisions import ids

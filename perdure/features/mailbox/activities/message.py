@@ -18,7 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure.activities.storage.workspace import folder_name
 from perdure.contracts.models import MAX_NESTING
-from perdure.contracts.strict_input import FRONT_MATTER, JsonError, compose_yaml, parse_strict_json
+from perdure.contracts.strict_input import FRONT_MATTER, JsonError, parse_strict_json
+from perdure.contracts.strict_yaml import compose_yaml
 from perdure.decisions.text.formatting import truncate
 from perdure.features.mailbox.contract import MAX_MESSAGE_BYTES, MessageHead, ReplyHead, TaskHead
 
