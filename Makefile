@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all kills builds foreign release-check check reference histories bench chaos crossing fuzz clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
-	@$(BIN)/python examples/critique/demo.py
+	@$(BIN)/perdure demo
 
 # Three processes on two cores: most of a test's time is waiting. Each process has a Temporal server of its own. Where
 # much is broken, waiting for each failure takes hours, so the 25th is the last.

@@ -50,6 +50,7 @@ SECTIONS = {
         ),
     },
     "Projects": {
+        "demo": ("perdure.commands.demo:demo_command", "Run an agent on an example site, from goal to artifact."),
         "new": ("perdure.commands.new:new_command", "Create a project in FOLDER: an agent, two tools and a test."),
         "agents": (
             "perdure.commands.show:agents_command",

@@ -3,6 +3,7 @@
 answer     `answer`, `approve`, `deny`, `cancel`
 chat       `chat`
 control    `worker`, `dev`, `doctor`, `completion`
+demo       `demo`, which serves the pages in site/
 export     `trace --export`
 gateway    `gateway`, `token`
 new        `new`, which copies the files in project/

@@ -4,8 +4,6 @@ import json
 import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -18,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perdure.activities.tools.fetch import read_webpage
+from perdure.commands.demo import PAGES, serve_site
 from perdure.testkit.rehearsal.model import RehearsalTransport, answer_request
 from perdure.testkit.rehearsal.page import open_page, split_sentences
 from perdure.testkit.rehearsal.review import review_page, weak_points
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "critique"
 TOOLS = ("fetch", "write_file", "finish", "escalate", "ask_human")
 URL = "http://127.0.0.1:8000/page.html"
 GOAL = f"fetch web {URL} and produce a 2 para critique"
@@ -444,7 +442,7 @@ def test_a_page_without_text_is_said_to_hold_none() -> None:
 
 
 def test_images_without_a_text_alternative_are_found_on_a_page_as_it_is_fetched() -> None:
-    html = (EXAMPLE / "site" / "visit.html").read_bytes()
+    html = (PAGES / "visit.html").read_bytes()
     page = read_webpage(html, "text/html", URL, timedelta(seconds=20))
     remarks = [remark.text for remark in weak_points([open_page(URL, f"title: {page.title}\n\n{page.text}")])]
     assert "None of its two images has a text alternative" in remarks
@@ -463,12 +461,7 @@ def test_every_weak_point_has_an_advice() -> None:
 
 
 def test_the_example_site_serves_its_pages_with_links_that_hold() -> None:
-    spec = spec_from_file_location("example_site", EXAMPLE / "site_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    site = module_from_spec(spec)
-    spec.loader.exec_module(site)
-    with site.serve() as address, httpx.Client(base_url=address) as http:
+    with serve_site() as address, httpx.Client(base_url=address) as http:
         home = http.get("")
         pages = set(re.findall(r'href="(\w+\.html)"', home.text))
         assert home.headers["content-type"] == "text/html; charset=utf-8"

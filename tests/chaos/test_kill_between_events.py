@@ -15,10 +15,10 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
-from examples.critique.site_server import serve
 from perdure.activities.storage.workspace import folder_name
 from perdure.client.connection import connect, register_search_attributes
 from perdure.client.runs import start_or_get_run
+from perdure.commands.demo import serve_site
 from perdure.contracts.run.events import StartEvent
 from perdure.devserver import embedded_server
 from perdure.process.supervisor import CRASH_LOOP
@@ -82,7 +82,7 @@ async def holds(run: WorkflowHandle[Any, Any], events: int) -> None:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    with serve() as address:
+    with serve_site() as address:
         yield address
 
 

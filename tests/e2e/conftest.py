@@ -1,21 +1,15 @@
-import importlib.util
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 
-from tests.e2e.projects import ROOT, MakeProject, Project, Served, serve
+from perdure.commands.demo import serve_site
+from tests.e2e.projects import MakeProject, Project, Served, serve
 
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[str]:
     """The address of the example site."""
-    spec = importlib.util.spec_from_file_location("site_server", ROOT / "examples" / "critique" / "site_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with module.serve() as address:
+    with serve_site() as address:
         yield address
 
 
