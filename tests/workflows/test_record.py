@@ -1,6 +1,7 @@
 """A signed record: what is in it, that every change of it is found, and that a verifier in Node agrees."""
 
 import json
+import re
 import shutil
 import subprocess
 from base64 import b64decode, b64encode
@@ -169,7 +170,7 @@ def test_another_key_shows_only_if_the_right_one_is_known() -> None:
 def test_texts_can_be_erased_and_the_rest_is_still_proven() -> None:
     bare = [{name: value for name, value in line.items() if name != "texts"} for line in read(RECORD)]
     result = verify_record(write(bare), public_text(KEY))
-    assert (result.findings, result.erased) == ([], 1)
+    assert (result.findings, result.erased) == ([], 2)
     assert "ä".encode() not in b"".join(write(bare))
 
 
@@ -315,6 +316,14 @@ def test_a_record_without_its_last_line_feed_does_not_hold() -> None:
     assert findings([*RECORD[:-1], RECORD[-1].removesuffix(b"\n")], KEY) == ["line 21 does not end with a line feed"]
 
 
+def test_the_hash_of_an_artifact_can_be_erased_and_is_then_not_compared() -> None:
+    lines = read(RECORD)
+    assert "0" * 64 not in json.dumps(lines[-2]["event"])
+    lines[-2].pop("texts")
+    result = verify_record(write(lines), public_text(KEY))
+    assert (result.findings, result.erased, result.artifacts) == ([], 1, {})
+
+
 def test_who_answered_stays_readable_when_the_texts_of_an_answer_are_erased() -> None:
     answer = {"type": "answer", "by": "eva", "sender": {"door": "gateway", "token": "eva"}, "text": "yes", "at": "now"}
     lines = [{name: value for name, value in line.items() if name != "texts"} for line in read(sign([answer]))]
@@ -380,6 +389,8 @@ async def test_the_record_of_a_run_has_its_calls_and_who_approved_what(world: Ma
     assert len([line for line in events if line["event"]["type"] == "history"]) == sum(
         len(execution.events) for execution in record.executions
     )
+    clear = [{name: value for name, value in line["event"].items() if name != "sealed"} for line in events]
+    assert re.search(r"\b[0-9a-f]{64}\b", json.dumps(clear)) is None  # from which an erased text could be guessed
     answers = [line for line in events if line["event"]["type"] == "answer"]
     assert [line["event"]["decision"] for line in answers] == ["approve", "approve"]
     texts = [{name: json.loads(text["text"]) for name, text in line["texts"].items()} for line in answers]

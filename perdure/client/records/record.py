@@ -26,12 +26,13 @@ from perdure.extras import install_command
 RECORD_FORMAT = "perdure.record.1"
 NOT_CANONICAL = "not a JSON object in its canonical form"
 NO_HASH = "0" * 64  # `prev` of the first event
-# The fields that stay readable. All other fields are texts.
-IDS = {"run", "parent", "origin", "policy", "definition", "execution", "event_id", "tool_use_id", "question"}
+# The fields that stay readable. All other fields are texts, hashes of content among them: a plain one would let the
+# content be guessed after it is erased.
+IDS = {"run", "parent", "origin", "execution", "event_id", "tool_use_id", "question"}
 KINDS = {"type", "event", "event_type", "kind", "status", "activity", "tool", "effect", "via", "decision", "model"}
 TIMES = {"at", "exported_at", "requested_at", "ended_at", "asked_at", "closed_at"}
 FIGURES = {"turn", "step", "attempts", "generation", "is_error", "usage", "cost_usd", "duration_ms", "pieces"}
-FILES = {"path", "size", "sha256"}
+FILES = {"path", "size"}
 PEOPLE = {"sender", "by"}  # who answered stays readable when the texts of the answer are erased
 CLEAR = IDS | KINDS | TIMES | FIGURES | FILES | PEOPLE
 Event = dict[str, Any]
@@ -233,8 +234,8 @@ def _check_event(line: RecordLine, result: Verification) -> None:
         if _hash_text(value.salt, value.text) != hashes.get(name):
             result.findings.append(f"event {line.seq}: the text {name} was changed")
     result.erased += len(hashes.keys() - line.texts.keys())
-    if line.event.get("type") == "artifact":
-        result.artifacts[str(line.event.get("path"))] = str(line.event.get("sha256"))
+    if line.event.get("type") == "artifact" and (written := line.texts.get("sha256")):  # else it was erased
+        result.artifacts[str(line.event.get("path"))] = written.text.strip('"')
 
 
 def _find_order_errors(order: list[int], hashes: Mapping[int, tuple[str, str]]) -> Iterator[str]:
