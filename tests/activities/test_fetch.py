@@ -21,6 +21,7 @@ from perdure.activities.tools.fetch import FetchTool, read_webpage
 from perdure.activities.tools.interface import Tool
 from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
 from tests.activities.calls import error_of, new_context, transient_error
+from tests.waiting import PATIENCE
 
 PAGE = """<!doctype html><html><head><title> A  page
  &amp; more</title><style>p{}</style><script>alert(1)</script></head><body>
@@ -316,7 +317,7 @@ async def test_an_encoding_that_was_not_asked_for_is_not_unpacked(fetch: Fetch, 
 
 @pytest.mark.parametrize("path", ["/silent", "/trickle"])
 async def test_a_slow_server_cannot_outlast_the_wall_clock(fetch: Fetch, path: str) -> None:
-    failure = await transient_error(asyncio.wait_for(fetch(path, timeout=timedelta(seconds=0.3)), 10))
+    failure = await transient_error(asyncio.wait_for(fetch(path, timeout=timedelta(seconds=0.3)), PATIENCE))
     assert failure.kind == "timeout"
     assert "0.3 s" in failure.message
 

@@ -210,15 +210,13 @@ def test_a_client_that_dies_while_it_asks_leaves_no_traceback(caplog: pytest.Log
 
 
 async def test_it_ends_quickly_and_leaves_no_thread_even_in_mid_stream() -> None:
-    script: Script = [slow(says("word " * 100), 60)]
+    script: Script = [slow(says("word " * 100), 3600)]  # a stop that waited for it would outlast the test
     before = set(threading.enumerate())  # with servers of fixtures of the session
     async with AsyncAnthropic(api_key="none", max_retries=0) as client:
         with ScriptedModel(script) as model:
             here = client.with_options(base_url=model.base_url)
             stream = await here.messages.create(model="scripted", max_tokens=100, messages=HELLO, stream=True)
             await anext(stream)
-            started = perf_counter()
-        assert perf_counter() - started < 10  # of the 60 s that its reply would take
         await stream.close()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "scripted-model"]
 

@@ -449,6 +449,6 @@ def test_however_many_forms_a_secret_has_few_texts_are_looked_for() -> None:
 
 
 def _timed(secrets: Secrets, text: str) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     secrets.redact(text)
-    return time.perf_counter() - began
+    return time.thread_time() - began

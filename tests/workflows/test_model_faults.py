@@ -46,12 +46,10 @@ async def test_a_reply_without_end_fails_the_run_and_is_not_paid_again(world: Ma
 
 async def test_failed_attempts_count_against_the_turn(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.activities.model.turn.PAUSES", Backoff(0.01, 0.01, retries=5))
-    answers = iter([slow(LONG, 600), slow(LONG, 600), slow(LONG, 60)])
-    async with world(lambda _: next(answers), works=False, turn_timeout="2s", turn_limit="5s") as it, it.worker():
-        began = monotonic()
+    async with world([slow(LONG, 600)], works=False, turn_timeout="2s", turn_limit="5s") as it, it.worker():
         failure = await failure_of(await it.start())
-        assert monotonic() - began < 9
-    assert (failure.type, len(it.model.requests)) == ("TurnLimit", 3)
+    assert failure.type == "TurnLimit"
+    assert 1 < len(it.model.requests) <= 3  # of six: each takes two seconds or more
 
 
 async def test_a_rate_limit_is_waited_out_for_as_long_as_the_provider_asks(world: MakeWorld) -> None:
