@@ -58,7 +58,7 @@ KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 GRACE = WorkerSettings().grace
 CACHES = os.environ.get("PERDURE_TEST_NO_CACHE") != "1"
 # PERDURE_TEST_FUSED=1 runs this folder with reads fused. These files are played in both shapes: together they cover
-# what must hold in either, from one result per tool use to spans. All but the first are fused in `make test-all` alone.
+# what must hold in either, from one result per tool use to spans. They are fused in `make test-all` alone.
 FUSES = os.environ.get("PERDURE_TEST_FUSED") == "1"
 IN_BOTH_SHAPES = {
     f"test_{name}"
@@ -75,6 +75,8 @@ IN_BOTH_SHAPES = {
         "watch",
     )
 }
+
+APART_AND_FUSED = [pytest.param(False, id="apart"), pytest.param(True, id="fused", marks=pytest.mark.slow)]
 
 Run = WorkflowHandle[Any, Any]
 
@@ -317,8 +319,7 @@ def with_router(model: Model) -> Model:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fuses" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in IN_BOTH_SHAPES:
-        marks = () if metafunc.module.__name__.endswith(".test_agent_run") else pytest.mark.slow
-        metafunc.parametrize("fuses", [pytest.param(False, id="apart"), pytest.param(True, id="fused", marks=marks)])
+        metafunc.parametrize("fuses", APART_AND_FUSED)
 
 
 @pytest.fixture

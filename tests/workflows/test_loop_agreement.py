@@ -32,7 +32,7 @@ from perdure.testkit.model_server import Reply, ScriptedAnswer, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.drawn import OWN, Said, a_reply, a_signal, brought, some_reads, turn_of
 from tests.played import Played, Wait, failed_model
-from tests.workflows.conftest import MakeWorld, World
+from tests.workflows.conftest import APART_AND_FUSED, MakeWorld, World
 
 MAX_INLINE = 60_000  # characters of a result that stays as it is
 MAX_STEPS = 60  # of a play, before it is cancelled
@@ -278,7 +278,7 @@ def shown(messages: Any) -> list[Any]:
     return blocks
 
 
-@pytest.mark.parametrize("fuses", [False, True], ids=["apart", "fused"])
+@pytest.mark.parametrize("fuses", APART_AND_FUSED)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_real_loop_and_the_pure_one_come_to_the_same(
     world: MakeWorld,
