@@ -51,7 +51,10 @@ SECTIONS = {
     },
     "Projects": {
         "demo": ("perdure.commands.demo:demo_command", "Run an agent on an example site, from goal to artifact."),
-        "new": ("perdure.commands.new:new_command", "Create a project in FOLDER: an agent, two tools and a test."),
+        "new": (
+            "perdure.commands.new:new_command",
+            "Create a project in FOLDER: an agent, tools, a policy, tests.",
+        ),
         "agents": (
             "perdure.commands.show:agents_command",
             "List the project's agents: models, settings, tools, limits.",

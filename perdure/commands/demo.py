@@ -76,12 +76,12 @@ def run_demo(home: Path) -> int:
         # Private addresses are refused unless a project allows them; this one allows the example site alone.
         project = home / "demo.toml"
         project.write_text(f'[fetch]\nallow_hosts = ["{address.split("/")[2]}"]\n', encoding="utf-8")
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(ELSEWHERE)},
-            "PERDURE_CONFIG": str(project),
-            "PERDURE_HOME": str(home),
-            "TEMPORAL_CONFIG_FILE": str(home / "no-profile.toml"),
-        }
+        environment = dict(
+            {name: value for name, value in os.environ.items() if not name.startswith(ELSEWHERE)},
+            PERDURE_CONFIG=str(project),
+            PERDURE_HOME=str(home),
+            TEMPORAL_CONFIG_FILE=str(home / "no-profile.toml"),
+        )
         goal = f"fetch web {address} and produce a 2 para critique"
         command = [sys.executable, "-Pm", "perdure.cli", "run", "--id", run_id, goal]
         code = subprocess.run(command, cwd=home.parent, env=environment, check=False).returncode

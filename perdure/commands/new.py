@@ -2,8 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -11,6 +12,7 @@ import click
 from rich.markup import escape
 
 from perdure.decisions.errors import ReportedError
+from perdure.extras import install_command
 from perdure.process.streams import exit_now
 from perdure.settings.problems import resolve_path
 from perdure.terminal.command import console, format_examples, print_error
@@ -22,6 +24,9 @@ PROJECT_LAYOUT = {
     "orders.txt": "orders.py",
     "test.txt": "tests/test_$module.py",
     "crash.yaml": "tests/crash.yaml",
+    "policy.toml": "policy.toml",
+    "policy.yaml": "tests/policy.yaml",
+    "guide.txt": "AGENTS.md",
     "README.md": "README.md",
     "pytest.ini": "pytest.ini",
     "gitignore.txt": ".gitignore",
@@ -32,10 +37,10 @@ MAX_GENERATED_NAME = 64
 @click.command("new", epilog=format_examples("new orders"))
 @click.argument("folder", type=click.Path(path_type=Path))
 def new_command(folder: Path) -> None:
-    """Create a project in FOLDER: an agent, two tools and a test.
+    """Create a project in FOLDER: an agent, tools, a policy, tests.
 
-    The test uses a scripted model; a README lists the next steps. FOLDER must be empty or new, and gives the agent its
-    name.
+    The tests use a scripted model; AGENTS.md tells coding agents how to work on the project. FOLDER must be empty or
+    new, and gives the agent its name.
     """
     try:
         title = resolve_path(folder).name
@@ -52,9 +57,19 @@ def new_command(folder: Path) -> None:
         console.print(f"  {escape(path)}", soft_wrap=True)
     console.print("next steps:", style="dim")
     run = f'perdure run --agent {agent} "where is order A-1001?"'
-    for line in (f"cd {shlex.quote(str(folder))}", "pytest", "perdure doctor", run):
+    tests = ("pytest", "perdure policy test tests/policy.yaml", "perdure crashtest tests/crash.yaml --sample 10")
+    for line in (f"cd {shlex.quote(str(folder))}", *_runnable(tests), "perdure doctor", run):
         console.print(f"  {escape(line)}", soft_wrap=True)
     console.print("the last step needs a model: set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL", style="dim")
+
+
+def _runnable(commands: Iterable[str]) -> Iterator[str]:
+    """Yield the commands, after those that install what they need and this environment lacks."""
+    if find_spec("anthropic") is None:
+        yield install_command("all")
+    if find_spec("pytest") is None:
+        yield "pip install pytest"
+    yield from commands
 
 
 def write_project(folder: Path, names: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,18 @@ from tests.e2e.projects import MakeProject
 ROOT = Path(cli.__file__).parents[1]
 PATIENCE = 240.0
 LEFT_OUT = (".*", "build", "*.egg-info", "__pycache__", "tests", "bench", "docs", "examples")
-FILES = {"perdure.toml", "README.md", "pytest.ini", ".gitignore", "orders.py", "agents/my-shop.md"}
+FILES = {
+    "perdure.toml",
+    "policy.toml",
+    "README.md",
+    "AGENTS.md",
+    "pytest.ini",
+    ".gitignore",
+    "orders.py",
+    "agents/my-shop.md",
+    "tests/policy.yaml",
+    "tests/crash.yaml",
+}
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,24 @@ def test_a_project_has_an_agent_of_its_name_tools_and_a_test(shop: Shop) -> None
 def test_its_own_tests_pass(shop: Shop) -> None:
     done = shop.command("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_its_policy_gives_the_verdicts_that_its_cases_expect(shop: Shop) -> None:
+    done = shop.command("perdure", "policy", "test", "tests/policy.yaml")
+    assert (done.returncode, done.stdout.count("ok  "), done.stderr) == (0, 3, "")
+
+
+def test_its_crash_case_passes(shop: Shop) -> None:
+    done = shop.command("perdure", "crashtest", "tests/crash.yaml", "--sample", "2", "--kill", "worker")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed: cancel order A-1002" in done.stdout
+
+
+def test_the_commands_that_its_guide_names_exist(shop: Shop) -> None:
+    guide = (shop.folder / "AGENTS.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"perdure ([a-z]+)", guide)) <= set(cli.commands())
+    assert {"tests/policy.yaml", "tests/crash.yaml"} <= set(re.findall(r"tests/\w+\.yaml", guide))
+    assert set(re.findall(r"^perdure ([a-z]+)", guide, re.MULTILINE)) >= {"doctor", "policy", "crashtest", "run"}
 
 
 def test_its_agent_runs(shop: Shop, tmp_path: Path) -> None:
