@@ -44,7 +44,7 @@ from perdure.testkit.ways import CHAT_OVERFLOW, MESSAGES_OVERFLOW, USUAL_WAYS, W
 
 @dataclass(frozen=True)
 class Reply(DemoReply):
-    """A reply that is streamed over `seconds`.
+    """A reply that is streamed over `seconds`, or comes after them if the request asks for no stream.
 
     If it `is_cut`, the stream ends after `message_start`: silently, or with an `error` event of type `error`.
     """
@@ -140,7 +140,7 @@ def cut(reply: Reply, *, error: str | None = None) -> Reply:
 
 
 def slow(reply: Reply, seconds: float) -> Reply:
-    """Return a reply that is streamed over `seconds`."""
+    """Return a reply that is streamed over `seconds`, or comes after them if the request asks for no stream."""
     return replace(reply, seconds=seconds)
 
 
@@ -223,7 +223,7 @@ class ScriptedModel:
         answer = self._pick_answer(body, earlier)
         if isinstance(answer, ErrorReply):
             return _error_response(wire, answer.status, answer.type, answer.message, answer.retry_after)
-        return self._to_response(wire, answer, body)
+        return await self._to_response(wire, answer, body)
 
     def _build_result(self, params: Json, earlier: int) -> Json:
         """Return the result of a request in a batch. `earlier` counts the requests in batches for its conversation."""
@@ -262,9 +262,10 @@ class ScriptedModel:
         message = f"the script has {len(self._script)} replies, and this is a request for turn {turn}"
         return ErrorReply(status=400, type="invalid_request_error", message=message)
 
-    def _to_response(self, wire: Wire, reply: Reply, body: Json) -> Response:
+    async def _to_response(self, wire: Wire, reply: Reply, body: Json) -> Response:
         message = _message(reply, body, _count_turns(body))
         if not body.get("stream"):
+            await self._sleep_until(time.monotonic() + reply.seconds)
             return JSONResponse(wire.build(message))
         events = list(wire.stream(message, self._ways))
         if reply.is_cut:

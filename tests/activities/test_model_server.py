@@ -48,6 +48,20 @@ def after(first: Message) -> list[Any]:
     return [*HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": results}]
 
 
+async def test_a_slow_reply_comes_late_whether_it_is_streamed_or_not() -> None:
+    with ScriptedModel([slow(says("at last"), 0.4)]) as model:
+        async with AsyncAnthropic(
+            api_key="none", base_url=model.base_url, max_retries=0, http_client=create_http_client()
+        ) as client:
+            began = perf_counter()
+            reply = await client.messages.create(model="scripted", max_tokens=100, messages=HELLO)
+        assert perf_counter() - began > 0.4
+        assert reply.content[0].type == "text"
+        began = perf_counter()
+        await ask(model)
+        assert perf_counter() - began > 0.3  # the last of its events follows the others at once
+
+
 async def test_the_turn_is_the_number_of_assistant_messages_in_the_request() -> None:
     with ScriptedModel([FETCH, says("done")]) as model:
         first = await ask(model)
