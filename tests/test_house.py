@@ -360,5 +360,11 @@ def test_a_peer_takes_only_the_work_from_us() -> None:
         names = imported(path)
         assert {name for name in names if name.startswith("bench")} <= {"bench.work", "bench.reports"}, path
         assert {name.partition(".")[0] for name in names} & top_level() == set(), path
-    alone = [sys.executable, "-S", "-c", "import bench.work, bench.reports"]  # -S: without what is installed
+    for path in (ROOT / "bench" / "peers" / "crash").glob("*.py"):
+        names = imported(path)
+        ours = {name for name in names if name.startswith("bench")}
+        assert ours <= {"bench.crash", "bench.crash.tools", "bench.peers.crash.serving"}, path
+        assert {name.partition(".")[0] for name in names} & top_level() == set(), path
+    taken = "import bench.work, bench.reports, bench.crash.tools, bench.crash.nursery"
+    alone = [sys.executable, "-S", "-c", taken]  # -S: without what is installed
     assert subprocess.run(alone, cwd=ROOT, check=False).returncode == 0
