@@ -390,7 +390,7 @@ async def test_a_run_without_a_worker_is_shown_as_the_server_knows_it(gateways: 
     with gateways.open(PERDURE_TASK_QUEUE="nobody-works-here") as lonely:
         run_id = await lonely.start()
         shown = (await lonely.get(f"/v1/runs/{run_id}")).json()
-        assert (shown["answered"], told["state"], told["known"]["status"]) == (False, None, "queued")
+        assert (shown["answered"], shown["state"], shown["known"]["status"]) == (False, None, "queued")
         assert shown["age_seconds"] > 0
         waits = await lonely.get(f"/v1/runs/{run_id}/result")
         assert (waits.status_code, waits.json()["status"]) == (202, "queued")

@@ -78,7 +78,7 @@ async def test_at_seventy_percent_the_old_messages_become_a_summary(world: MakeW
 async def test_a_run_goes_on_without_a_summary_that_fails(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("perdure.activities.model.summarize.SUMMARY_TRIES", 1)
+    monkeypatch.setattr("perdure.activities.model.summarize.MAX_SUMMARY_ATTEMPTS", 1)
     answers = reads(16)
 
     def script(body: dict[str, Any]) -> ScriptedAnswer:
@@ -201,7 +201,7 @@ async def test_a_summary_has_all_the_time_of_a_turn(world: MakeWorld) -> None:
 
 async def test_any_error_of_a_summary_leaves_the_run_going(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what nobody thought of."""
-    monkeypatch.setattr("perdure.activities.model.summarize.SUMMARY_TRIES", 1)
+    monkeypatch.setattr("perdure.activities.model.summarize.MAX_SUMMARY_ATTEMPTS", 1)
     reply = MessagesModel.reply
 
     async def odd(self: MessagesModel, call: ModelCall) -> ModelReply:
