@@ -171,6 +171,26 @@ async def test_a_reply_in_the_folder_of_the_one_that_asked_ends_the_subtask_in_t
         await it.replay()
 
 
+async def test_a_reply_before_the_end_of_its_subtask_s_sending_is_known_leaves_no_file(
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = OutsidePeer.dispatch_mail
+
+    class Replied(OutsidePeer):
+        @activity.defn
+        async def dispatch_mail(self, request: MailDispatch) -> None:
+            await send(self, request)
+            delegation = self._client.get_workflow_handle(request.delegation)
+            await delegation.execute_update("reply", reply(self._writer.folder.agent, mailbox="lead"))
+
+    monkeypatch.setattr(OutsidePeer, "dispatch_mail", Replied.dispatch_mail)
+    async with delegating(world, tmp_path) as (it, box, run, _):
+        await result_of(run)
+        await in_hand(box, 0)
+        assert '"outcome":"written"' in (await it.results(run))[0][1]
+        await it.replay()
+
+
 async def test_a_peer_outside_that_failed_fails_the_delegation(world: MakeWorld, tmp_path: Path) -> None:
     async with delegating(world, tmp_path) as (it, box, run, delegation):
         peer = box.folder.agent

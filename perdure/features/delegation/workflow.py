@@ -38,6 +38,8 @@ from perdure.workflows.search_attributes import ShownAttributes
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
 
+SENDING_GRACE = 10  # seconds in which a subtask that has its reply is known to be written, if it is
+
 
 @workflow.defn
 class Delegation(ValidatedWorkflow[DelegationRequest]):
@@ -157,10 +159,12 @@ class Delegation(ValidatedWorkflow[DelegationRequest]):
             return Collected(status=SubtaskStatus.failed, outcome="not sent: a trial sends no mail")
         sending = asyncio.create_task(_send_subtask(request, subtask))
         end = await self._wait_for_end(subtask)
+        reply = self._replies.get(subtask.id)
+        if reply is not None and not sending.done():  # whoever replied has read the file: its writing is about to end
+            await workflow.wait([sending], timeout=SENDING_GRACE)
         is_sent = sending.done()
         sending.cancel()
         await workflow.wait([sending])
-        reply = self._replies.get(subtask.id)
         if is_sent and (reply is None or reply.mailbox != subtask.agent):  # a reply in its folder ends it there
             await _withdraw_subtask(request, subtask)
         reply = self._replies.get(subtask.id)  # its sender got the verdict that it counts
