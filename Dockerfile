@@ -20,5 +20,7 @@ USER 10001
 # A project's perdure.toml, agents and tools are mounted here, or copied by an image of its own.
 WORKDIR /project
 VOLUME /data
+# One process a container: a worker that serves its metrics (PERDURE_METRICS), or a command that only needs Temporal.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=30s CMD ["perdure", "doctor", "--quick"]
 ENTRYPOINT ["perdure"]
 CMD ["worker"]

@@ -8,7 +8,8 @@ PLAYS ?= 300
 # Without bytecode, each process of the tests compiles all test files again, which takes six seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all kills builds foreign release-check check reference histories bench chaos crossing fuzz clean
+.PHONY: demo test test-all kills builds foreign release-check check reference histories bench chaos crossing fuzz dist
+.PHONY: licences links locks clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/perdure demo
@@ -42,7 +43,7 @@ check: .venv/ready  ## lint, types, import directions, words
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy .
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m tests.words README.md CHANGELOG.md docs workflows activities perdure *.py
+	@$(BIN)/python -m tests.words *.md docs workflows activities perdure *.py
 
 reference: .venv/ready  ## writes docs/reference and the tables of docs/reference/configuration.md, from the code
 	@$(BIN)/python -m tests.reference
@@ -62,11 +63,29 @@ crossing: .venv/ready  ## each pair of options, ways and doors in some run, at m
 fuzz: .venv/ready  ## random runs, on the real server and over the decisions alone; PLAYS=1000 for more
 	@PERDURE_PLAYS=$(PLAYS) $(BIN)/python -m pytest -q tests/decisions/test_loop_machine.py tests/workflows/test_loop_agreement.py
 
+dist: .venv/ready  ## the wheel, the source distribution and the bill of materials, the same bytes anywhere
+	@$(BIN)/python -m tests.release.build
+
+licences: .venv/ready  ## writes docs/licences.md, from what the image's lock file pins
+	@$(BIN)/python -m tests.release.licences
+
+# `UV` is of any environment. Pins stay unless they must change; add UPGRADE=--upgrade to take the latest.
+UV ?= uv
+LOCK := $(UV) pip compile pyproject.toml --quiet --python-version 3.11 --generate-hashes --no-header --extra all --extra keys
+locks:  ## writes the lock files, after a change of dependencies
+	@$(LOCK) $(UPGRADE) --group dev -o requirements.lock
+	@$(LOCK) -c requirements.lock --group build --extra object-store --extra openai --extra telemetry \
+		-o requirements.runtime.lock
+
+links:  # an archive of the sources has none
+	@for each in activities workflows; do \
+		[ -L perdure/$$each ] || { rm -f perdure/$$each; ln -s ../$$each perdure/$$each; }; done
+
 clean:  ## removes the environment; the runs in .perdure stay
 	rm -rf .venv
 
 # The virtual environment, exactly as the lock file has it.
-.venv/ready: requirements.lock pyproject.toml
+.venv/ready: requirements.lock pyproject.toml | links
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "perdure needs Python 3.11 or later; name one with: make PYTHON=python3.12 demo" >&2; exit 1; }
 	@echo "setting up .venv (once, about a minute) ..."

@@ -35,6 +35,7 @@ SLOW = (
     "crossing/",
     "gateway/test_openapi.py",
     "gateway/test_process.py",
+    "release/",
     "replay/test_strict_sandbox.py",
     "test_fuzz_inputs.py",
     "test_fuzz_messages.py",

@@ -9,6 +9,7 @@ from tests.reference.configuration import fill_tables
 from tests.reference.events import events
 from tests.reference.failures import failures
 from tests.reference.http import http
+from tests.reference.llms import llms
 from tests.reference.workflow import workflows
 
 REFERENCE = Path(cli.__file__).parents[1] / "docs" / "reference"
@@ -25,4 +26,5 @@ PAGES: Mapping[Path, Callable[[], str]] = {
     REFERENCE / "failures.md": failures,
     REFERENCE / "http.md": http,
     REFERENCE / "configuration.md": _configuration,
+    REFERENCE.parent / "llms.txt": llms,
 }

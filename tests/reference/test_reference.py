@@ -44,6 +44,12 @@ def test_a_page_is_as_the_code_is_now(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == PAGES[path](), f"{path.name} is stale: run make reference"
 
 
+def test_each_page_is_in_the_list_for_language_models() -> None:
+    listed = re.findall(r"\]\(([^)]+)\)", PAGES[ROOT / "docs" / "llms.txt"]())
+    there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("**/*.md")}
+    assert sorted(listed) == sorted({page for page in there if not page.startswith("adr/")} - {"README.md"})
+
+
 @pytest.mark.parametrize("model", EXAMPLES, ids=lambda model: model.__name__)
 def test_an_example_is_what_its_contract_takes_and_nothing_of_it_is_left_out(model: type[BaseModel]) -> None:
     read = model.model_validate(EXAMPLES[model])
