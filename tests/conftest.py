@@ -73,6 +73,7 @@ GROUPS = {
         "e2e/test_new.py",
         "e2e/test_odd_paths.py",
         "e2e/test_pause_example.py",
+        "release/",
     ),
     # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node
     "foreign": (
