@@ -101,7 +101,7 @@ SLOW_TESTS = {
     "test_a_hidden_page_makes_no_requests",
     "test_a_journal_filled_for_ever_stays_small_enough_for_history",
     "test_a_lane_rotates_with_a_turn_open_and_loses_nothing",
-    "test_a_look_at_a_hundred_thousand_files_costs_as_much_as_one_at_a_few",
+    "test_a_scan_of_a_hundred_thousand_files_costs_as_much_as_one_of_a_few",
     "test_a_new_question_is_on_the_page_by_itself_and_an_answered_one_leaves_at_once",
     "test_a_person_approves_the_tool_that_is_called_and_not_call_tool",
     "test_a_person_takes_a_turn_out_of_the_conversation",
