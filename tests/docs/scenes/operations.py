@@ -26,6 +26,7 @@ SCENE = Scene(
     not_run={"pip install": "the environment of the tests has it"},
     steps={
         "OTEL_": Step(until="worker ready", before=temporal_is_named),
+        "perdure worker": Step(until="worker ready"),
         "jq": (Step(shows='{"tool":"fetch","retries":1,"runs":1}'), Step(shows='"tool":"fetch","calls":1,"errors":0')),
     },
 )
