@@ -134,26 +134,25 @@ def check_client_of_a_server(client: Installed, whole: Installed) -> None:
     """It starts, lists, shows and cancels runs of a worker elsewhere."""
     there = whole.folder / "elsewhere"
     there.mkdir()
-    server = subprocess.Popen(
+    with subprocess.Popen(
         [str(whole.bin / "perdure"), "dev"],
         cwd=there,
         env=whole.environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
-        assert server.stdout is not None
-        printed = list(iter(server.stdout.readline, "Ctrl-C stops everything; runs continue at the next start.\n"))
-        here = {"TEMPORAL_ADDRESS": next(line.split()[1] for line in printed if line.startswith("Temporal "))}
-        # In the server's folder: on its own machine, an embedded server serves no other project.
-        ask = partial(client.run, "perdure", env=here, folder=there)
-        ask("run", "--id", "far", "--detach", "which page?")
-        assert "far" in ask("list")
-        assert "which page?" in ask("show", "far")
-        assert ask("doctor", "--quick") == "✓ Temporal           answers, namespace default\n"
-        ask("cancel", "far")
-        assert "cancelled" in ask("watch", "far", code=4)
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
+    ) as server:
+        try:
+            assert server.stdout is not None
+            printed = list(iter(server.stdout.readline, "Ctrl-C stops everything; runs continue at the next start.\n"))
+            here = {"TEMPORAL_ADDRESS": next(line.split()[1] for line in printed if line.startswith("Temporal "))}
+            # In the server's folder: on its own machine, an embedded server serves no other project.
+            ask = partial(client.run, "perdure", env=here, folder=there)
+            ask("run", "--id", "far", "--detach", "which page?")
+            assert "far" in ask("list")
+            assert "which page?" in ask("show", "far")
+            assert ask("doctor", "--quick") == "✓ Temporal           answers, namespace default\n"
+            ask("cancel", "far")
+            assert "cancelled" in ask("watch", "far", code=4)
+        finally:
+            server.terminate()
