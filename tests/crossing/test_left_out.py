@@ -19,6 +19,7 @@ COMMANDS_ELSEWHERE = {
     "redeliver": "tests/e2e/test_people.py",
     "schedule": "tests/e2e/test_schedule.py",
     "deny": "the same code as approve",
+    "demo": "has a project of its own: tests/e2e/test_demo.py",
 }
 EVENTS_ELSEWHERE = {
     "partial_text": "only while a reply is streamed",
