@@ -33,7 +33,7 @@ def filled(page: str, results: Results) -> str:
 
 
 def outcome(trial: Trial) -> str:
-    """What became of the payment, in words."""
+    """The fate of the payment, in words."""
     paid = PAID[trial.payments] if trial.payments < len(PAID) else f"**{trial.payments} times**"
     if trial.end != "ended":
         return f"{trial.end}, paid {paid}" if trial.payments else f"{trial.end}, unpaid"

@@ -47,7 +47,7 @@ class Bill:
     is_over: asyncio.Event = field(default_factory=asyncio.Event)  # the worker is dead
 
     def spring(self, moment: Moment) -> bool:
-        """Whether the trial is to be killed here, and was not before."""
+        """Return True if the trial is to be killed here, and was not before."""
         if self.moment is not moment or self.is_sprung:
             return False
         self.is_sprung = True

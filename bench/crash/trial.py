@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one. Times in seconds since the second worker was there; counts of requests and payments.
+    """The result of one trial. Times in seconds since the second worker was there; counts of requests and payments.
 
     `end` is "ended", "failed", "hung", or MISSED where the run did not come to the moment. `asked_of`: after how
     long a person was asked what became of the payment, if one was, who answers with the truth; the run goes on.
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def is_hit(self) -> bool:
-        """Whether the kill came where it should, as the payment server saw it."""
+        """Return True if the kill came where it should, as the payment server saw it."""
         return self.end != MISSED and self.at_kill == AT_KILL[Moment(self.moment)]
 
 

@@ -44,7 +44,7 @@ class ServerGuard(Interceptor):
     def __init__(self, target: str, config: ClientConfig) -> None:
         self.target = target
         self.namespace: DescribeNamespaceResponse | None = None
-        """What the server said of the namespace, when it was last asked."""
+        """The latest description of the namespace by the server."""
         self.report: Callable[[str], None] = _log.warning
         """Called with a line when the server is gone, and when it is back."""
         host, _, port = target.rpartition(":")

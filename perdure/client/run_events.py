@@ -39,7 +39,7 @@ PUBLIC_NOTICES = (PLANNED, "agent.guardrail.escalated", "agent.exhaustion.soft_l
 
 @dataclass(frozen=True)
 class TimedEvent:
-    """What each event has. `at` is the time of the server's event; of what is not in history, when it was read."""
+    """The base of all events. `at` is the time of the server's event, or of the reading if it is not in history."""
 
     type: ClassVar[str]
     at: datetime | None = field(default=None, compare=False, kw_only=True)

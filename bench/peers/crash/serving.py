@@ -1,4 +1,4 @@
-"""What workers of Temporal have in common here: they serve until they are killed, and name their attempts by a key."""
+"""The common part of the workers on Temporal: they serve until they are killed, and name their attempts by a key."""
 
 import asyncio
 

@@ -11,7 +11,7 @@ from perdure.decisions.people.terms import may_not_answer
 
 @dataclass(frozen=True)
 class QuestionRow:
-    """What people see of a kind of question, and the answers that it accepts."""
+    """A kind of question as people see it, and the answers that it accepts."""
 
     title: str
     """Shown with the question: its own text may imitate another kind."""
