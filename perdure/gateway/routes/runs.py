@@ -59,7 +59,10 @@ class RunReference(FrozenModel):
 
 
 class RunPage(FrozenModel):
-    """A page of runs, which may hold fewer than `limit`; on the last one `cursor` is null."""
+    """A page of runs, which may hold fewer than `limit`; on the last one `cursor` is null.
+
+    A run that ends between two pages may be on both.
+    """
 
     runs: tuple[RunRecord, ...]
     cursor: str | None  # for the next page
