@@ -76,7 +76,7 @@ class FeatureTool:
     summary: str | None = None
     """Formats the arguments of a call, even malformed ones, as one line; pure. By default it is their first text."""
     has_events: bool = False
-    """A call has events of its own (`children`). The events of a run show others with the reply that makes them."""
+    """A call has events of its own (`events`). The events of a run show others with the reply that makes them."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Feature:
     """Classes with activities. `of` makes one of the worker's parts (`perdure.activities.parts.WorkerParts`)."""
     tools: Mapping[str, FeatureTool] = field(default_factory=dict)
     """Built-in tools of a run, by name, in the order in which the model sees them."""
-    children: Mapping[str, str] = field(default_factory=dict)
-    """Child workflows that are a run's own work, by type: what reads a history event about one (a JSON object; returns
-    a list of `perdure.client.run_events.RunEvent`)."""
+    events: Mapping[str, str] = field(default_factory=dict)
+    """Child workflows and activities that are a run's own work, by type: what reads a history event about one (a JSON
+    object; returns a list of `perdure.client.run_events.RunEvent`). An activity's is its end, with its `request`."""
     beside_worker: str | None = None
     """A function of the client and the task queue: a context manager that is open while a worker runs."""
     commands: Mapping[str, Command] = field(default_factory=dict)
@@ -234,9 +234,9 @@ def feature_tools() -> Mapping[str, FeatureTool]:
     return {name: tool for feature in features().values() for name, tool in feature.tools.items()}
 
 
-def child_readers() -> Mapping[str, str]:
-    """Return what reads the events of child workflows, by their type."""
-    return {kind: reader for feature in features().values() for kind, reader in feature.children.items()}
+def event_readers() -> Mapping[str, str]:
+    """Return what reads the events of child workflows and activities of features, by their type."""
+    return {kind: reader for feature in features().values() for kind, reader in feature.events.items()}
 
 
 def find_addressed(workflow_id: str) -> Addressed | None:

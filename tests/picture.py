@@ -92,7 +92,7 @@ def happened() -> list[tuple[float, RunEvent]]:
                 passed_over=overloaded,
             ),
         ),
-        (8, WaitStarted("waiting_on_human", "human: approve refund", asks)),
+        (8, WaitStarted("waiting_on_human", "human: approve refund", (asks,))),
         (31, WaitEnded()),
         (33, ToolCallFinished(refund, outcome("refunded 48.50 EUR, re_771", 1240))),
         (34, ModelCallStarted("reflect", 3)),
@@ -115,8 +115,8 @@ def draw() -> str:
     console.print("[bold]run[/]   260105-5d1c77aa")
     for seconds, each in happened():
         screen.show_event(replace(each, at=START + timedelta(seconds=seconds)))
-        if isinstance(each, WaitStarted) and each.question:
-            console.print(f"  [dim]{format_input_hint(each.question)}[/]\n  answer> 1")
+        if isinstance(each, WaitStarted) and each.questions:
+            console.print(f"  [dim]{format_input_hint(each.questions[0])}[/]\n  answer> 1")
     screen.progress.max_steps = 20
     with patch.object(progress, "utc_now", lambda: START + timedelta(seconds=38)):
         for line in screen.progress.render_lines(console, COLUMNS - 1, ROWS // 3):

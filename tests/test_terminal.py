@@ -23,6 +23,7 @@ from perdure.client.run_events import (
     RunEvent,
     RunStarted,
     ToolCallFinished,
+    ToolCallRefused,
     event_to_json,
 )
 from perdure.contracts.people import CLI, Sender
@@ -30,7 +31,7 @@ from perdure.contracts.policy import Verdict
 from perdure.contracts.run.signals import Decision, HumanInput
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.contracts.run.turn import Acceptance, ContextFull, ModelTurn, PolicyReview, Summary, Usage
-from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.contracts.tool import ToolCall, ToolError, ToolOutcome
 from perdure.decisions.ids import call_digest
 from perdure.decisions.text.formatting import format_approval
 from perdure.features.proof.contract import Case, CaseResult, Facts, Score
@@ -172,7 +173,9 @@ def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:
     assert seen.getvalue().splitlines()[1:] == ["  Terminated: by eva"]
 
 
-REFUSED = {"event": "refused", "step": None, "call": "delegate", "kind": "unknown_agent", "error": "no such peer"}
+REFUSED = ToolCallRefused(
+    "delegate", "toolu_1", None, "delegate", ToolError(kind="unknown_agent", message="no such peer")
+)
 
 
 def test_an_answer_given_here_is_not_shown_again() -> None:
@@ -203,7 +206,7 @@ def test_an_answer_given_here_is_not_shown_again() -> None:
         ),
         (NoticeAdded({"event": "agent.exhaustion.soft_limit"}), "one last turn"),
         (NoticeAdded({"event": "agent.guardrail.escalated", "ladder": "recovery", "stage": "prune"}), ""),
-        (NoticeAdded(REFUSED), "✗ delegate  unknown_agent: no such peer"),
+        (REFUSED, "✗ delegate  unknown_agent: no such peer"),
         (AnswerReceived(HumanInput(decision=Decision.approve, by="eva")), "← temporal, as eva  approve"),
         (AnswerReceived(HumanInput(text="the second one", sender=CLI)), "← cli  the second one"),
         (

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from perdure.activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
 from perdure.client.errors import UNEXPECTED_SHAPE
 from perdure.contracts.media import Attachment, Attachments
-from perdure.contracts.run.signals import ANSWER_REPORT, HumanInput
+from perdure.contracts.run.events import ToolResultEvent
+from perdure.contracts.run.signals import ANSWER_REPORT, QUESTION_CLOSED, HumanInput
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.contracts.run.turn import (
     Acceptance,
@@ -25,16 +26,17 @@ from perdure.contracts.run.turn import (
     PolicyVerdicts,
     Summary,
 )
-from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.contracts.tool import ToolCall, ToolError, ToolOutcome, error_outcome
 from perdure.decisions.run.question import answer_digest
 from perdure.decisions.text.formatting import call_line
+from perdure.decisions.text.visible_text import cut_text
 from perdure.decisions.tool_requests import REQUEST_TYPE_PREFIX
 from perdure.decisions.tools import unwrap_use
-from perdure.registry import child_readers, feature_tools, load, paces
+from perdure.registry import event_readers, feature_tools, load, paces
 
 # The trace holds more notices; people see the others as a call, a summary, a question or the end.
 PLANNED = "agent.call.planned"
-PUBLIC_NOTICES = (PLANNED, "agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
+PUBLIC_NOTICES = (PLANNED, "agent.guardrail.escalated", "agent.exhaustion.soft_limit")
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class CallsReviewed(TimedEvent):
 
 @dataclass(frozen=True)
 class NoticeAdded(TimedEvent):
-    """A limit, a loop or a rejected call that the run acted on, with its figures."""
+    """A limit or a loop that the run acted on, or a call that its plan approves, with its figures."""
 
     type: ClassVar = "notice_added"
     event: dict[str, Any]
@@ -120,6 +122,31 @@ class ToolCallStarted(TimedEvent):
 class ToolCallFinished(TimedEvent):
     type: ClassVar = "tool_call_finished"
     call: ToolCall
+    outcome: ToolOutcome
+
+
+@dataclass(frozen=True)
+class ToolCallRefused(TimedEvent):
+    """A call that was not made: it is denied or invalid, or nothing is left for it. `call` is the call as a line.
+
+    `step` is unset if the call was refused before it took one.
+    """
+
+    type: ClassVar = "tool_call_refused"
+    tool: str
+    tool_use_id: str
+    step: int | None
+    call: str
+    error: ToolError
+
+
+@dataclass(frozen=True)
+class ToolResultReceived(TimedEvent):
+    """A result from outside has reached the run, which takes it if it waits for it. A large one is cut."""
+
+    type: ClassVar = "tool_result_received"
+    step: int
+    tool: str
     outcome: ToolOutcome
 
 
@@ -146,21 +173,29 @@ class FeatureEvent(TimedEvent, ABC):
 
 @dataclass(frozen=True)
 class ActivityFailed(TimedEvent):
-    """An activity failed for good; the run decides what that means."""
+    """An activity failed for good; the run decides what that means. `tool_use_id` is set if it made a call."""
 
     type: ClassVar = "activity_failed"
     activity: str
     error: str
+    tool_use_id: str = ""
 
 
 @dataclass(frozen=True)
 class WaitStarted(TimedEvent):
-    """The run waits for a person, or for a result from outside. `question` needs a worker."""
+    """The run waits for a person, or for a result from outside.
+
+    `questions` are those that are open at this point. Without a worker that answers, an open one is not known.
+    """
 
     type: ClassVar = "wait_started"
     status: str
     waiting_for: str
-    question: QuestionView | None = None
+    questions: tuple[QuestionView, ...] = ()
+
+    @property
+    def is_for_person(self) -> bool:
+        return self.status == RunStatus.waiting_on_human
 
 
 @dataclass(frozen=True)
@@ -190,6 +225,19 @@ class AnswerRejected(TimedEvent):
     type: ClassVar = "answer_rejected"
     answer: HumanInput
     reason: str
+
+
+@dataclass(frozen=True)
+class QuestionClosed(TimedEvent):
+    """A question is not open any more: it was `answered`, has `expired`, or was `withdrawn`.
+
+    The run reports it with its next activity, so `at` is the time of the report, and `closed_at` that of the end.
+    """
+
+    type: ClassVar = "question_closed"
+    question: QuestionView
+    end: str
+    closed_at: datetime
 
 
 @dataclass(frozen=True)
@@ -248,8 +296,8 @@ class RunEnded(TimedEvent):
 ModelEvent = (
     ModelCallStarted | ModelReplied | ContextFilled | ContextCompacted | OutcomeChecked | CallsReviewed | NoticeAdded
 )
-CallEvent = ToolCallStarted | ToolCallFinished | FeatureEvent | ActivityFailed
-PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived | AnswerRejected
+CallEvent = ToolCallStarted | ToolCallFinished | ToolCallRefused | ToolResultReceived | FeatureEvent | ActivityFailed
+PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived | AnswerRejected | QuestionClosed
 LiveEvent = PartialText | RateLimitWait | BatchWait | ActivityRetrying  # not in history
 RunEvent = RunStarted | ModelEvent | CallEvent | PersonEvent | ContinuedAsNew | UnreadableEvent | LiveEvent | RunEnded
 
@@ -262,6 +310,8 @@ def event_to_json(event: RunEvent) -> str:
             return value.model_dump(mode="json")
         if isinstance(value, datetime):
             return value.isoformat(timespec="milliseconds")
+        if isinstance(value, tuple):
+            return [to_plain(part) for part in value]
         return value if isinstance(value, dict) else str(value)
 
     values = {field.name: getattr(event, field.name) for field in fields(event)}
@@ -273,6 +323,8 @@ FUSED_TURN = "read_and_reflect"
 MODEL_TURNS = ("plan", "reflect")  # activity types, live and in batches
 QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
 TIMED_OUT = "no end in time, or its worker died"
+STOPPED = error_outcome("cancelled", "the run was stopped in the call")
+RESULT_SIZE = 64 * 1024  # characters of a result from outside in an event
 _LATER = ConfigDict(defer_build=True)  # at the first use
 _ATTACHMENTS: TypeAdapter[Attachments] = TypeAdapter(Attachments, config=_LATER)
 _TURN_RESULT: TypeAdapter[ModelTurn | ContextFull | FailedTurn] = TypeAdapter(
@@ -305,6 +357,7 @@ class EventReader:
     _updates: dict[int, HumanInput] = field(default_factory=dict)  # answers that the run still checks, by event
     _signals: list[HumanInput] = field(default_factory=list)  # answers on which the run has not reported
     _reports: set[str] = field(default_factory=set)  # the reports so far: an activity may bring one again
+    _arguments: dict[str, Any] = field(default_factory=dict)  # of the latest reply's calls, by tool use
 
     def read(self, event: Event) -> list[RunEvent]:
         """Return the run events of the next history event. The question of a wait is not in history.
@@ -316,6 +369,10 @@ class EventReader:
         except UNEXPECTED_SHAPE:
             events = [UnreadableEvent(event["type"], event["id"])]
         at = datetime.fromisoformat(event["at"])
+        for run_event in events:
+            if isinstance(run_event, ModelReplied):
+                uses = (use for use in map(unwrap_use, run_event.reply.content) if use["type"] == "tool_use")
+                self._arguments = {use["id"]: use["input"] for use in uses}
         return [replace(run_event, at=at) for run_event in events]
 
     def _read(self, event: Event) -> list[RunEvent]:
@@ -335,17 +392,21 @@ class EventReader:
             case "activity_task_failed" | "activity_task_timed_out" | "activity_task_canceled":
                 return self._on_failed(event)
             case str(kind) if "workflow_type" in event and "child_workflow" in kind:
-                return _child_events(event)
+                return _feature_events(event["workflow_type"]["name"], event)
             case "upsert_workflow_search_attributes":
                 return self._on_search_attributes(event)
             case "workflow_execution_signaled":
                 if answer := answer_in(event):
                     self._signals.append(answer)
+                if event["signal_name"] == "tool_result":
+                    return _result_events(first_value(event.get("input")))
                 return [SignalReceived(event["signal_name"])]
             case "workflow_execution_update_accepted":
                 if answer := answer_in(event):
                     self._updates[event["id"]] = answer
-                return []
+                update = (event.get("accepted_request") or {}).get("input") or {}
+                is_result = update.get("name") == "deliver_result"
+                return _result_events(first_value(update.get("args"))) if is_result else []
             case "workflow_execution_update_completed":
                 return self._on_updated(event)
             case "marker_recorded":  # a local activity, whose request is not in history
@@ -400,7 +461,7 @@ class EventReader:
         if activity.kind == "check_policy":
             return _review_events(PolicyVerdicts.model_validate(result).reviews)
         if activity.kind not in MODEL_TURNS:
-            return []
+            return _feature_events(activity.kind, {**event, "request": activity.request})
         return _reply_events(activity.kind, activity.request["turn"], _TURN_RESULT.validate_python(result))
 
     def _on_failed(self, event: Event) -> list[RunEvent]:
@@ -409,11 +470,12 @@ class EventReader:
             return []
         if event["type"] == "activity_task_canceled":
             left = [pace.left for pace in paces().values() if activity.queue.endswith(pace.queue_suffix)]
-            return [ActivityFailed(activity.kind, line) for line in left if activity.kind in MODEL_TURNS]
+            stopped = [ToolCallFinished(call, STOPPED) for call in activity.calls]
+            return [*stopped, *(ActivityFailed(activity.kind, line) for line in left if activity.kind in MODEL_TURNS)]
         is_late = event["type"] == "activity_task_timed_out"
         error = TIMED_OUT if is_late else failure_message(event.get("failure") or {})
-        names = [f"{call.tool} · step {call.step}" for call in activity.calls] or [activity.kind]
-        return [ActivityFailed(name, error) for name in names]
+        failed = [ActivityFailed(f"{c.tool} · step {c.step}", error, c.tool_use_id) for c in activity.calls]
+        return [*failed] or [ActivityFailed(activity.kind, error)]
 
     def _on_search_attributes(self, event: Event) -> list[RunEvent]:
         fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
@@ -437,18 +499,40 @@ class EventReader:
         return [AnswerReceived(answer, (first_value(outcome.get("success")) or {}).get("before"))]
 
     def _on_reports(self, lines: Iterable[Mapping[str, Any]]) -> list[RunEvent]:
-        """Return what the run reports on answers by signal, which have no outcome in history."""
+        """Return what the run reports in its trace lines: history has no event of these things."""
         events: list[RunEvent] = []
         for line in lines:
-            if line["event"] != ANSWER_REPORT or line["key"] in self._reports:
+            if line["event"] not in self._REPORTS or line["key"] in self._reports:
                 continue
             self._reports.add(line["key"])
-            fits = (at for at, sent in enumerate(self._signals) if answer_digest(sent) == line["answer"])
-            if (at := next(fits, None)) is not None:
-                answer, reason = self._signals.pop(at), line.get("reason")
-                taken = AnswerReceived(answer, line.get("before"))
-                events.append(taken if reason is None else AnswerRejected(answer, reason))
+            events += self._REPORTS[line["event"]](self, line)
         return events
+
+    def _on_answer(self, line: Mapping[str, Any]) -> list[RunEvent]:
+        """Return what became of an answer by signal."""
+        fits = (at for at, sent in enumerate(self._signals) if answer_digest(sent) == line["answer"])
+        if (at := next(fits, None)) is None:
+            return []
+        answer, reason = self._signals.pop(at), line.get("reason")
+        return [AnswerReceived(answer, line.get("before")) if reason is None else AnswerRejected(answer, reason)]
+
+    def _on_closed(self, line: Mapping[str, Any]) -> list[RunEvent]:
+        question = line["question"]
+        if question.get("call"):
+            question = {**question, "arguments": self._arguments.get(question.get("tool_use_id", ""))}
+        view = QuestionView.model_validate({"options": (), **question})
+        return [QuestionClosed(view, line["end"], datetime.fromisoformat(line["at"]))]
+
+    def _on_refused(self, line: Mapping[str, Any]) -> list[RunEvent]:
+        error = ToolError(kind=line["kind"] or "", message=line["error"])
+        tool_use_id = line["key"].removeprefix("refused:")
+        return [ToolCallRefused(line["tool"], tool_use_id, line["step"], line["call"], error)]
+
+    _REPORTS: ClassVar[Mapping[str, Callable[["EventReader", Mapping[str, Any]], list[RunEvent]]]] = {
+        ANSWER_REPORT: _on_answer,
+        QUESTION_CLOSED: _on_closed,
+        "refused": _on_refused,
+    }
 
 
 def answer_in(event: Event) -> HumanInput | None:
@@ -462,9 +546,21 @@ def answer_in(event: Event) -> HumanInput | None:
     return None
 
 
-def _child_events(event: Event) -> list[RunEvent]:
-    """Return the run events of a child workflow. One that no feature reads, such as a notice, has none."""
-    reader = child_readers().get(event["workflow_type"]["name"])
+def _result_events(body: Any) -> list[RunEvent]:
+    """Return the result from outside that a signal or an update brings, if it can be read."""
+    try:
+        result = ToolResultEvent.model_validate(body).payload
+    except ValidationError:
+        return [SignalReceived("tool_result")]
+    shown = json.dumps(result.result, ensure_ascii=False)
+    value = result.result if len(shown) <= RESULT_SIZE else cut_text(shown, RESULT_SIZE)
+    outcome = ToolOutcome(status=result.status, result=value, error=result.error)
+    return [ToolResultReceived(result.step, result.tool, outcome)]
+
+
+def _feature_events(kind: str, event: Event) -> list[RunEvent]:
+    """Return the run events of a child workflow or activity. One that no feature reads, such as a notice, has none."""
+    reader = event_readers().get(kind)
     events: list[RunEvent] = load(reader)(event) if reader else []
     return events
 

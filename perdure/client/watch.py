@@ -8,6 +8,7 @@ import asyncio
 import base64
 import json
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from perdure.client.run_events import (
     EventReader,
     ModelCallStarted,
     PartialText,
+    QuestionClosed,
     RateLimitWait,
     RunEvent,
     WaitStarted,
@@ -47,9 +49,9 @@ from perdure.client.run_list import RunInfo, find_run, first_retained, is_retain
 from perdure.client.runs import query_run_state
 from perdure.contracts.models import nesting_depth
 from perdure.contracts.run.export import ExportedExecution
-from perdure.contracts.run.state import RunStatus
+from perdure.contracts.run.state import QuestionView
 from perdure.decisions.ids import run_id_of_workflow
-from perdure.decisions.text.formatting import truncate
+from perdure.decisions.text.formatting import split_waits, truncate
 from perdure.registry import Pacing, load, paces
 
 POLL_ENDED = "branch tokens"  # in the server's message if it ends a long poll
@@ -241,7 +243,8 @@ class Watch:
             await asyncio.gather(*tasks, getting, return_exceptions=True)
 
     async def _read_history(self, run: RunInfo) -> None:
-        history, reader, after = HistoryReader(self.client), EventReader(), self.after
+        history, reader, held, after = HistoryReader(self.client), EventReader(), _HeldEvents(), self.after
+        is_live = False  # from the event on that was the latest as the reading began
         # If the history up to `after` is past retention, all remaining events are new.
         is_behind = after is not None and await is_retained(self.client, run.execution.id, after.execution)
         async with aclosing(history.read_events(run, follow=self.follow)) as events:
@@ -251,15 +254,35 @@ class Watch:
                     is_behind = False
                 for part, run_event in enumerate(reader.read(await history.event_to_json(event))):
                     at = EventPosition(execution, event.event_id, part)
-                    if not is_behind and not (after is not None and at.is_up_to(after)):
-                        await self._queue.put((at, await self._with_question(run_event)))
+                    held.add(at, run_event)
+                    if is_behind or (after is not None and at.is_up_to(after)):
+                        held.entries.clear()
+                is_latest = execution == run.execution.run_id and event.event_id >= run.execution.history_length
+                is_live = is_live or is_latest
+                await self._release(held, ask=is_live)
+        await self._release(held, ask=False, all_of_them=True)
 
-    async def _with_question(self, run_event: RunEvent) -> RunEvent:
-        if isinstance(run_event, WaitStarted) and run_event.status == RunStatus.waiting_on_human:
-            with suppress(RunNotFoundError):
-                if view := await query_run_state(self.client, self.run_id):
-                    return replace(run_event, question=view.question)
-        return run_event
+    async def _release(self, held: "_HeldEvents", *, ask: bool, all_of_them: bool = False) -> None:
+        """Hand on events up to a wait whose questions are not known. With `ask`, the run is asked for open ones."""
+        while held.entries:
+            at, run_event = held.entries[0]
+            if isinstance(run_event, WaitStarted) and run_event.is_for_person:
+                questions = held.closed_after(run_event)
+                is_whole = len(questions) >= len(split_waits(run_event.waiting_for))
+                if not is_whole and not ask and not all_of_them:
+                    return
+                if not is_whole and ask:
+                    questions += await self._open_questions(run_event)
+                run_event = replace(run_event, questions=questions)
+            held.entries.popleft()
+            await self._queue.put((at, run_event))
+
+    async def _open_questions(self, wait: WaitStarted) -> tuple[QuestionView, ...]:
+        """Return the questions of a wait that are still open, if a worker answers."""
+        view = None
+        with suppress(RunNotFoundError):
+            view = await query_run_state(self.client, self.run_id)
+        return tuple(q for q in (view.questions if view else ()) if _was_asked(q, wait))
 
     async def _poll_pending(self, run: RunInfo) -> None:
         handle, history = self.client.get_workflow_handle(run.execution.id), HistoryReader(self.client)
@@ -313,6 +336,28 @@ class Watch:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if is_pending else None)
         await asyncio.sleep(PENDING_POLL_INTERVAL)
+
+
+@dataclass
+class _HeldEvents:
+    """Events from a wait for a person on: what was asked is in history once the question has closed."""
+
+    entries: deque[tuple[EventPosition, RunEvent]] = field(default_factory=deque)
+    _closed: list[QuestionClosed] = field(default_factory=list)
+
+    def add(self, at: EventPosition, run_event: RunEvent) -> None:
+        self.entries.append((at, run_event))
+        if isinstance(run_event, QuestionClosed):
+            self._closed.append(run_event)
+
+    def closed_after(self, wait: WaitStarted) -> tuple[QuestionView, ...]:
+        """Return the questions that were open at the wait and have closed since."""
+        still_open = (c for c in self._closed if wait.at is not None and c.closed_at > wait.at)
+        return tuple(closed.question for closed in still_open if _was_asked(closed.question, wait))
+
+
+def _was_asked(question: QuestionView, wait: WaitStarted) -> bool:
+    return question.asked_at is None or wait.at is None or question.asked_at <= wait.at
 
 
 def _pacing_of(pending: PendingActivityInfo, task_queue: str) -> Pacing | None:

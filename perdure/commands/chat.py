@@ -38,7 +38,7 @@ from perdure.contracts.conversation import (
 )
 from perdure.contracts.media import Attachment
 from perdure.contracts.run.journal import Journal
-from perdure.contracts.run.state import QuestionView, RunStatus
+from perdure.contracts.run.state import QuestionView
 from perdure.decisions import ids
 from perdure.decisions.errors import format_validation_error
 from perdure.decisions.lane import NO_TURN
@@ -397,10 +397,10 @@ class ChatSession:
     def _note_question(self, run_id: str, event: RunEvent) -> None:
         if isinstance(event, WaitEnded):
             self._asks = None
-        if isinstance(event, WaitStarted) and event.status == RunStatus.waiting_on_human:
-            self._asks = (run_id, event.question)
-            if event.question is not None and not is_person():
-                ways = " or ".join(answer_commands(run_id, event.question))
+        if isinstance(event, WaitStarted) and event.is_for_person:
+            self._asks = (run_id, question := next(iter(event.questions), None))
+            if question is not None and not is_person():
+                ways = " or ".join(answer_commands(run_id, question))
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
     async def _print_journal(self) -> None:

@@ -99,6 +99,15 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             yield format_line(f"  [yellow]![/] event {number} ({escape(kind)}) cannot be read by this version")
         case run_events.ToolCallFinished():
             yield from _format_call(event, width)
+        case run_events.ToolCallRefused():
+            yield _format_refusal(event)
+        case run_events.ToolResultReceived(step, tool, outcome):
+            room = PLAIN_PREVIEW_LENGTH if width is None else max(width - len(tool) - 24, 20)
+            line = f"  [yellow]←[/] result of {escape(tool)}  [dim]step {step}[/]  "
+            yield format_line(line, _format_outcome(outcome, room))
+        case run_events.QuestionClosed(question, end) if end != "answered":
+            about = f" about {question.tool}" if question.tool else ""
+            yield format_line(f"  [yellow]…[/] question {question.id} ", f"{about} has {end}".strip())
         case run_events.FeatureEvent():
             yield from event.lines(width)
         case (
@@ -107,6 +116,7 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             | run_events.ToolCallStarted()
             | run_events.PartialText()
             | run_events.WaitEnded()
+            | run_events.QuestionClosed()
             | run_events.RunEnded()
         ):
             return  # the live area shows it
@@ -235,6 +245,12 @@ def _format_call(called: run_events.ToolCallFinished, width: int | None) -> Even
     yield from _format_files(outcome.media)
 
 
+def _format_refusal(refused: run_events.ToolCallRefused) -> RenderableType:
+    step = f"  [dim]step {refused.step}[/]" if refused.step else ""
+    line = f"  [red]✗[/] {escape(truncate(refused.call, 100))}{step}  {escape(refused.error.kind)}: "
+    return format_line(line, truncate(refused.error.message, 300))
+
+
 def _format_files(files: Iterable[Attachment | StoredMedia]) -> EventLines:
     """Yield a line for each image or PDF of a message or a result, without the path to it."""
     for file in files:
@@ -264,10 +280,6 @@ def format_planned(notice: dict[str, Any]) -> str:
 
 def _format_notice(notice: dict[str, Any]) -> str:
     """Format a notice. A full context has none: the compaction has its own line."""
-    if notice["event"] == "refused":
-        step = f"  [dim]step {notice['step']}[/]" if notice["step"] else ""
-        error = escape(truncate(notice["error"], 300))
-        return f"[red]✗[/] {escape(truncate(notice['call'], 100))}{step}  {notice['kind']}: {error}"
     if notice["event"] == run_events.PLANNED:
         call, plan = truncate(notice["call"], 100), truncate(format_planned(notice), 300)
         return f"[cyan]✓[/] {escape(call)}  [dim]step {notice['step']}[/]  approved by {escape(plan)}"

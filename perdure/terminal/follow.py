@@ -110,8 +110,8 @@ async def _show_run(session: Session, run_id: str, screen: RunScreen) -> None:
                     await _cancel_tasks(asking)  # it has an answer, here or elsewhere
                     asking = None
                 screen.show_event(event)
-                if isinstance(event, WaitStarted) and event.question is not None:
-                    asked = event.question
+                if isinstance(event, WaitStarted) and event.questions:
+                    asked = event.questions[0]
                     asking = asyncio.create_task(_ask_question(session, run_id, screen, asked))
                 elif asking is not None and asked is not None and changes_call(event):
                     await _cancel_tasks(asking)
@@ -140,7 +140,10 @@ async def _query_state(session: Session, run_id: str, screen: RunScreen) -> None
         await asyncio.sleep(STATE_POLL_SECONDS)
 
 
-async def _ask_question(session: Session, run_id: str, screen: RunScreen, question: QuestionView) -> None:
+async def _ask_question(session: Session, run_id: str, screen: RunScreen, asked: QuestionView) -> None:
+    question = await read_question_again(session, run_id, screen.console, asked)
+    if question is None:  # the wait is in the past
+        return
     while body := await screen.ask_person(question):
         try:
             await Perdure.over(session).get_run(run_id).send_answer(body)

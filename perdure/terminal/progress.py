@@ -88,7 +88,9 @@ class Progress:
                 self.steps = max(self.steps, call.step)
             case run_events.FeatureEvent():
                 self.steps = max(self.steps, event.step)
-                self.doing = {event.activity: (event.doing, at)} if event.doing else {}
+                self.doing.pop(event.activity, None)
+                if event.doing:
+                    self.doing[event.activity] = (event.doing, at)
             case run_events.ActivityFailed(activity):
                 self._end_activity(activity)
             case run_events.WaitStarted(waiting_for=about):
@@ -108,6 +110,9 @@ class Progress:
                 | run_events.SignalReceived()
                 | run_events.AnswerReceived()
                 | run_events.AnswerRejected()
+                | run_events.QuestionClosed()
+                | run_events.ToolCallRefused()
+                | run_events.ToolResultReceived()
                 | run_events.ContinuedAsNew()
                 | run_events.ActivityRetrying()
                 | run_events.UnreadableEvent()

@@ -85,7 +85,7 @@ class RunScreen:
             return
         self.apply_event(event)
         match event:
-            case run_events.WaitStarted(question=QuestionView() as question):
+            case run_events.WaitStarted(questions=[question, *_]):
                 print_question(self.console, question)
             case run_events.AnswerReceived(answer):
                 own, self._own = self._own, None

@@ -7,7 +7,7 @@ from perdure.cli import commands
 from perdure.client import run_events
 from perdure.contracts.run.signals import QuestionKind
 from perdure.gateway.app import ROUTERS
-from perdure.registry import child_readers, load
+from perdure.registry import event_readers, load
 from tests.crossing.doors import DOORS
 from tests.crossing.shapes import SHAPES, Crossing
 
@@ -52,7 +52,7 @@ async def test_each_event_of_a_run_is_shown_by_some_shape(crossing: Crossing) ->
     for name in SHAPES:
         text = await DOORS["client stream()"].read(crossing, crossing.run_ids[name])
         seen |= {json.loads(line)["type"] for line in text.splitlines()}
-    for reader in child_readers().values():
+    for reader in event_readers().values():
         load(reader)  # with the events of its feature
     kinds = {*get_args(run_events.RunEvent), *run_events.FeatureEvent.__subclasses__()} - {run_events.FeatureEvent}
     known = {kind.type for kind in kinds}

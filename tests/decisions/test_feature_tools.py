@@ -7,7 +7,7 @@ import pytest
 from perdure.contracts.tool import ToolKind
 from perdure.decisions.text.formatting import call_line
 from perdure.decisions.tools import DELEGATE, FOLLOW_UP_TOOLS, builtin_schemas, routes
-from perdure.registry import child_readers, feature_tools, load
+from perdure.registry import event_readers, feature_tools, load
 
 
 @pytest.mark.parametrize("name", feature_tools())
@@ -34,4 +34,4 @@ def test_an_agent_without_peers_and_follow_ups_is_offered_no_tool_of_a_feature()
 
 
 def test_what_reads_the_events_of_a_child_workflow_is_there() -> None:
-    assert all(callable(load(reader)) for reader in child_readers().values())
+    assert all(callable(load(reader)) for reader in event_readers().values())

@@ -69,8 +69,9 @@ async def test_a_question_is_answered_by_signal_and_by_update(world: MakeWorld, 
     async with world([ASK, FINISH]) as it:
         run = await it.start()
         state = await it.until_state(run, question=True, status="waiting_on_human")
-        asked = {"id": "q1", "kind": "question", "text": "Which one?", "options": ["a", "b"], "tool": "ask_human"}
-        assert state["question"] == {**asked, "asked_at": state["question"]["asked_at"]}
+        asked = {"id": "q1", "kind": "question", "text": "Which one?", "options": ["a", "b"]}
+        call = {"step": 1, "tool": "ask_human", "tool_use_id": "toolu_0_0", "asked_at": state["question"]["asked_at"]}
+        assert state["question"] == {**asked, **call}
         assert state["questions"] == [state["question"]]
         if door == "signal":
             await run.signal("human_input", {"text": "b"})

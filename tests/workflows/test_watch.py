@@ -1,6 +1,8 @@
 """A run that is watched: shown once and in order over continue-as-new, and on from any place in it."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -8,8 +10,16 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client.run_events import ContinuedAsNew, RunEvent
+from perdure.client.run_events import (
+    ContinuedAsNew,
+    QuestionClosed,
+    RunEvent,
+    ToolCallRefused,
+    ToolResultReceived,
+    WaitStarted,
+)
 from perdure.client.watch import MAX_READ_AHEAD, EventPosition, HistoryReader, Watch
+from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
@@ -43,6 +53,62 @@ async def test_a_watch_goes_on_from_any_place_of_a_run_that_rotated(
             assert await read_events(it.client, run_id, places[number]) == whole[number + 1 :]
         gone = EventPosition("0" * 8 + "-0000-0000-0000-" + "0" * 12, 5, 0)
         assert await read_events(it.client, run_id, gone) == whole
+
+
+async def test_a_run_read_later_says_what_was_said_live(world: MakeWorld) -> None:
+    """Of all questions of a turn, of a denied call and of one that expired, with the times of the server's events."""
+    pay = ScriptedTool("pay", lambda *_: "paid", effect=Effect.once, approval=Approval.always)
+    hire = ScriptedTool("hire", approval=Approval.always, approval_timeout=timedelta(seconds=2))
+    ask = ("ask_human", {"question": "Which one?", "options": ["a", "b"]})
+    script = [calls(("pay", {"n": 1}), ("pay", {"n": 2})), calls(ask), calls(("hire", {})), *steps(0)]
+    async with world(script, pay, hire) as it:
+        run = await it.start()
+        run_id = run.id.removeprefix("run:")
+        live: PositionedEvents = []
+
+        async def follow() -> None:
+            async for entry in Watch(it.client, run_id).positioned_events():
+                live.append(entry)
+
+        following = asyncio.create_task(follow())
+
+        def asked() -> list[list[str]]:
+            waits = [each for _, each in live if isinstance(each, WaitStarted)]
+            return [[question.id for question in wait.questions] for wait in waits]
+
+        await it.until(lambda: asked() == [["q1", "q2"]])
+        await run.execute_update("answer", {"question_id": "q1", "decision": "approve", "by": "eva"})
+        await it.until(lambda: asked() == [["q1", "q2"], ["q2"]])
+        await run.signal("human_input", {"question_id": "q2", "decision": "deny", "text": "not twice"})
+        await it.until(lambda: len(asked()) == 3)
+        await run.execute_update("answer", {"text": "b"})
+        await run.result()
+        await following
+        later = await read_events(it.client, run_id)
+        assert later == [(place, each) for place, each in live if place is not None]
+        assert [each.at for _, each in later] == [each.at for place, each in live if place is not None]
+    happened = [each for _, each in later]
+    assert asked() == [["q1", "q2"], ["q2"], ["q3"], ["q4"]]
+    first = next(each for each in happened if isinstance(each, WaitStarted)).questions
+    assert [(q.tool_use_id, q.arguments) for q in first] == [("toolu_0_0", {"n": 1}), ("toolu_0_1", {"n": 2})]
+    closed = [(each.question.id, each.end) for each in happened if isinstance(each, QuestionClosed)]
+    assert closed == [("q1", "answered"), ("q2", "answered"), ("q3", "answered"), ("q4", "expired")]
+    refused = [(e.tool_use_id, e.error.kind) for e in happened if isinstance(e, ToolCallRefused)]
+    assert refused == [("toolu_0_1", "denied"), ("toolu_2_0", "denied")]
+
+
+async def test_what_comes_from_outside_is_an_event_of_its_call(world: MakeWorld) -> None:
+    look = ScriptedTool("look", kind=ToolKind.signal)
+    async with world([calls(("look", {})), *steps(0)], look) as it:
+        run = await it.start()
+        await it.until_state(run, status="waiting_on_tool")
+        run_id = run.id.removeprefix("run:")
+        payload = {"run_id": run_id, "step": 1, "tool": "look", "status": "ok", "result": [1]}
+        await run.signal("tool_result", {"payload": payload})
+        await run.result()
+        events = [each for _, each in await read_events(it.client, run_id)]
+    [came] = [each for each in events if isinstance(each, ToolResultReceived)]
+    assert (came.step, came.tool, came.outcome.result) == (1, "look", [1])
 
 
 def test_a_position_survives_parsing() -> None:

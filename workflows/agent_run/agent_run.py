@@ -166,7 +166,9 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         ending = run.state.ending
         journal = fill_journal(run.state.journal, "", run.state.last_finding)
         events.emit_event(run, end_event_name(ending), **formatting.run_figures(run.state))
-        run.state = drop_questions(run.state)
+        before = run.state
+        run.state = drop_questions(before)
+        events.report_closed(run, before)
         run.set_status(RunStatus.cancelled if ending is None else ending.status)
         for hear in load_each("on_end"):
             await hear(run.state, ending)

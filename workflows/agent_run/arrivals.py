@@ -23,7 +23,7 @@ from perdure.decisions.text.formatting import truncate
 from perdure.decisions.tool_results import ESCALATES, ResultVerdict
 from perdure.workflows.activities import Activities
 from perdure.workflows.agent_run.context import RunContext
-from perdure.workflows.agent_run.events import report_answer
+from perdure.workflows.agent_run.events import report_answer, report_closed
 from perdure.workflows.agent_run.turn import judge_change
 from perdure.workflows.handlers import invalid_input
 
@@ -97,7 +97,9 @@ async def receive_answer(run: RunContext, answer: HumanInput) -> TakenAnswer:
     if isinstance(question, str):
         raise invalid_input(question)
     call = None if answer.arguments is None else find_call(run.state, question)
-    run.state = record_answer(run.state, question, answer, workflow.now(), verdict)
+    before = run.state
+    run.state = record_answer(before, question, answer, workflow.now(), verdict)
+    report_closed(run, before)
     run.show_waits()
     return TakenAnswer(question, None if call is None else call.arguments)
 

@@ -6,7 +6,7 @@ from typing import Any
 from temporalio import workflow
 
 from perdure.activities.telemetry.metrics import add_counts
-from perdure.contracts.run.signals import ANSWER_REPORT, HumanInput
+from perdure.contracts.run.signals import ANSWER_REPORT, QUESTION_CLOSED, HumanInput
 from perdure.contracts.run.state import Call, RunState
 from perdure.contracts.tool import ToolOutcome
 from perdure.decisions import telemetry
@@ -14,9 +14,11 @@ from perdure.decisions.people.terms import name_of
 from perdure.decisions.run.question import answer_digest
 from perdure.decisions.run.state import add_event, add_trace_lines, clear_trace_lines
 from perdure.decisions.text import formatting
+from perdure.decisions.text.visible_text import cut_text
 from perdure.workflows.agent_run.context import RunContext
 
 MAX_TRACED_REFUSALS = 20  # calls of a turn
+TRACED_TEXT = 8000  # characters of a question's text
 
 
 def emit_event(run: RunContext, name: str, *, is_traced: bool = True, **figures: Any) -> None:
@@ -49,6 +51,22 @@ def report_answer(run: RunContext, answer: HumanInput, **outcome: Any) -> None:
     at = workflow.now().isoformat(timespec="milliseconds")
     line = {"at": at, "event": ANSWER_REPORT, "answer": answer_digest(answer), **outcome}
     run.state = add_event(run.state, line)
+
+
+def report_closed(run: RunContext, before: RunState) -> None:
+    """Report the questions that have closed since the state `before`: history has no event of a question."""
+    answers = {question.id: question.answer for question in run.state.asked}
+    still_open = {question.id for question in run.state.open_questions}
+    for question in before.open_questions:
+        if question.id in still_open:
+            continue
+        answer = answers.get(question.id)
+        end = "withdrawn" if answer is None else "expired" if answer == HumanInput() else "answered"
+        view = formatting.question_view(before, question)
+        shown = view.evolve(text=cut_text(view.text, TRACED_TEXT), arguments=None)
+        line = {"question": shown.model_dump(mode="json", exclude_defaults=True), "end": end}
+        at = workflow.now().isoformat(timespec="milliseconds")
+        run.state = add_event(run.state, {"at": at, "event": QUESTION_CLOSED, **line})
 
 
 def take_trace_lines(run: RunContext) -> tuple[dict[str, Any], ...]:

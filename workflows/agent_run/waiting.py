@@ -54,7 +54,9 @@ async def ask_person(
     has_expired = question.answer == HumanInput()
     if has_expired:
         await _announce(run, question, NoticeKind.expired)
-    run.state = close_question(run.state, question, expired=has_expired)
+    before = run.state
+    run.state = close_question(before, question, expired=has_expired)
+    events.report_closed(run, before)
     run.show_waits()
     return answer
 
@@ -103,7 +105,9 @@ async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) 
             return
         if moves and run.should_move_wait:
             raise StillWaitingError
-        run.state = expire_questions(run.state, workflow.now())
+        before = run.state
+        run.state = expire_questions(before, workflow.now())
+        events.report_closed(run, before)
         run.show_waits()
         await _announce_questions(run)
         if is_over():

@@ -29,7 +29,6 @@ from perdure.contracts.run.export import (
     RejectedAnswer,
 )
 from perdure.contracts.run.signals import HumanInput
-from perdure.contracts.run.state import RunStatus
 from perdure.contracts.run.transcript import Part, PartKind, Segment
 from perdure.contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Summary, Usage
 from perdure.contracts.tool import ToolCall, ToolOutcome
@@ -109,7 +108,7 @@ class QuestionLog:
         self, wait: run_events.WaitStarted | run_events.WaitEnded, calls: Mapping[str, ExportedCall], at: datetime
     ) -> None:
         """Apply a change of `WaitingFor`, which lists the open questions, or the only one."""
-        is_asking = isinstance(wait, run_events.WaitStarted) and wait.status == RunStatus.waiting_on_human
+        is_asking = isinstance(wait, run_events.WaitStarted) and wait.is_for_person
         texts = split_waits(wait.waiting_for) if isinstance(wait, run_events.WaitStarted) and is_asking else []
         still_open = self._open_questions()
         # Those with an answer have closed, unless more people must approve; else the first, whose time has passed.

@@ -42,6 +42,7 @@ ChangedArguments = Annotated[
 
 
 ANSWER_REPORT = "agent.answer.signal"  # the trace line that says whether the run took an answer by signal
+QUESTION_CLOSED = "agent.question.closed"  # the trace line with a question that is not open any more
 MAX_SHOWN = 40_000  # characters: those of the longest question about a call
 
 
@@ -147,6 +148,7 @@ class Question(FrozenModel):
     options: tuple[str, ...] = ()
     step: int | None = None
     tool: str | None = None
+    tool_use_id: str | None = omit_default(None)
     asked_at: datetime
     call: str | None = omit_default(None)
     expires_at: datetime | None = omit_default(None)

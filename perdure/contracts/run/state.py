@@ -336,7 +336,10 @@ class QuestionView(FrozenModel):
     kind: str
     text: str
     options: tuple[str, ...]
+    step: int | None = omit_default(None)
     tool: str | None = omit_default(None)
+    tool_use_id: str | None = omit_default(None)
+    """The call of the model's reply that it is about."""
     asked_at: datetime | None = omit_default(None)
     call: str | None = omit_default(None)
     expires_at: datetime | None = omit_default(None)

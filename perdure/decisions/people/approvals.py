@@ -114,6 +114,7 @@ def _build_question(  # noqa: PLR0913 - facts
         options=decisions or tuple(map(render_visible, options)),
         step=about and about.step,
         tool=about and about.tool,
+        tool_use_id=about and about.tool_use_id,
         asked_at=now,
         call=digest,
         expires_at=expires_at,

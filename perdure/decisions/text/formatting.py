@@ -316,7 +316,7 @@ def _indent_code(text: str) -> str:
 def state_view(state: RunState) -> RunView:
     """Return the answer of the query `state` (A8). Fields that are not named here are the state's own."""
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
-    questions = tuple(_question_view(state, question) for question in state.open_questions)
+    questions = tuple(question_view(state, question) for question in state.open_questions)
     is_over = state.ending is not None or state.status is RunStatus.cancelled
     at = f"step {state.pending[0].step}" if state.pending else f"turn {state.turns + 1}"
     changed = {
@@ -338,7 +338,8 @@ def state_view(state: RunState) -> RunView:
     return RunView(**{**shared, **changed})
 
 
-def _question_view(state: RunState, question: Question) -> QuestionView:
+def question_view(state: RunState, question: Question) -> QuestionView:
+    """Return an open question as people see it."""
     call = next((c for c in state.calls if question.call and c.step == question.step), None)
     shown = question.model_dump(include=set(QuestionView.model_fields) - {"terms"})
     return QuestionView(

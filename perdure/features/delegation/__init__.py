@@ -21,5 +21,5 @@ FEATURE = Feature(
             has_events=True,
         )
     },
-    children={"Delegation": "perdure.features.delegation.events:read_event"},
+    events={"Delegation": "perdure.features.delegation.events:read_delegation"},
 )

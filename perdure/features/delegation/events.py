@@ -1,11 +1,11 @@
 """The events of a delegation in a run's history, and how they are shown."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from perdure.client.run_events import ActivityFailed, Event, FeatureEvent, RunEvent, failure_message, first_value
 from perdure.features.delegation.contract import DelegationRequest, DelegationState, DelegationStatus
-from perdure.features.delegation.rules import failed_subtasks
+from perdure.features.delegation.rules import begin_delegation, failed_subtasks
 from perdure.terminal.console import fit_line
 from perdure.terminal.event_lines import PLAIN_PREVIEW_LENGTH, EventLines, format_line, result_mark
 from perdure.terminal.progress import format_count
@@ -15,11 +15,12 @@ DELEGATION = "delegation"
 
 @dataclass(frozen=True)
 class DelegationStarted(FeatureEvent):
-    """Subtasks were handed to peers; each becomes a run of its own."""
+    """Subtasks were handed to peers. Each becomes a run, whose id is in `runs`, unless its peer lives outside."""
 
     type: ClassVar = "delegation_started"
     activity: ClassVar = DELEGATION
     request: DelegationRequest
+    runs: dict[str, str] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -56,11 +57,13 @@ class DelegationFinished(FeatureEvent):
             yield format_line("    ", fit_line(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
 
 
-def read_event(event: Event) -> list[RunEvent]:
+def read_delegation(event: Event) -> list[RunEvent]:
     """Return the run events of an event about the child workflow."""
     match event["type"]:
         case "start_child_workflow_execution_initiated":
-            return [DelegationStarted(DelegationRequest.model_validate(first_value(event["input"])))]
+            request = DelegationRequest.model_validate(first_value(event["input"]))
+            runs = {task.id: task.run_id for task in begin_delegation(request).subtasks if task.run_id}
+            return [DelegationStarted(request, runs)]
         case "child_workflow_execution_completed":
             return [DelegationFinished(DelegationState.model_validate(first_value(event["result"])))]
         case "start_child_workflow_execution_failed" | "child_workflow_execution_started":

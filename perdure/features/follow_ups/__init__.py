@@ -5,6 +5,7 @@ calls       calls of `workflow_*` by a run
 client      the state of a follow-up, and events from outside
 commands    `event`, and follow-ups in `show`
 contract    follow-ups, their tasks, and events of a topic
+events      a follow-up in the events of the run that it belongs to
 outbox      the port for outgoing messages
 project     the outbox, as the settings describe it
 settings    `[outbox]`
@@ -35,6 +36,7 @@ FEATURE = Feature(
         "workflow_task_create": FeatureTool(_CALL, f"{_TOOLS}:TASK_CREATE_SCHEMA", "keyed"),
         "workflow_wait_for_reply": FeatureTool(_CALL, f"{_TOOLS}:WAIT_FOR_REPLY_SCHEMA", "keyed"),
     },
+    events={"command_follow_up": "perdure.features.follow_ups.events:read_command"},
     tables=("perdure.features.follow_ups.settings:OUTBOX",),
     project="perdure.features.follow_ups.project:create_outbox",
     commands={

@@ -48,7 +48,7 @@ class Person:
 async def play_to_end(client: Client, run_id: str, answer: Callable[[QuestionView], Awaitable[None]]) -> None:
     """Follow a run that was started to its end, and have its questions answered."""
     async for event in Watch(client, run_id).events():
-        if isinstance(event, WaitStarted) and event.status == RunStatus.waiting_on_human:
+        if isinstance(event, WaitStarted) and event.is_for_person:
             for question in await _open_questions(client, run_id):
                 await answer(question)
     await wait_for_run_end(client, run_id)
