@@ -48,6 +48,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
     """
     from perdure.gateway.auth import Gateway
     from perdure.gateway.server import open_listener, serve_gateway
+    from perdure.gateway.sessions import open_sessions
     from perdure.gateway.tokens import read_tokens
     from perdure.telemetry import log_to_file, log_to_stderr
 
@@ -68,7 +69,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
                 log_to_file(log_file, settings.secrets)
             elif session.ui is None:  # else this process has a worker, which logs to its own file
                 log_to_stderr(settings.secrets)
-            served = Gateway(session, tokens, parts, stop)
+            served = Gateway(session, tokens, parts, open_sessions(settings), behind_tls, stopping=stop)
             shown = f"[{host}]" if ":" in host else host
             console.print(f"gateway    http://{shown}:{listener.getsockname()[1]}", soft_wrap=True)
             console.print(f"task queue {settings.task_queue}")

@@ -25,9 +25,9 @@ MAX_UPLOAD_SECONDS = 300.0  # seconds to receive a file
 MAX_BODY_NESTING = MAX_NESTING + 10  # room for the fields around a value of that depth
 _SLASH = "\udc2f"  # half a surrogate pair, which decoded UTF-8 never holds
 _SINGLE = frozenset(
-    b"authorization content-length content-type host idempotency-key last-event-id transfer-encoding "
-    b"webhook-id webhook-signature webhook-timestamp x-github-event x-hub-signature-256 x-slack-request-timestamp "
-    b"x-slack-signature".split()
+    b"authorization content-length content-type host idempotency-key last-event-id origin sec-fetch-site "
+    b"transfer-encoding webhook-id webhook-signature webhook-timestamp x-github-event x-hub-signature-256 x-perdure "
+    b"x-slack-request-timestamp x-slack-signature".split()
 )
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
@@ -182,7 +182,7 @@ def _log_request(scope: Scope, status: int | None, ms: int) -> None:
         return
     state = scope.get("state", {})
     refused = state.get("login_refused")
-    token = state.get("token")
+    caller = state.get("caller")
     line = {
         "event": "gateway.login_failed" if refused else "gateway.request",
         "method": truncate(escape_unprintable(str(scope["method"])), 20),
@@ -190,7 +190,9 @@ def _log_request(scope: Scope, status: int | None, ms: int) -> None:
         "status": status,
         "duration_ms": ms,
         "address": scope["client"][0] if scope.get("client") else None,
-        "token": token.name if token is not None else None,
+        "token": caller.token.name if caller is not None and caller.token is not None else None,
+        "person": caller.person if caller is not None else None,
+        "credential": str(caller.credential) if caller is not None else None,
         "run_id": _path_parameter(scope, "run_id"),
         "conversation_id": _path_parameter(scope, "conversation_id"),
         "reason": refused,

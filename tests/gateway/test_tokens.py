@@ -50,7 +50,12 @@ ROUTES = [
     ("GET", "/v1/runs/nobody/artifacts/{path}", "runs:read"),
     ("GET", "/v1/runs/nobody/media/{sha256}", "runs:read"),
 ]
-OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/v1/webhooks/{name}")}
+OPEN = {
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("POST", "/v1/webhooks/{name}"),
+    *((method, "/v1/session") for method in ("GET", "POST", "DELETE")),
+}
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,11 @@ from perdure.activities.effects.ledger import Claim, ClaimOwner
 from perdure.activities.security import make_private
 from perdure.activities.storage.workspace import folder_name
 from perdure.contracts.tool import Effect, ToolKind
-from perdure.decisions.ids import UPLOADS_STORE, query_equals
+from perdure.decisions.ids import GATEWAY_STORE, UPLOADS_STORE, query_equals
 from perdure.features.reconciler import schedule as reconcile_schedule
 from perdure.features.reconciler.activities import Reconciler
 from perdure.features.reconciler.contract import FindingKind, ReconcileReport, ReconcileRequest, Repair
+from perdure.gateway.sessions import KEY_FILE
 from perdure.process.worker import run_worker
 from perdure.settings import load_settings
 from perdure.testkit.model_server import calls
@@ -333,6 +334,16 @@ async def test_uploads_are_removed_after_a_month(world: MakeWorld) -> None:
         assert store.names("media") == ["a"]
         assert (await reconcile(it, timedelta(days=31))).findings == ()
         assert store.names("media") == []
+
+
+async def test_the_key_of_the_gateways_stays(world: MakeWorld) -> None:
+    async with world([ASK]) as it:
+        store = it.project.stores.of(GATEWAY_STORE)
+        make_private(it.project.workspaces / folder_name(GATEWAY_STORE))
+        store.create(KEY_FILE, b"k" * 32)
+        for hours in (5, 700, 1400):
+            assert (await reconcile(it, hours * HOUR)).findings == ()
+        assert store.read(KEY_FILE) == b"k" * 32
 
 
 async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: MakeWorld) -> None:

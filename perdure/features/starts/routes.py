@@ -51,7 +51,7 @@ from perdure.features.starts.signatures import (
     parse_time,
     read_slack_text,
 )
-from perdure.gateway.auth import CurrentGateway, CurrentToken, Gateway, ScopedRoute, needs_scope
+from perdure.gateway.auth import CurrentCaller, CurrentGateway, Gateway, ScopedRoute, needs_scope
 from perdure.gateway.problems import ApiError, ProblemKind, describe_problems
 from perdure.gateway.requests import note_login_failure, read_body_json
 from perdure.gateway.tokens import Scope
@@ -274,7 +274,7 @@ class PublishedEvent(FrozenModel):
     dependencies=[needs_scope(Scope.publish)],
     responses=describe_problems(400, 401, 403, 408, 413, 415, 422, 500, 503),
 )
-async def publish_event(gateway: CurrentGateway, holder: CurrentToken, event: EventBody) -> PublishedEvent:
+async def publish_event(gateway: CurrentGateway, holder: CurrentCaller, event: EventBody) -> PublishedEvent:
     """Publish an event of a platform that the token allows; repeats have no effect."""
     if platform_name(event.data.platform) not in holder.platforms:
         raise ApiError(403, f"token {holder.name} may not publish events of this platform", field="data.platform")

@@ -7,7 +7,14 @@ from fastapi import APIRouter, Path, Response
 from pydantic import AfterValidator
 
 from perdure.contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
-from perdure.gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope, require_readable, require_scope
+from perdure.gateway.auth import (
+    CurrentCaller,
+    CurrentGateway,
+    ScopedRoute,
+    needs_scope,
+    require_readable,
+    require_scope,
+)
 from perdure.gateway.problems import RETRY_SOON, ApiError, describe_problems
 from perdure.gateway.tokens import Scope
 
@@ -34,7 +41,7 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_cla
 )
 async def submit_request(
     gateway: CurrentGateway,
-    holder: CurrentToken,
+    holder: CurrentCaller,
     conversation_id: ConversationId,
     request: SubmitRequest,
     response: Response,

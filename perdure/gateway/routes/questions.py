@@ -8,7 +8,7 @@ from perdure.client.door import groups_of
 from perdure.client.questions import QuestionFilter, QuestionList
 from perdure.contracts.models import Duration
 from perdure.contracts.run.signals import QuestionKind
-from perdure.gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope
+from perdure.gateway.auth import CurrentCaller, CurrentGateway, ScopedRoute, needs_scope
 from perdure.gateway.problems import describe_problems
 from perdure.gateway.routes.runs import READ_QUERY_TIMEOUT
 from perdure.gateway.tokens import Scope
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["people"], route_class=ScopedRoute)
 )
 async def list_open_questions(  # noqa: PLR0913 - the filters
     gateway: CurrentGateway,
-    holder: CurrentToken,
+    holder: CurrentCaller,
     *,
     agent: Annotated[str | None, Query(max_length=200, description="The agent of the run.")] = None,
     tool: Annotated[str | None, Query(max_length=200, description="The tool of the call.")] = None,

@@ -25,8 +25,8 @@ from perdure.contracts.run.events import StartEvent, ToolResultEvent
 from perdure.contracts.run.signals import MAX_SHOWN, ChangedArguments, Decision, HumanInput
 from perdure.decisions import ids
 from perdure.gateway.auth import (
+    CurrentCaller,
     CurrentGateway,
-    CurrentToken,
     Gateway,
     RunId,
     ScopedRoute,
@@ -135,7 +135,7 @@ class CancelBody(StrictModel):
 )
 async def start_run(
     gateway: CurrentGateway,
-    holder: CurrentToken,
+    holder: CurrentCaller,
     event: StartBody,
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=500)] = None,
@@ -165,7 +165,7 @@ async def start_run(
 
 @router.post("/{run_id}/plan", status_code=202, dependencies=[needs_scope(Scope.start)])
 async def start_plan(
-    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, response: Response, body: PlanBody | None = None
+    gateway: CurrentGateway, holder: CurrentCaller, run_id: RunId, response: Response, body: PlanBody | None = None
 ) -> RunReference:
     """Start a real run from a dry one, whose calls the caller approves. It also needs `human:answer`."""
     require_scope(holder, Scope.answer)
@@ -277,7 +277,7 @@ async def read_result(
 
 @router.post("/{run_id}/cancel", status_code=202, dependencies=[needs_scope(Scope.answer)])
 async def cancel_run(
-    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: CancelBody | None = None
+    gateway: CurrentGateway, holder: CurrentCaller, run_id: RunId, body: CancelBody | None = None
 ) -> RunReference:
     """Cancel a run; a side effect in progress completes first."""
     run = gateway.perdure.get_run(run_id)
@@ -287,7 +287,7 @@ async def cancel_run(
 
 
 @router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
-async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswerBody) -> RunReference:
+async def answer_run(gateway: CurrentGateway, holder: CurrentCaller, run_id: RunId, body: AnswerBody) -> RunReference:
     """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
     require_readable(holder, body.attachments)
     try:
@@ -303,7 +303,7 @@ async def answer_run(gateway: CurrentGateway, holder: CurrentToken, run_id: RunI
 
 @router.post("/{run_id}/answers", dependencies=[needs_scope(Scope.answer)])
 async def answer_run_questions(
-    gateway: CurrentGateway, holder: CurrentToken, run_id: RunId, body: AnswersBody
+    gateway: CurrentGateway, holder: CurrentCaller, run_id: RunId, body: AnswersBody
 ) -> AnswerResults:
     """Answer several open questions, in this order. A rejected answer does not stop the others."""
     results = []
