@@ -46,7 +46,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
 
     If no Temporal server is configured, it starts an embedded one and a worker. Clients need a token (perdure token).
     """
-    from perdure.gateway.auth import Gateway
+    from perdure.gateway.auth import Gateway, TrustedProxy
     from perdure.gateway.server import open_listener, serve_gateway
     from perdure.gateway.sessions import open_sessions
     from perdure.gateway.tokens import read_tokens
@@ -54,8 +54,9 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
 
     settings = load_settings()
     tokens = read_tokens(settings.home, os.environ)
+    proxy = TrustedProxy.of(settings.file.gateway)
     has_tokens = bool(tokens.read_all())
-    if not is_loopback(host) and not (has_tokens and behind_tls):
+    if not is_loopback(host) and not ((has_tokens or proxy) and behind_tls):
         raise ProjectError(
             f"{host} is reachable from other machines: create a token (perdure token create), put a TLS proxy in front "
             "of the gateway, and set --behind-tls; without TLS, tokens are sent in clear text"
@@ -69,7 +70,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
                 log_to_file(log_file, settings.secrets)
             elif session.ui is None:  # else this process has a worker, which logs to its own file
                 log_to_stderr(settings.secrets)
-            served = Gateway(session, tokens, parts, open_sessions(settings), behind_tls, stopping=stop)
+            served = Gateway(session, tokens, parts, open_sessions(settings), behind_tls, proxy, stop)
             shown = f"[{host}]" if ":" in host else host
             console.print(f"gateway    http://{shown}:{listener.getsockname()[1]}", soft_wrap=True)
             console.print(f"task queue {settings.task_queue}")
@@ -77,7 +78,7 @@ async def gateway_command(host: str, port: int, log_file: Path | None, *, behind
                 console.print(f"Web UI     {session.ui}")
             if session.rehearsal_message:
                 console.print(f"[yellow]{escape(session.rehearsal_message)}[/]", soft_wrap=True)
-            if not has_tokens:
+            if not has_tokens and proxy is None:
                 console.print("no tokens yet; create one: perdure token create NAME --scope runs:read", soft_wrap=True)
             console.print("Ctrl-C stops it; runs continue on other workers.")
             await serve_gateway(served, listener)

@@ -51,7 +51,8 @@ class Sender(StrictModel):
     token: str | None = Field(default=None, max_length=200, exclude_if=lambda token: token is None)
     """The name of the gateway token."""
     person: str | None = Field(default=None, max_length=200, exclude_if=lambda person: person is None)
-    """The person at a terminal: `--by`, else the user of the machine. Set if the project has `[people]`."""
+    """The person at a terminal: `--by`, else the user of the machine. Set if the project has `[people]`. At the gateway
+    it is the person whom a trusted proxy names."""
     groups: tuple[str, ...] = Field(default=(), max_length=100, exclude_if=lambda groups: not groups)
     """The groups of the token or person."""
 

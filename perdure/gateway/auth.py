@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -32,13 +33,40 @@ from perdure.gateway.sessions import CookieSession, Sessions
 from perdure.gateway.tokens import Scope, Token, TokenFileError, Tokens
 from perdure.python_client import Perdure
 from perdure.session import Session
+from perdure.settings.file import GatewaySettings
 
 UPLOAD_TIMEOUT = MAX_UPLOAD_SECONDS + 45.0  # seconds to receive, check and store a file
 REQUEST_TIMEOUT = 45.0  # seconds for an answer, except a stream; submitting to a lane takes up to 30
 _BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")
+NAME_LENGTH = 200  # characters of a person's name, at most
 _OWN_HEADER = "X-Perdure"  # `1` in each request of the page
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrustedProxy:
+    """A proxy that names the person who has signed in there. It is known by its address alone."""
+
+    header: str
+    networks: tuple[IPv4Network | IPv6Network, ...]
+    scopes: tuple[Scope, ...]
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "TrustedProxy | None":
+        if settings.proxy_header is None:
+            return None
+        networks = tuple(map(ip_network, settings.proxy_addresses))
+        return cls(settings.proxy_header, networks, tuple(map(Scope, settings.proxy_scopes)))
+
+    def is_peer(self, request: Request) -> bool:
+        """Return whether the peer of the connection, not of any header, has one of the addresses."""
+        try:
+            address = ip_address(request.client.host.partition("%")[0] if request.client else "")
+        except ValueError:  # a socket without an address
+            return False
+        address = getattr(address, "ipv4_mapped", None) or address  # IPv4, of a listener for both
+        return any(address in network for network in self.networks)
 
 
 @dataclass
@@ -50,6 +78,7 @@ class Gateway:
     parts: Mapping[str, Any] = field(default_factory=dict)  # of features, by their names
     sessions: Sessions = field(default_factory=Sessions)  # of the page
     is_behind_tls: bool = False  # a proxy ends TLS
+    proxy: TrustedProxy | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0  # open ones
     uploads: int = 0  # files that are being received
@@ -69,15 +98,19 @@ class Gateway:
 
 
 class Credential(StrEnum):
-    """How a caller is known: by a bearer `token`, or by the `cookie` of a session."""
+    """How a caller is known: by a bearer `token`, by the `cookie` of a session, or as a trusted `proxy` says."""
 
     token = "token"  # noqa: S105 - the word
     cookie = "cookie"
+    proxy = "proxy"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request, and what they may do. `token` is the one that a cookie names, too."""
+    """The sender of a request, and what they may do. `token` is the one that a cookie names, too.
+
+    `person` is the one whom a proxy names, who has no token.
+    """
 
     name: str
     scopes: tuple[Scope, ...]
@@ -93,7 +126,8 @@ def require_scope(caller: Caller, scope: Scope) -> None:
     """Raises ApiError 403 if the caller lacks the scope."""
     if scope not in caller.scopes:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
-        raise ApiError(403, f"token {caller.name} has no scope {scope}", headers=challenge)
+        kind = "person" if caller.credential is Credential.proxy else "token"
+        raise ApiError(403, f"{kind} {caller.name} has no scope {scope}", headers=challenge)
 
 
 def require_readable(caller: Caller, attachments: Iterable[Attachment]) -> None:
@@ -151,7 +185,8 @@ async def _authenticate(request: Request, scopes: Iterable[Scope]) -> None:
     """Identify the caller and check the scopes. Raises ApiError."""
     caller = await identify(request)
     if caller is None:
-        note_login_failure(request.scope, "no_token")
+        if not getattr(request.state, "login_refused", None):
+            note_login_failure(request.scope, "no_token")
         raise no_credential()
     try:
         for scope in scopes:
@@ -165,11 +200,14 @@ async def identify(request: Request) -> Caller | None:
     """Return the caller, who is the sender of all that follows; None without a credential. Raises ApiError."""
     gateway = _get_gateway(request)
     try:
-        written = bearer_of(request)
-        caller = caller_of(gateway, find_token(request, written)) if written else await _find_session(request)
+        if written := bearer_of(request):
+            caller: Caller | None = caller_of(gateway, find_token(request, written))
+        else:
+            caller = _find_person(request) or await _find_session(request)
     except TokenFileError as error:
         raise unreadable_tokens(error) from None
     if caller is not None:
+        request.state.login_refused = None  # another header was ignored
         request.state.caller = caller
         set_sender(caller.sender)
     return caller
@@ -204,6 +242,33 @@ async def _find_session(request: Request) -> Caller | None:
     renewed = session.renew(datetime.now(UTC))
     request.state.is_renewed = renewed is not session
     return caller_of(gateway, renewed.token, renewed)
+
+
+def _find_person(request: Request) -> Caller | None:
+    """Return the person whom a trusted proxy names, if it does. Raises ApiError."""
+    proxy = _get_gateway(request).proxy
+    named = request.headers.getlist(proxy.header) if proxy else []
+    if proxy is None or not any(named):  # an empty one names no person
+        return None
+    if not proxy.is_peer(request):
+        note_login_failure(request.scope, "untrusted_proxy")  # unless another credential counts
+        return None
+    name = _decode_name(named)
+    if not name:
+        note_login_failure(request.scope, "unusable_name")
+        raise ApiError(400, f"{proxy.header} must name one person, in 1 to 200 printable characters of UTF-8")
+    require_same_origin(request)
+    sender = name_person(_get_gateway(request).session.settings.file.people, name, Sender(door="gateway", person=name))
+    return Caller(name, proxy.scopes, Credential.proxy, sender, person=name)
+
+
+def _decode_name(values: list[str]) -> str:
+    """Return the name in the one header; empty if it is none."""
+    try:
+        name = values[0].encode("latin-1").decode().strip()
+    except UnicodeDecodeError:
+        return ""
+    return name if len(values) == 1 and len(name) <= NAME_LENGTH and name.isprintable() else ""
 
 
 def caller_of(gateway: Gateway, token: Token, session: CookieSession | None = None) -> Caller:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -125,6 +126,7 @@ class FetchSettings(StrictModel):
     public hosts. Ports other than 80 and 443 must be listed here or in `allow_hosts`."""
 
 
+_NOT_OF_PROXIES = frozenset({"authorization", "cookie", "host", "origin"})
 SlackUser = Annotated[str, Field(pattern=r"^[A-Z0-9]{1,64}$")]
 PersonName = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -152,15 +154,43 @@ class WebhookSettings(StrictModel):
         return self
 
 
+def _check_network(text: str) -> str:
+    """Return an address or network in its usual form. Raises ValueError."""
+    network = ip_network(text)
+    if network.prefixlen == 0:
+        raise ValueError(f"{text} is every address: name those of the proxy")
+    return str(network)
+
+
+Network = Annotated[str, AfterValidator(_check_network)]
+
+
 class GatewaySettings(StrictModel):
     public_url: str | None = None
     """The address at which people open the gateway's page; notices link to it."""
+    proxy_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,100}$")
+    """The header in which a [proxy](../gateway.md#people-behind-a-proxy) names the person who has signed in at it, such
+    as `X-Forwarded-User`. Needs `proxy_addresses`."""
+    proxy_addresses: tuple[Network, ...] = Field(default=(), max_length=100)
+    """The proxy's addresses or networks, such as `10.0.0.0/8`: `proxy_header` is ignored from any other."""
+    proxy_scopes: tuple[Literal["runs:start", "runs:read", "human:answer"], ...] = ("runs:read",)
+    """The scopes of each person whom the proxy names."""
     webhooks: dict[Annotated[str, Field(pattern=TOOL_NAME)], WebhookSettings] = Field(default_factory=dict)
 
     @field_validator("public_url")
     @classmethod
     def _check_public_url(cls, url: str | None) -> str | None:
         return None if url is None else check_url(url)
+
+    @model_validator(mode="after")
+    def _check_proxy(self) -> Self:
+        if self.proxy_header and not self.proxy_addresses:
+            raise ValueError("proxy_header: needs proxy_addresses, or any client could name a person")
+        if not self.proxy_header and self.model_fields_set & {"proxy_addresses", "proxy_scopes"}:
+            raise ValueError("proxy_header: name the header in which the proxy names the person, or leave out proxy_…")
+        if self.proxy_header and self.proxy_header.lower() in _NOT_OF_PROXIES:
+            raise ValueError(f"proxy_header: {self.proxy_header} has another meaning; use one such as X-Forwarded-User")
+        return self
 
 
 class PriceSettings(StrictModel):
@@ -263,7 +293,8 @@ class ProjectFile(StrictModel):
     model: ModelSettings = ModelSettings.model_construct()
     fetch: FetchSettings = FetchSettings.model_construct()
     people: dict[str, tuple[str, ...]] = Field(default_factory=dict, max_length=100)
-    """Groups of people who approve calls: the names of gateway tokens, and of users at the terminal."""
+    """Groups of people who approve calls: the names of gateway tokens, of people behind its proxy, and of users at the
+    terminal."""
     limits: LimitSettings = LimitSettings.model_construct()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     gateway: GatewaySettings = GatewaySettings.model_construct()

@@ -2,9 +2,9 @@
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from http.cookies import Morsel, SimpleCookie
 from pathlib import Path
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from fastapi import Request
 from obstore.store import MemoryStore
 
 import perdure.gateway.sessions
@@ -21,8 +22,11 @@ from perdure.activities.security import NO_SECRETS
 from perdure.activities.storage.object_store import RemoteStores
 from perdure.gateway.app import make_app
 from perdure.gateway.auth import Gateway as Served
+from perdure.gateway.auth import TrustedProxy
 from perdure.gateway.sessions import KEY_FILE, LIFETIME, LONGEST, CookieSession, open_sessions
 from perdure.gateway.tokens import Scope, Token, Tokens, new_token
+from perdure.settings.file import GatewaySettings
+from tests.e2e.projects import Project
 from tests.gateway.conftest import Gateway, Gateways, make_token
 from tests.gateway.test_access_log import lines
 from tests.waiting import until
@@ -205,6 +209,111 @@ async def test_signing_out_removes_the_cookie(gateway: Gateway) -> None:
     morsel = cookie_of(answer)
     assert (answer.status_code, morsel.key, morsel.value) == (204, cookie.partition("=")[0], "")
     assert (morsel["max-age"], morsel["path"]) == ("0", "/")
+
+
+# ---- a proxy that names the person
+
+
+HEADER = "X-Forwarded-User"
+PROXY = """
+[gateway]
+proxy_header = "x-forwarded-user"
+proxy_addresses = ["{addresses}", "2001:db8::/32"]
+proxy_scopes = ["runs:read", "human:answer"]
+
+[people]
+finance = ["ann"]
+"""
+
+
+@contextmanager
+def behind_proxy(gateways: Gateways, addresses: str) -> Iterator[Gateway]:
+    file = f"proxy-{uuid4().hex[:8]}.toml"
+    gateways.project.write_all({file: PROXY.format(addresses=addresses)})
+    with gateways.open(PERDURE_CONFIG=str(gateways.project.folder / file)) as opened:
+        yield opened
+
+
+async def test_a_person_whom_the_proxy_names_is_known_by_their_name(gateway: Gateway, gateways: Gateways) -> None:
+    run_id, cookie = await gateway.waiting(), await sign_in(gateway)
+    with behind_proxy(gateways, "127.0.0.0/8") as behind:
+        async with browser(behind, cookie) as http:  # the cookie does not count: the proxy says who is there now
+            http.headers[HEADER] = "ann"
+            said = (await http.get("/v1/session")).json()
+            assert (said["name"], said["person"], said["credential"]) == ("ann", "ann", "proxy")
+            assert (said["scopes"], said["groups"], said["expires_at"]) == (
+                ["runs:read", "human:answer"],
+                ["finance"],
+                None,
+            )
+            assert (await http.post("/v1/runs", json={"payload": {"goal": "x"}}, headers=OWN)).json()["detail"] == (
+                "person ann has no scope runs:start"
+            )
+            answer = f"/v1/runs/{run_id}/answer"
+            assert (await http.post(answer, json={"text": "red"})).status_code == 403  # another page may have sent it
+            assert (await http.post(answer, json={"text": "red"}, headers=OWN)).status_code == 200
+            by_token = await http.get("/v1/session", headers={"Authorization": f"Bearer {gateway.token}"})
+            assert by_token.json()["name"] == "tester"
+        [answered] = [body for _, body in await gateway.events(run_id) if body.get("type") == "answer_received"]
+        assert answered["answer"]["sender"] == {"door": "gateway", "person": "ann", "groups": ["finance"]}
+        assert answered["answer"]["by"] == "ann"
+        [line] = await lines(behind, 1, run_id=run_id, status=200)
+        assert (line["token"], line["person"], line["credential"]) == (None, "ann", "proxy")
+
+
+async def test_a_name_that_is_none_is_refused(gateways: Gateways) -> None:
+    with behind_proxy(gateways, "127.0.0.1") as behind:
+        async with browser(behind) as http:
+            for names in ([b"ann", b"eve"], ["ann\u202e".encode()], [b"\xff"], [b"a" * 201]):
+                answer = await http.get("/v1/session", headers=[(HEADER.encode(), name) for name in names])
+                assert (answer.status_code, "must name one person" in answer.text) == (400, True), names
+            assert (await http.get("/v1/runs", headers={HEADER: ""})).status_code == 401  # it names none
+            assert (await http.get("/v1/session", headers=[(HEADER.encode(), "Zoë".encode())])).json()["name"] == "Zoë"
+
+
+async def test_the_header_of_another_address_is_ignored(gateway: Gateway, gateways: Gateways) -> None:
+    with behind_proxy(gateways, "10.0.0.0/8") as behind:
+        async with browser(behind) as http:
+            for sent in ({HEADER: "ann"}, {HEADER: "ann", "X-Forwarded-For": "10.0.0.1", "Forwarded": "for=10.0.0.1"}):
+                assert (await http.get("/v1/runs", headers=sent)).status_code == 401
+            found = await lines(behind, 2, reason="untrusted_proxy")
+            assert [(line["event"], line.get("person")) for line in found] == [("gateway.login_failed", None)] * 2
+            cookie = await sign_in(behind)
+            for more in ({"Authorization": f"Bearer {gateway.token}"}, {"Cookie": cookie}):
+                answer = await http.get("/v1/session", headers={HEADER: "ann", **more})
+                assert answer.json()["name"] == "tester"
+        assert len(await lines(behind, 2, reason="untrusted_proxy")) == 2  # a request that is let in has no failure
+    async with browser(gateway) as http:  # which believes no header
+        assert (await http.get("/v1/runs", headers={HEADER: "ann"})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ('proxy_header = "X-User"', "proxy_header: needs proxy_addresses"),
+        ('proxy_addresses = ["10.0.0.0/8"]', "proxy_header: name the header"),
+        ('proxy_scopes = ["runs:read"]', "proxy_header: name the header"),
+        ('proxy_header = "X-User"\nproxy_addresses = ["0.0.0.0/0"]', "0.0.0.0/0 is every address"),
+        ('proxy_header = "X-User"\nproxy_addresses = ["10.0.0.1/8"]', "10.0.0.1/8 has host bits set"),
+        ('proxy_header = "Cookie"\nproxy_addresses = ["10.0.0.0/8"]', "Cookie has another meaning"),
+        ('proxy_header = "X-User"\nproxy_addresses = ["10.0.0.1"]\nproxy_scopes = ["events:publish"]', "proxy_scopes"),
+    ],
+)
+def test_settings_of_a_proxy_that_do_not_fit_are_named_at_the_start(tmp_path: Path, table: str, says: str) -> None:
+    project = Project(tmp_path)
+    project.write_all({"perdure.toml": f"[gateway]\n{table}\n"})
+    error = project.perdure("gateway", "--port", "0").error()
+    assert says in error
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_believed"),
+    [("10.9.0.1", True), ("::ffff:10.9.0.1", True), ("11.0.0.1", False), ("fe80::1%eth0", True), ("", False)],
+)
+def test_the_peer_of_the_connection_is_compared(peer: str, is_believed: bool) -> None:
+    proxy = TrustedProxy.of(GatewaySettings(proxy_header="X-User", proxy_addresses=("10.0.0.0/8", "fe80::/10")))
+    assert proxy is not None
+    assert proxy.is_peer(Request({"type": "http", "client": (peer, 1) if peer else None})) is is_believed
 
 
 # ---- time, with a gateway in this process

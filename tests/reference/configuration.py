@@ -15,6 +15,7 @@ from perdure.settings.agents import _FrontMatter
 from perdure.settings.file import (
     FeatureSettings,
     FetchSettings,
+    GatewaySettings,
     ModelSettings,
     PriceSettings,
     ProjectSettings,
@@ -102,6 +103,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "outbox": _of(OutboxSettings),
     "notify": _of(NotifySettings),
     "start": _of(StartSettings),
+    "gateway": _of(GatewaySettings, "webhooks"),
     "webhooks": _of(WebhookSettings),
     "worker": _of(WorkerSettings),
     "limits": _limits,

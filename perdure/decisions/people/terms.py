@@ -32,10 +32,10 @@ def name_of(sender: Sender | None) -> str:
 def format_sent_by(sent: SentBy) -> str:
     """Format as "ann (gateway)", or "cli, as ann": what is known first, what is claimed after it."""
     door = sent.sender.door if sent.sender else "temporal"
-    token = sent.sender.token if sent.sender else None
-    known = f"{token} ({door})" if token else door
-    client = f", client {sent.identity}" if sent.identity and not token else ""
-    claim = f", as {sent.by}" if sent.by and sent.by != token else ""
+    name = name_of(sent.sender) if door == "gateway" else ""  # a person at a terminal is a claim
+    known = f"{name} ({door})" if name else door
+    client = f", client {sent.identity}" if sent.identity and not name else ""
+    claim = f", as {sent.by}" if sent.by and sent.by != name else ""
     return f"{known}{client}{claim}"
 
 
