@@ -1,12 +1,13 @@
-// Open questions, and one run as a live stream. The token stays in this tab, and is sent in one header only.
+// Open questions, and one run as a live stream. The token is sent once, for a cookie that no script can read.
 
-const KEPT = "perdure-token";
+const OWN = { "X-Perdure": "1" }; // in each request: a page of another origin cannot send it
 const MAX_NAME = 200; // characters of a file's name
 const EVERY = 8000; // milliseconds between polls; the gateway's lists are up to 2 s old
 const byId = (id) => document.getElementById(id);
 let shown = ""; // the questions on the page, as JSON
 let hasFailed = false; // the last poll
 let following = null; // aborts the stream of the run on the page
+let isSignedIn = false;
 
 function element(name, text = "", className = "") {
   const node = document.createElement(name);
@@ -20,19 +21,20 @@ function notice(text, className = "") {
   byId("notice").className = className;
 }
 
-function headers(more = {}) {
-  return { Authorization: `Bearer ${sessionStorage.getItem(KEPT) || ""}`, ...more };
+async function api(path, body) {
+  return readAnswer(await request(path, body === undefined ? {} : {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+  }));
 }
 
-async function api(path, body) {
-  const options = body === undefined ? { headers: headers() } : {
-    method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body),
-  };
-  return readAnswer(await fetch(path, options));
+async function request(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: { ...OWN, ...options.headers } });
+  if (response.status === 401) showEntry();
+  return response;
 }
 
 async function readAnswer(response) {
-  const result = await response.json();
+  const result = response.status === 204 ? null : await response.json();
   if (!response.ok) throw new Error(result.detail || `the gateway answered ${response.status}`);
   return result;
 }
@@ -42,7 +44,7 @@ const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
 // ---- open questions
 
 async function refresh() {
-  if (!sessionStorage.getItem(KEPT)) return;
+  if (!isSignedIn) return;
   try {
     const asked = filtered();
     const [{ questions, is_partial }, { runs }] = await Promise.all([api(asked), api("v1/runs?limit=30")]);
@@ -221,7 +223,7 @@ async function upload(file) {
   const name = file.name.slice(-MAX_NAME);
   try {
     const path = `v1/files?name=${encodeURIComponent(name)}`;
-    return await readAnswer(await fetch(path, { method: "POST", headers: headers(), body: file }));
+    return await readAnswer(await request(path, { method: "POST", body: file }));
   } catch (error) {
     throw new Error(error.message.startsWith(name) ? error.message : `${name}: ${error.message}`);
   }
@@ -307,7 +309,7 @@ async function openRun() {
   following?.abort();
   const runId = decodeURIComponent(location.hash.slice(1));
   byId("run").hidden = !runId;
-  if (!runId || !sessionStorage.getItem(KEPT)) return;
+  if (!runId || !isSignedIn) return;
   for (const id of ["steps", "facts", "end", "goal", "attached", "files"]) byId(id).replaceChildren();
   for (const id of ["plan-box", "live", "result-box", "files-box", "dry-box"]) byId(id).hidden = true;
   for (const url of opened.splice(0)) URL.revokeObjectURL(url);
@@ -319,8 +321,8 @@ async function openRun() {
   let last = "";
   while (!signal.aborted) {
     try {
-      const more = last ? { "Last-Event-ID": last } : {};
-      const stream = await fetch(runPath(runId, "/events?rendered=true"), { headers: headers(more), signal });
+      const headers = last ? { "Last-Event-ID": last } : {};
+      const stream = await request(runPath(runId, "/events?rendered=true"), { headers, signal });
       if (!stream.ok) throw Object.assign(new Error((await stream.json()).detail), { isFinal: stream.status < 500 });
       for await (const event of events(stream.body)) {
         if (signal.aborted) return;
@@ -558,7 +560,7 @@ function fileView(name, type, facts, path) {
 }
 
 async function fetchFile(path, attempts = 1) {
-  const response = await fetch(path, { headers: headers(), signal: following?.signal });
+  const response = await request(path, { signal: following?.signal });
   if (response.status === 404 && attempts > 1) { // the run has not read it yet
     await new Promise((resolve) => setTimeout(resolve, 1000));
     return fetchFile(path, attempts - 1);
@@ -607,23 +609,44 @@ function showResult(result) {
   byId("result").textContent = JSON.stringify(result, null, 2) ?? "";
 }
 
-// ---- the token
+// ---- signing in
 
-byId("entry").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem(KEPT, byId("token").value.trim());
-  byId("token").value = "";
+function showEntry(session = null) {
+  isSignedIn = session !== null;
+  byId("sign-in").hidden = isSignedIn;
+  byId("forget").hidden = session?.credential !== "cookie"; // a proxy's person signs out there
+}
+
+// Begin with the session of the cookie, if there is one.
+async function resume() {
+  const response = await request("v1/session");
+  if (response.status === 401) return;
+  showEntry(await readAnswer(response));
   shown = "";
   notice("");
   refresh();
   openRun();
-});
+}
 
-byId("forget").addEventListener("click", () => {
-  sessionStorage.removeItem(KEPT);
+async function signIn(token) {
+  await api("v1/session", { token });
+  await resume();
+  if (!isSignedIn) throw new Error("The browser did not keep the cookie: open the page over HTTPS.");
+}
+
+async function forget() {
+  await readAnswer(await request("v1/session", { method: "DELETE" }));
   location.hash = "";
   location.reload();
+}
+
+const tell = (error) => notice(error.message, "bad");
+byId("entry").addEventListener("submit", (event) => {
+  event.preventDefault();
+  signIn(byId("token").value.trim()).catch(tell);
+  byId("token").value = "";
 });
+byId("forget").addEventListener("click", () => forget().catch(tell));
 
 for (const [kind, title] of Object.entries(TITLES)) byId("filter").kind.append(new Option(title, kind));
 byId("filter").addEventListener("change", refresh);
@@ -633,5 +656,7 @@ addEventListener("hashchange", openRun);
 const refreshIfVisible = () => { if (!document.hidden) refresh(); };
 setInterval(refreshIfVisible, EVERY);
 document.addEventListener("visibilitychange", refreshIfVisible);
-refresh();
-openRun();
+resume().catch((error) => {
+  showEntry();
+  tell(error);
+});

@@ -175,7 +175,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 async def test_the_page_shows_each_run(crossing: Crossing, driver: Any) -> None:
     token = crossing.http.headers["Authorization"].removeprefix("Bearer ")
     driver.get(f"{crossing.gateway}/")
+    await until(driver.find_element(By.ID, "token").is_displayed)
     driver.find_element(By.ID, "token").send_keys(token + Keys.ENTER)
+    await until(driver.find_element(By.ID, "forget").is_displayed)
+    driver.get_log("browser")  # drops the 401 by which the page knew that it has no session
     for name, shape in SHAPES.items():
         driver.get("about:blank")
         driver.get(f"{crossing.gateway}/#{crossing.run_ids[name]}")

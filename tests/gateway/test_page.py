@@ -2,8 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -13,7 +17,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser import browsing, needs_browser, picture
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, make_token
+from tests.gateway.test_access_log import lines
 from tests.gateway.test_files import png, upload
 from tests.gateway.test_runs import dry_run, wait_for_end
 from tests.waiting import PATIENCE
@@ -39,13 +44,22 @@ def shows(driver: Any, css: str, words: str) -> None:
         ) from None
 
 
-def enter(driver: Any, gateway: Gateway, run_id: str = "") -> None:
+def open_form(driver: Any, gateway: Gateway, run_id: str = "") -> Any:
+    """The field for a token, of a browser that is not signed in."""
     driver.get("about:blank")
     driver.get(f"{gateway.url}/")
-    driver.execute_script("sessionStorage.clear()")
+    driver.delete_all_cookies()
     driver.get("about:blank")
     driver.get(f"{gateway.url}/#{run_id}")
-    driver.find_element(By.ID, "token").send_keys(gateway.token + Keys.ENTER)
+    field = driver.find_element(By.ID, "token")
+    until(driver, field.is_displayed)
+    return field
+
+
+def enter(driver: Any, gateway: Gateway, run_id: str = "", token: str = "") -> None:
+    open_form(driver, gateway, run_id).send_keys((token or gateway.token) + Keys.ENTER)
+    until(driver, driver.find_element(By.ID, "forget").is_displayed)
+    driver.get_log("browser")  # drops the 401 by which the page knew that it has no session
 
 
 @needs_browser
@@ -185,11 +199,72 @@ async def test_a_new_question_is_on_the_page_by_itself_and_an_answered_one_leave
 
 @needs_browser
 async def test_a_wrong_token_is_reported(gateway: Gateway, driver: Any) -> None:
-    driver.get("about:blank")
-    driver.get(f"{gateway.url}/")
-    driver.execute_script("sessionStorage.clear()")
-    driver.find_element(By.ID, "token").send_keys("pdr_wrong" + Keys.ENTER)
+    open_form(driver, gateway).send_keys("pdr_wrong" + Keys.ENTER)
     shows(driver, "#notice", "unknown, expired or revoked")
+    assert driver.find_element(By.ID, "token").is_displayed()
+
+
+STORED = """
+return JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, performance.getEntries(),
+  document.documentElement.outerHTML, [...document.querySelectorAll("input")].map((it) => it.value), location.href]);
+"""
+
+
+@needs_browser
+async def test_a_browser_stays_signed_in_without_the_token_until_it_is_told_to_forget(
+    gateway: Gateway, driver: Any
+) -> None:
+    run_id = await gateway.start()
+    enter(driver, gateway, run_id)
+    shows(driver, "#end", "completed: done")
+    assert gateway.token not in driver.execute_script(STORED)
+    assert driver.execute_script("return document.cookie") == ""
+    [cookie] = driver.get_cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["secure"]) == (True, "Strict", False)
+    driver.refresh()
+    shows(driver, "#end", "completed: done")
+    assert not driver.find_element(By.ID, "token").is_displayed()
+    assert gateway.token not in driver.execute_script(STORED)
+    driver.find_element(By.ID, "forget").click()
+    until(driver, lambda: driver.find_element(By.ID, "token").is_displayed())
+    assert driver.get_cookies() == []
+    assert "completed" not in driver.find_element(By.TAG_NAME, "body").text
+    driver.get_log("browser")
+
+
+@needs_browser
+async def test_a_session_that_is_over_asks_for_a_token_again(gateway: Gateway, driver: Any) -> None:
+    name = f"guest-{uuid4().hex[:8]}"
+    token = await asyncio.to_thread(make_token, gateway.project, name, "runs:read")
+    enter(driver, gateway, token=token)
+    until(driver, lambda: driver.find_elements(By.CSS_SELECTOR, "#runs li"))
+    assert (await asyncio.to_thread(gateway.project.perdure, "token", "revoke", name)).code == 0
+    shows(driver, "#notice", "the session is over")
+    assert driver.find_element(By.ID, "token").is_displayed()
+    driver.get_log("browser")
+
+
+HOSTILE = """<form method="post" action="{address}"></form><script>
+fetch("{address}", {{ method: "POST", mode: "no-cors", credentials: "include" }})
+  .then(() => document.forms[0].submit());
+</script>"""
+
+
+@needs_browser
+async def test_a_page_at_another_port_cannot_act_with_the_cookie(gateway: Gateway, driver: Any, tmp_path: Path) -> None:
+    """Which a browser sends with its requests: cookies know no ports."""
+    run_id = await gateway.waiting("ask: which colour")
+    enter(driver, gateway)
+    (tmp_path / "index.html").write_text(HOSTILE.format(address=f"{gateway.url}/v1/runs/{run_id}/cancel"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        driver.get(f"http://127.0.0.1:{server.server_port}/")
+        refused = await lines(gateway, 2, reason="cross_site", run_id=run_id)
+        server.shutdown()
+    assert {line["status"] for line in refused} == {403}
+    assert (await gateway.get(f"/v1/runs/{run_id}")).json()["state"]["status"] == "waiting_on_human"
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {})
+    driver.get_log("browser")
 
 
 async def test_the_page_is_ours_alone(gateway: Gateway) -> None:

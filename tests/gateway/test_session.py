@@ -20,6 +20,8 @@ from obstore.store import MemoryStore
 import perdure.gateway.sessions
 from perdure.activities.security import NO_SECRETS
 from perdure.activities.storage.object_store import RemoteStores
+from perdure.contracts.people import Sender, SentBy
+from perdure.decisions.people.terms import format_sent_by
 from perdure.gateway.app import make_app
 from perdure.gateway.auth import Gateway as Served
 from perdure.gateway.auth import TrustedProxy
@@ -256,7 +258,8 @@ async def test_a_person_whom_the_proxy_names_is_known_by_their_name(gateway: Gat
             assert by_token.json()["name"] == "tester"
         [answered] = [body for _, body in await gateway.events(run_id) if body.get("type") == "answer_received"]
         assert answered["answer"]["sender"] == {"door": "gateway", "person": "ann", "groups": ["finance"]}
-        assert answered["answer"]["by"] == "ann"
+        sent = SentBy(sender=Sender.model_validate(answered["answer"]["sender"]), by=answered["answer"]["by"])
+        assert format_sent_by(sent) == "ann (gateway)"
         [line] = await lines(behind, 1, run_id=run_id, status=200)
         assert (line["token"], line["person"], line["credential"]) == (None, "ann", "proxy")
 
