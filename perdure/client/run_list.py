@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
@@ -27,6 +27,9 @@ from perdure.decisions.text.formatting import truncate
 
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
 LENGTH_OF_START = 2  # events: the start, and the workflow task that no worker has taken
+BAD_CURSOR = "invalid cursor"
+_DIGEST, _TIME = 8, 8  # bytes at the front of a cursor
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FINAL_STATUSES = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
 
 
@@ -96,6 +99,11 @@ class RunInfo:
     def is_final(self) -> bool:
         """The run ended by itself and wrote its last attributes; a terminated run could not."""
         return self.execution.status in _FINAL_STATUSES
+
+    @property
+    def conversation(self) -> str:
+        """The conversation that it is a turn of, or that its start names; "" without one."""
+        return self.execution.typed_search_attributes.get(attributes.CONVERSATION_ID) or ""
 
     @property
     def agent(self) -> str:
@@ -196,6 +204,50 @@ async def find_starter(client: Client, run: RunInfo) -> SentBy | None:
 
 
 @dataclass(frozen=True)
+class RunFilter:
+    """The runs that match all of these; None means any. `query` is a list filter of Temporal."""
+
+    query: str = ""
+    since: timedelta | None = None  # started within this time
+    agent: str | None = None
+    status: str | None = None  # a `RunStatus`
+    conversation: str | None = None
+
+    def begin(self, now: datetime) -> datetime | None:
+        """Return the time after which the runs started, if there is one."""
+        return now - self.since if self.since else None
+
+    def terms(self, after: datetime | None) -> str:
+        """Return the rest of a query that begins with a type; `after` is the start of the time `since`."""
+        terms = [f"StartTime > '{after.isoformat()}'"] if after else []
+        terms += [query_equals("AgentName", attributes.format_keyword(self.agent))] if self.agent is not None else []
+        conversation = attributes.format_keyword(self.conversation or "")
+        terms += [query_equals("ConversationId", conversation)] if self.conversation is not None else []
+        terms += [f"({_STATUS_TERMS[RunStatus(self.status)]})"] if self.status is not None else []
+        terms += [f"({self.query})"] if self.query.strip() else []
+        return "".join(f" AND {term}" for term in terms)
+
+    def is_met(self, run: RunInfo) -> bool:
+        """Return whether the run is one of these: a query cannot hold a quote, so it may list others."""
+        is_right = self.conversation is None or run.conversation == attributes.format_keyword(self.conversation)
+        return is_right and self.status in (None, run.status) and run.is_of(self.agent)
+
+
+ANY_RUN = RunFilter()
+
+_OPEN_STATUSES = (RunStatus.running, RunStatus.waiting_on_tool, RunStatus.waiting_on_human)
+# The status as `RunInfo` has it: a run that Temporal ended has written no last one.
+_STATUS_TERMS = {status: f"ExecutionStatus = 'Running' AND AgentStatus = '{status}'" for status in _OPEN_STATUSES} | {
+    RunStatus.queued: "ExecutionStatus = 'Running' AND AgentStatus IS NULL",
+    RunStatus.completed: "ExecutionStatus = 'Completed' AND (AgentStatus IS NULL OR AgentStatus = 'completed')",
+    RunStatus.escalated: "ExecutionStatus = 'Completed' AND AgentStatus = 'escalated'",
+    RunStatus.cancelled: "ExecutionStatus IN ('Canceled', 'Terminated')",
+    RunStatus.timed_out: "ExecutionStatus = 'TimedOut' OR (ExecutionStatus = 'Failed' AND AgentStatus = 'timed_out')",
+    RunStatus.failed: "ExecutionStatus = 'Failed' AND (AgentStatus IS NULL OR AgentStatus != 'timed_out')",
+}
+
+
+@dataclass(frozen=True)
 class RunInfoPage:
     """A page of the list, latest first. `next` is the cursor of the next page, if any."""
 
@@ -203,68 +255,121 @@ class RunInfoPage:
     next: bytes | None
 
 
-async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes | None) -> RunInfoPage:
-    """Return at most `limit` runs; fewer if the page has subtasks. Raises RejectedError, TemporalUnavailableError."""
-    listed = client.list_workflows(_build_query(waiting=waiting), page_size=limit, next_page_token=after)
+async def list_page(  # noqa: PLR0913 - the filter, and the page
+    client: Client,
+    only: RunFilter = ANY_RUN,
+    *,
+    waiting: bool = False,
+    follow_ups: bool = False,
+    limit: int,
+    after: bytes | None = None,
+) -> RunInfoPage:
+    """Return at most `limit` runs; fewer if the page has subtasks. `after` is the cursor of the page before it.
+
+    Raises RejectedError for a cursor that is not of this list, TemporalUnavailableError.
+    """
+    cursor = _Cursor.read(after) if after else _Cursor(only.begin(datetime.now(UTC)))
+    query = _build_query(only, cursor.began, waiting=waiting, follow_ups=follow_ups)
+    owner = f"{query} {only}"  # queries of different filters may be alike
+    page, token = await read_page(client, query, limit, cursor.token_of(owner))
+    runs = [RunInfo(ids.run_id_of_workflow(row.id), row) for row in page if _is_listed(row)]
+    shown = (run for run in runs if only.is_met(run) and (waiting or run.parent is None))
+    return RunInfoPage(tuple(shown), cursor.following(owner, token) if token else None)
+
+
+async def read_page(
+    client: Client, query: str, limit: int, token: bytes | None = None
+) -> tuple[Sequence[WorkflowExecution], bytes | None]:
+    """Return a page of workflows, latest first, and the server's token for the next one, if any.
+
+    Raises RejectedError for a token that is none of the server's, TemporalUnavailableError.
+    """
+    listed = client.list_workflows(query, page_size=limit, next_page_token=token)
     try:
         await listed.fetch_next_page()
     except RPCError as error:
         # The status for an unreadable token depends on the server's store.
-        if after and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
-            raise RejectedError("invalid cursor") from None
+        if token and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
+            raise RejectedError(BAD_CURSOR) from None
         raise _convert_list_error(client, error) from None
-    runs = [RunInfo(ids.run_id_of_workflow(row.id), row) for row in listed.current_page or () if _is_listed(row)]
-    return RunInfoPage(tuple(run for run in runs if waiting or run.parent is None), listed.next_page_token or None)
+    return listed.current_page or (), listed.next_page_token or None
 
 
 @dataclass(frozen=True)
-class RunFilter:
-    """The runs that match all of these, up to `limit`. `query` is a list filter of Temporal."""
+class _Cursor:
+    """A place in a list: the time from which its runs are listed, a digest of its owner, and the server's token.
 
-    query: str = ""
-    since: timedelta | None = None  # started within this time
-    agent: str | None = None
-    status: str | None = None
-    limit: int | None = None
+    The owner is the list, as a text. The server compares no token with its query, and would go on in another list.
+    """
+
+    began: datetime | None
+    digest: bytes = b""
+    token: bytes | None = None
+
+    @classmethod
+    def read(cls, written: bytes) -> Self:
+        """Raises RejectedError."""
+        at = int.from_bytes(written[_DIGEST : _DIGEST + _TIME])
+        try:
+            began = _EPOCH + timedelta(microseconds=at) if at else None
+        except OverflowError:
+            raise RejectedError(BAD_CURSOR) from None
+        return cls(began, written[:_DIGEST], written[_DIGEST + _TIME :])
+
+    def token_of(self, owner: str) -> bytes | None:
+        """Return the server's token. Raises RejectedError if it is of another list."""
+        if self.token is not None and self.digest != _digest_owner(owner):
+            raise RejectedError(f"{BAD_CURSOR}: it belongs to a list with other parameters")
+        return self.token
+
+    def following(self, owner: str, token: bytes) -> bytes:
+        """Return the cursor of the next page."""
+        at = (self.began - _EPOCH) // timedelta(microseconds=1) if self.began else 0
+        return _digest_owner(owner) + at.to_bytes(_TIME) + token
 
 
-async def list_past_runs(client: Client, runs: RunFilter) -> AsyncIterator[RunInfo]:
-    """Yield the runs, latest first and each id once.
+def _digest_owner(owner: str) -> bytes:
+    return bytes.fromhex(ids.digest(owner.encode("utf-8", "surrogatepass"), _DIGEST))
+
+
+async def list_past_runs(client: Client, only: RunFilter, limit: int | None = None) -> AsyncIterator[RunInfo]:
+    """Yield up to `limit` runs, subtasks too, latest first and each id once.
 
     Raises RejectedError if the server rejects the query, and TemporalUnavailableError.
     """
-    terms = ["WorkflowType = 'AgentRun'"]
-    terms += [f"StartTime > '{(datetime.now(UTC) - runs.since).isoformat()}'"] if runs.since else []
-    terms += [ids.query_equals("AgentName", runs.agent)] if runs.agent else []
-    terms += [f"({runs.query})"] if runs.query.strip() else []
+    query = _build_query(only, only.begin(datetime.now(UTC)))
     seen: set[str] = set()
     try:
-        async for execution in client.list_workflows(" AND ".join(terms)):
+        async for execution in client.list_workflows(query):
             run = RunInfo(ids.run_id_of_workflow(execution.id), execution)
-            if not _is_listed(execution) or run.run_id in seen or runs.status not in (None, run.status):
-                continue
-            if not run.is_of(runs.agent):
+            if not _is_listed(execution) or run.run_id in seen or not only.is_met(run):
                 continue
             seen.add(run.run_id)
             yield run
-            if len(seen) == runs.limit:
+            if len(seen) == limit:
                 return
     except RPCError as error:
-        if runs.query and error.status is RPCStatusCode.INVALID_ARGUMENT:
+        if only.query and error.status is RPCStatusCode.INVALID_ARGUMENT:
             raise RejectedError(f"the query is not valid: {truncate(error.message)}") from None
         raise convert_rpc_error(error, "the list of runs") from None
 
 
 async def iterate_runs(
-    client: Client, *, waiting: bool = False, follow_ups: bool = False, limit: int | None = 50
+    client: Client,
+    only: RunFilter = ANY_RUN,
+    *,
+    waiting: bool = False,
+    follow_ups: bool = False,
+    limit: int | None = 50,
 ) -> AsyncIterator[RunInfo]:
     """Yield runs or follow-ups, latest first; `waiting` yields both.
 
     Subtasks are listed only if they wait for a person.
     """
     count = 0
-    async for run in _iterate_query(client, _build_query(waiting=waiting, follow_ups=follow_ups)):
-        if waiting or run.parent is None:
+    query = _build_query(only, only.begin(datetime.now(UTC)), waiting=waiting, follow_ups=follow_ups)
+    async for run in _iterate_query(client, query):
+        if only.is_met(run) and (waiting or run.parent is None):
             yield run
             count += 1
         if count == limit:
@@ -275,8 +380,7 @@ async def iterate_waiting(
     client: Client, limit: int, agent: str | None, before: datetime | None
 ) -> AsyncIterator[RunInfo]:
     """Yield runs and follow-ups that wait for a person, latest first: of an agent, and started before a time."""
-    query = _build_query(waiting=True)
-    query += f" AND {query_equals('AgentName', agent)}" if agent is not None else ""
+    query = _build_query(RunFilter(agent=agent), None, waiting=True)
     query += f" AND StartTime < '{before.isoformat()}'" if before is not None else ""
     count = 0
     async for run in _iterate_query(client, query):
@@ -287,11 +391,12 @@ async def iterate_waiting(
             return
 
 
-def _build_query(*, waiting: bool, follow_ups: bool = False) -> str:
-    if not waiting:
-        return f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
-    types = "WorkflowType IN ('AgentRun', 'FollowUp')"
-    return f"{types} AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+def _build_query(only: RunFilter, after: datetime | None, *, waiting: bool = False, follow_ups: bool = False) -> str:
+    types = f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
+    if waiting:
+        types = "WorkflowType IN ('AgentRun', 'FollowUp')"
+        types += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+    return types + only.terms(after)
 
 
 def _is_listed(execution: WorkflowExecution) -> bool:

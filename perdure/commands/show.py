@@ -1,6 +1,7 @@
 """`perdure list`, `show`, `trace` and `tools`."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from perdure.activities.storage.workspace import folder_name
 from perdure.client.details import RunRecord
 from perdure.client.errors import NotSearchableError
 from perdure.client.run_events import RunEnded, event_to_json
-from perdure.client.run_list import RunInfo, find_workflow, iterate_runs
+from perdure.client.run_list import ANY_RUN, RunFilter, RunInfo, find_workflow, iterate_runs
 from perdure.client.runs import AddressedView
 from perdure.client.watch import Watch
 from perdure.commands.questions import print_dead_letters
@@ -27,40 +28,64 @@ from perdure.settings import Settings, load_settings
 from perdure.terminal import report
 from perdure.terminal.command import (
     STDOUT,
+    DurationType,
     as_json_option,
     async_command,
     console,
     file_type,
     format_examples,
     print_error,
+    require_utf8,
     run_argument,
 )
+from perdure.terminal.completion import complete_agents
 from perdure.terminal.report import format_path
 from perdure.terminal.run_view import RunScreen
 
 
-@click.command("list", epilog=format_examples("list", "list --waiting", "list --json | jq -r .run_id"))
+@click.command("list", epilog=format_examples("list", "list --waiting", "list --status failed --since 24h"))
 @click.option("--waiting", is_flag=True, help="List only, and all, runs and follow-ups that wait for a person.")
 @click.option("--follow-ups", is_flag=True, help="List follow-ups instead: work that resumes after an external result.")
 @click.option("--dead", is_flag=True, help="List events that began nothing and notices that failed instead.")
+@click.option("--agent", callback=require_utf8, shell_complete=complete_agents, help="Only runs of this agent.")
+@click.option("--status", type=click.Choice([status.value for status in RunStatus]), help="Only runs with this status.")
+@click.option("--since", type=DurationType(), metavar="TIME", help="Only runs started within this time, such as 24h.")
+@click.option("--conversation", metavar="ID", callback=require_utf8, help="Only runs of this conversation.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), help="Maximum number of rows; 30 by default, unlimited with --waiting."
 )
 @as_json_option
 @async_command()
-async def list_runs_command(waiting: bool, follow_ups: bool, dead: bool, limit: int | None, as_json: bool) -> int:
+async def list_runs_command(
+    *,
+    waiting: bool,
+    follow_ups: bool,
+    dead: bool,
+    agent: str | None,
+    status: str | None,
+    since: timedelta | None,
+    conversation: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> int:
     """List runs: those that wait for a person first, then the latest.
 
     Subtasks and follow-ups that wait for a person are listed too. Each is shown with its question and the command to
-    answer it. With --json, the latest is first.
+    answer it. With --json, the latest is first. Filters combine.
     """
+    only = RunFilter(since=since, agent=agent, status=status, conversation=conversation)
     if dead:
+        if only != ANY_RUN:
+            raise click.UsageError("--agent, --status, --since and --conversation select runs: leave --dead out")
         return await print_dead_letters(as_json=as_json)
+    if follow_ups and agent is not None:
+        raise click.UsageError("a follow-up has no agent: leave --agent out")
     limit = limit if limit or waiting else 30
     is_overview = not (waiting or follow_ups or as_json)
     async with open_session(load_settings(strict=False), Needs.nothing) as session:
-        runs = [run async for run in iterate_runs(session.client, waiting=waiting, follow_ups=follow_ups, limit=limit)]
-        asking, gap = await _list_waiting(session, limit) if is_overview else ([], "")
+        listed = iterate_runs(session.client, only, waiting=waiting, follow_ups=follow_ups, limit=limit)
+        runs = [run async for run in listed]
+        asking, gap = await _list_waiting(session, only, limit) if is_overview else ([], "")
         is_any_open = any(run.is_open for run in (*runs, *asking))
         warning = await session.missing_worker_message() if is_any_open and not as_json else None
     if as_json:
@@ -68,7 +93,8 @@ async def list_runs_command(waiting: bool, follow_ups: bool, dead: bool, limit: 
             click.echo(json.dumps(RunRecord.of(run).model_dump(mode="json")))
     elif not runs and not asking:
         nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
-        console.print("no run waits for a person" if waiting else nothing)
+        nothing = "no run waits for a person" if waiting else nothing
+        console.print(nothing if only == ANY_RUN else "nothing that matches these options")
     else:
         first = {
             run.run_id: run for run in (*asking, *runs) if run.is_open and run.status == RunStatus.waiting_on_human
@@ -81,10 +107,10 @@ async def list_runs_command(waiting: bool, follow_ups: bool, dead: bool, limit: 
     return 0
 
 
-async def _list_waiting(session: Session, limit: int | None) -> tuple[list[RunInfo], str]:
+async def _list_waiting(session: Session, only: RunFilter, limit: int | None) -> tuple[list[RunInfo], str]:
     """Return the runs that wait for a person, or the reason why they cannot be listed."""
     try:
-        return [run async for run in iterate_runs(session.client, waiting=True, limit=limit)], ""
+        return [run async for run in iterate_runs(session.client, only, waiting=True, limit=limit)], ""
     except NotSearchableError as error:
         return [], str(error)
 

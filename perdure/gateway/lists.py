@@ -1,10 +1,16 @@
-"""Reads of lists, which the requests of a few seconds share, and their pace: a namespace allows 30 of them a second."""
+"""Lists: reads that the requests of a few seconds share, their pace (a namespace allows 30 a second), and cursors."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, TypeVar
+import base64
+import binascii
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Query
 
 from perdure.activities.temporal import VisibilityPace
+from perdure.client.errors import RejectedError
 from perdure.gateway.problems import RETRY_SOON, ApiError
 
 SHARED_SECONDS = 2.0  # a page looks every 8 s, and promises a new question within 10 s
@@ -49,3 +55,27 @@ class SharedReads:
 async def _start_after(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     await asyncio.sleep(seconds)
     return await start()
+
+
+Cursor = Annotated[str | None, Query(max_length=4000, description="The `cursor` of the page before.")]
+
+
+def decode_cursor(cursor: str | None) -> bytes | None:
+    """Raises ApiError 422."""
+    try:
+        return base64.b64decode(cursor, altchars=b"-_", validate=True) if cursor else None
+    except (binascii.Error, ValueError):
+        raise ApiError(422, "invalid cursor", field="cursor") from None
+
+
+def encode_cursor(cursor: bytes | None) -> str | None:
+    return base64.urlsafe_b64encode(cursor).decode() if cursor else None
+
+
+@contextmanager
+def naming_cursor() -> Iterator[None]:
+    """Raise ApiError 422 for a cursor that the list in the block rejects."""
+    try:
+        yield
+    except RejectedError as error:
+        raise ApiError(422, str(error), field="cursor") from None

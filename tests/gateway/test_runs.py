@@ -514,7 +514,7 @@ async def test_questions_are_listed_by_tool_kind_age_group_and_person(gateway: G
 @pytest.mark.parametrize(
     ("path", "known"),
     [
-        ("/v1/runs?agent=x", "cursor, limit, waiting"),
+        ("/v1/runs?agents=x", "agent, conversation, cursor, limit, since, status, waiting"),
         ("/v1/questions?agents=x", "agent, for_me, group, kind, limit, older_than, tool"),
         ("/v1/runs/none?verbose=1", "the parameters are: subtasks"),
         ("/v1/conversations/none?verbose=1", "it takes no parameters"),

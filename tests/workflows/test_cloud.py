@@ -155,7 +155,7 @@ async def test_lists_name_the_missing_attribute_in_one_line(world: MakeWorld, ba
         await it.until_state(run, question=True)
         listed = [found.run_id async for found in iterate_runs(bare, limit=5)]
         assert run.id.removeprefix("run:") in listed
-        for waiting in (list_waiting(bare), list_page(bare, waiting=True, limit=5, after=None)):
+        for waiting in (list_waiting(bare), list_page(bare, waiting=True, limit=5)):
             with pytest.raises(NotSearchableError, match="namespace default has no search attribute AgentStatus: "):
                 await waiting
 

@@ -147,7 +147,7 @@ async def eval_command(
             raise click.UsageError("--from-runs requires --output")
         if (repeat, concurrency, min_pass) != (DEFAULT_REPEAT, DEFAULT_CONCURRENCY, DEFAULT_MIN_PASS):
             raise click.UsageError("--repeat, --concurrency and --min-pass are for running cases, not for --from-runs")
-        return await _write_golden_set(RunFilter(query, since, agent, status, limit), output, as_json=as_json)
+        return await _write_golden_set(RunFilter(query, since, agent, status), limit, output, as_json=as_json)
     if file is None or query is not None:
         raise click.UsageError("give either FILE or --from-runs")
     if output or since or status:
@@ -155,14 +155,14 @@ async def eval_command(
     return await _evaluate(file, agent, repeat, concurrency, min_pass, as_json=as_json)
 
 
-async def _write_golden_set(runs: RunFilter, folder: Path, *, as_json: bool) -> int:
+async def _write_golden_set(only: RunFilter, limit: int, folder: Path, *, as_json: bool) -> int:
     """Make cases from past runs, report, and return the exit code."""
     golden = GoldenSet(load_settings(), folder)
     golden.make_folder()
     tools = await _tool_names(golden.settings)
     async with open_session(golden.settings, Needs.nothing) as session:
         with console.status("reading the runs …") as status:
-            async for run in list_past_runs(session.client, runs):
+            async for run in list_past_runs(session.client, only, limit):
                 await golden.add(session.client, run.run_id, tools)
                 status.update(f"{len(golden.written)} cases, {len(golden.left_out)} runs left out …")
     if as_json:
@@ -374,7 +374,7 @@ async def replay_command(
 
     async with display_project(settings) as project, open_session(settings, Needs.nothing) as session:
         exporter = Exporter(session.client, project.stores, LocalStores(settings.workspaces), asks=False)
-        listed = list_past_runs(session.client, RunFilter(since=since, agent=next(iter(names), None), limit=limit))
+        listed = list_past_runs(session.client, RunFilter(since=since, agent=next(iter(names), None)), limit)
         runs = [run_id] if run_id else [run.run_id async for run in listed]
         each = partial(_replay_each, exporter, runs, is_one=run_id is not None)
         if candidate is not None:

@@ -1,8 +1,6 @@
 """Runs: start, list, read, stream, answer, cancel, and results of external tools."""
 
 import asyncio
-import base64
-import binascii
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, Literal
@@ -13,16 +11,18 @@ from pydantic import Field
 
 from perdure.client.details import RunDetails, RunRecord
 from perdure.client.errors import AnswerRejectedError, RejectedError
-from perdure.client.run_list import list_page
+from perdure.client.run_list import RunFilter, list_page
 from perdure.client.runs import (
     deliver_result,
     digest_of_start,
     read_start_digest,
 )
+from perdure.contracts.conversation import MAX_ID_LENGTH
 from perdure.contracts.media import Attachments
-from perdure.contracts.models import FrozenModel, StrictModel
+from perdure.contracts.models import Duration, FrozenModel, StrictModel
 from perdure.contracts.run.events import StartEvent, ToolResultEvent
 from perdure.contracts.run.signals import MAX_SHOWN, ChangedArguments, Decision, HumanInput
+from perdure.contracts.run.state import RunStatus
 from perdure.decisions import ids
 from perdure.gateway.auth import (
     CurrentCaller,
@@ -34,6 +34,7 @@ from perdure.gateway.auth import (
     require_readable,
     require_scope,
 )
+from perdure.gateway.lists import Cursor, decode_cursor, encode_cursor, naming_cursor
 from perdure.gateway.problems import ApiError, ProblemKind, describe_problems
 from perdure.gateway.routes.sse import EventStream, open_event_stream, parse_position
 from perdure.gateway.tokens import Scope
@@ -193,29 +194,28 @@ def _decode_key(header: str) -> str:
 
 
 @router.get("", dependencies=[needs_scope(Scope.read)])
-async def list_runs(
+async def list_runs(  # noqa: PLR0913 - the filters
     gateway: CurrentGateway,
+    *,
     waiting: Annotated[bool, Query(description="Only runs, subtasks and follow-ups that wait for a person.")] = False,
+    agent: Annotated[str | None, Query(min_length=1, max_length=200, description="The agent of the run.")] = None,
+    status: Annotated[RunStatus | None, Query(description="The status, as `AgentStatus`.")] = None,
+    since: Annotated[Duration | None, Query(description="Started within this time, such as `24h`.")] = None,
+    conversation: Annotated[
+        str | None, Query(min_length=1, max_length=MAX_ID_LENGTH, description="The conversation of the run.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 50,
-    cursor: Annotated[str | None, Query(max_length=4000)] = None,
+    cursor: Cursor = None,
 ) -> RunPage:
-    """List runs, latest first; subtasks only with `waiting`."""
-    client, after = gateway.session.client, _decode_cursor(cursor)
-    try:
+    """List runs, latest first; subtasks only with `waiting`. A cursor goes with the parameters of its page."""
+    client, after = gateway.session.client, decode_cursor(cursor)
+    only = RunFilter(since=since, agent=agent, status=status, conversation=conversation)
+    with naming_cursor():
         listed = await gateway.lists.read(
-            ("runs", waiting, limit, after), lambda: list_page(client, waiting=waiting, limit=limit, after=after)
+            ("runs", waiting, only, limit, after),
+            lambda: list_page(client, only, waiting=waiting, limit=limit, after=after),
         )
-    except RejectedError as error:
-        raise ApiError(422, str(error), field="cursor") from None
-    following = base64.urlsafe_b64encode(listed.next).decode() if listed.next else None
-    return RunPage(runs=tuple(map(RunRecord.of, listed.runs)), cursor=following)
-
-
-def _decode_cursor(cursor: str | None) -> bytes | None:
-    try:
-        return base64.b64decode(cursor, altchars=b"-_", validate=True) if cursor else None
-    except (binascii.Error, ValueError):
-        raise ApiError(422, "invalid cursor", field="cursor") from None
+    return RunPage(runs=tuple(map(RunRecord.of, listed.runs)), cursor=encode_cursor(listed.next))
 
 
 @router.get("/{run_id}", dependencies=[needs_scope(Scope.read)])
