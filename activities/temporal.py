@@ -60,13 +60,13 @@ class VisibilityPace:
     def __init__(self) -> None:
         self._next = 0.0
 
-    def reserve(self, limit: float = math.inf) -> float:
-        """Reserve a list, and return the seconds until it may start: some are free, then `VISIBILITY_RATE` a second.
+    def reserve(self, limit: float = math.inf, lists: int = 1) -> float:
+        """Reserve lists, and return the seconds until all may start: some are free, then `VISIBILITY_RATE` a second.
 
         Raises TimeoutError, and reserves none, if that is more than `limit`.
         """
         now = asyncio.get_running_loop().time()
-        start = max(self._next, now - FREE_VISIBILITY_CALLS / VISIBILITY_RATE) + 1 / VISIBILITY_RATE
+        start = max(self._next, now - FREE_VISIBILITY_CALLS / VISIBILITY_RATE) + lists / VISIBILITY_RATE
         if start - now > limit:
             raise TimeoutError
         self._next = start

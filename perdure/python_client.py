@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
@@ -63,11 +63,13 @@ from perdure.session import Needs, Session, open_session
 from perdure.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from perdure.client.overview import Overview
     from perdure.client.run_events import RunEvent
     from perdure.client.watch import EventPosition, Watch
 
 T = TypeVar("T")
 QUESTION_CHECK_SECONDS = 5.0  # between checks whether a run waits for a person
+WORKER_TIMEOUT = 2.0  # seconds
 _log = logging.getLogger("perdure")
 _ERRORS = {RunStatus.escalated: RunEscalatedError, RunStatus.cancelled: RunCancelledError}
 
@@ -269,6 +271,29 @@ class Perdure:
         """
         return await list_questions(self.session.client, limit, only, patience, cache)
 
+    async def overview(self, since: datetime | None = None) -> "Overview":
+        """Return the project in short: what its runs did since a time, what is open, what needs a person.
+
+        By default that is the last day. It costs some nine lists, of which a namespace allows 30 a second.
+        Raises NotSearchableError, TemporalUnavailableError.
+        """
+        from perdure.client.overview import Overview, read_figures, read_runs_overview  # most clients show none
+
+        session = self.session
+        runs, figures, has_worker = await asyncio.gather(
+            read_runs_overview(session.client, since or datetime.now(UTC) - timedelta(days=1)),
+            read_figures(session.client, session.settings),
+            _find_worker(session),
+        )
+        return Overview(
+            **dict(runs),
+            figures=figures,
+            has_worker=has_worker,
+            task_queue=session.settings.task_queue,
+            namespace=session.client.namespace,
+            web_ui=session.ui,
+        )
+
     def get_run(self, run_id: str) -> "Run":
         """Return a run by its id. Its methods raise RunNotFoundError if it does not exist."""
         return Run(run_id, self)
@@ -464,6 +489,14 @@ def _completed_payload(run_id: str, end: RunEnd) -> CompletedPayload:
     if end.event is not None:
         reason, text = end.event["payload"]["reason"], end.event["payload"]["detail"]
     raise _ERRORS.get(end.status, RunFailedError)(run_id, reason, text, end.handoff)
+
+
+async def _find_worker(session: Session) -> bool | None:
+    """Return whether a worker polls; None if it is starting, or if this client may not know."""
+    with suppress(RPCError, TimeoutError):
+        async with asyncio.timeout(WORKER_TIMEOUT):
+            return await session.has_worker()
+    return None
 
 
 async def _warn(session: Session) -> None:

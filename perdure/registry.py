@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,14 @@ class Check:
     name: str
     ok: bool
     found: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counts of a feature by name, for an overview of the project."""
+
+    counts: Mapping[str, int]
+    counted_at: datetime | None = None  # null: at the time of the overview
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,9 @@ class Feature:
     """Paces of model calls, by `Pace`."""
     server_checks: tuple[str, ...] = ()
     """Checks of `perdure doctor` at the server: async functions of the client and the settings: a list of `Check`."""
+    figures: str | None = None
+    """Of an overview: an async function of the client and the settings, which returns `Figures`, or None without any.
+    It may raise RPCError and ReportedError."""
     on_question: str | None = None
     """In a run: `async (state, question, kind)`, awaited when it asks people (`waiting`) and at an expiry."""
     on_end: str | None = None

@@ -25,6 +25,7 @@ from perdure.decisions.ids import query_differs, query_equals
 from perdure.decisions.people.terms import sent_by
 from perdure.decisions.text.formatting import truncate
 
+ALL_RUNS = "WorkflowType = 'AgentRun'"  # a list filter of Temporal
 CAUSE_PREFIX = "cause=WorkflowTaskFailedCause"
 LENGTH_OF_START = 2  # events: the start, and the workflow task that no worker has taken
 BAD_CURSOR = "invalid cursor"
@@ -223,7 +224,7 @@ class RunFilter:
         terms += [query_equals("AgentName", attributes.format_keyword(self.agent))] if self.agent is not None else []
         conversation = attributes.format_keyword(self.conversation or "")
         terms += [query_equals("ConversationId", conversation)] if self.conversation is not None else []
-        terms += [f"({_STATUS_TERMS[RunStatus(self.status)]})"] if self.status is not None else []
+        terms += [f"({STATUS_TERMS[RunStatus(self.status)]})"] if self.status is not None else []
         terms += [f"({self.query})"] if self.query.strip() else []
         return "".join(f" AND {term}" for term in terms)
 
@@ -235,9 +236,9 @@ class RunFilter:
 
 ANY_RUN = RunFilter()
 
-_OPEN_STATUSES = (RunStatus.running, RunStatus.waiting_on_tool, RunStatus.waiting_on_human)
+OPEN_STATUSES = (RunStatus.queued, RunStatus.running, RunStatus.waiting_on_tool, RunStatus.waiting_on_human)
 # The status as `RunInfo` has it: a run that Temporal ended has written no last one.
-_STATUS_TERMS = {status: f"ExecutionStatus = 'Running' AND AgentStatus = '{status}'" for status in _OPEN_STATUSES} | {
+STATUS_TERMS = {status: f"ExecutionStatus = 'Running' AND AgentStatus = '{status}'" for status in OPEN_STATUSES} | {
     RunStatus.queued: "ExecutionStatus = 'Running' AND AgentStatus IS NULL",
     RunStatus.completed: "ExecutionStatus = 'Completed' AND (AgentStatus IS NULL OR AgentStatus = 'completed')",
     RunStatus.escalated: "ExecutionStatus = 'Completed' AND AgentStatus = 'escalated'",
@@ -272,7 +273,7 @@ async def list_page(  # noqa: PLR0913 - the filter, and the page
     query = _build_query(only, cursor.began, waiting=waiting, follow_ups=follow_ups)
     owner = f"{query} {only}"  # queries of different filters may be alike
     page, token = await read_page(client, query, limit, cursor.token_of(owner))
-    runs = [RunInfo(ids.run_id_of_workflow(row.id), row) for row in page if _is_listed(row)]
+    runs = [RunInfo(ids.run_id_of_workflow(row.id), row) for row in page if is_listed(row)]
     shown = (run for run in runs if only.is_met(run) and (waiting or run.parent is None))
     return RunInfoPage(tuple(shown), cursor.following(owner, token) if token else None)
 
@@ -291,7 +292,7 @@ async def read_page(
         # The status for an unreadable token depends on the server's store.
         if token and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
             raise RejectedError(BAD_CURSOR) from None
-        raise _convert_list_error(client, error) from None
+        raise convert_list_error(client, error) from None
     return listed.current_page or (), listed.next_page_token or None
 
 
@@ -342,7 +343,7 @@ async def list_past_runs(client: Client, only: RunFilter, limit: int | None = No
     try:
         async for execution in client.list_workflows(query):
             run = RunInfo(ids.run_id_of_workflow(execution.id), execution)
-            if not _is_listed(execution) or run.run_id in seen or not only.is_met(run):
+            if not is_listed(execution) or run.run_id in seen or not only.is_met(run):
                 continue
             seen.add(run.run_id)
             yield run
@@ -392,14 +393,14 @@ async def iterate_waiting(
 
 
 def _build_query(only: RunFilter, after: datetime | None, *, waiting: bool = False, follow_ups: bool = False) -> str:
-    types = f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
+    types = "WorkflowType = 'FollowUp'" if follow_ups else ALL_RUNS
     if waiting:
         types = "WorkflowType IN ('AgentRun', 'FollowUp')"
         types += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
     return types + only.terms(after)
 
 
-def _is_listed(execution: WorkflowExecution) -> bool:
+def is_listed(execution: WorkflowExecution) -> bool:
     return execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW
 
 
@@ -424,13 +425,13 @@ def _walk_subtree(children: Mapping[str, Sequence[RunInfo]], run_id: str, depth:
 async def _iterate_query(client: Client, query: str) -> AsyncIterator[RunInfo]:
     try:
         async for execution in client.list_workflows(query):
-            if _is_listed(execution):
+            if is_listed(execution):
                 yield RunInfo(ids.run_id_of_workflow(execution.id), execution)
     except RPCError as error:
-        raise _convert_list_error(client, error) from None
+        raise convert_list_error(client, error) from None
 
 
-def _convert_list_error(client: Client, error: RPCError) -> TemporalUnavailableError:
+def convert_list_error(client: Client, error: RPCError) -> TemporalUnavailableError:
     name = attributes.AGENT_STATUS.name
     if error.status is RPCStatusCode.INVALID_ARGUMENT and name in error.message:
         return NotSearchableError(

@@ -2,8 +2,7 @@
 
 import json
 import shlex
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,18 +10,18 @@ import click
 from rich.markup import escape
 from rich.text import Text
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecution
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
+from perdure.client.dead_letters import MAX_DEAD_LETTERS, dead_letter_inputs, find_dead_letters, read_dead_letters
 from perdure.client.door import groups_of
-from perdure.client.errors import RejectedError, convert_rpc_errors
+from perdure.client.errors import RejectedError
 from perdure.client.questions import ANY, ListedQuestion, QuestionFilter, QuestionList
 from perdure.contracts.run.signals import QuestionKind
 from perdure.decisions.run.question import QUESTIONS
-from perdure.decisions.text.formatting import truncate
 from perdure.python_client import Perdure
-from perdure.registry import features, load
+from perdure.registry import load
 from perdure.session import Needs, open_session
 from perdure.settings import load_settings
 from perdure.terminal.command import DurationType, as_json_option, async_command, console, format_examples
@@ -110,29 +109,19 @@ def _format_question(listed: ListedQuestion) -> Iterator[Text]:
     yield Text(f"  {command}", style="dim")
 
 
-MAX_LISTED = 1000
 ALL = "all"
-
-
-@dataclass(frozen=True)
-class FailedDelivery:
-    """A failed delivery: its workflow, the time of the failure, and the reason."""
-
-    id: str
-    kind: str
-    failed_at: str
-    reason: str
 
 
 async def print_dead_letters(*, as_json: bool) -> int:
     """List the dead letters, the latest first."""
     async with open_session(load_settings(strict=False), Needs.nothing) as session:
-        letters = [await _describe(session.client, execution) async for execution in _iterate_dead(session.client)]
+        letters = await read_dead_letters(session.client, MAX_DEAD_LETTERS)
     for letter in letters:
         if as_json:
-            click.echo(json.dumps(asdict(letter)))
+            click.echo(json.dumps(letter.model_dump(mode="json")))
         else:
-            console.print(f"{escape(letter.id)}  [dim]{letter.failed_at}[/]\n  {escape(letter.reason)}", soft_wrap=True)
+            failed_at = f"{letter.failed_at:%Y-%m-%d %H:%M:%S}" if letter.failed_at else ""
+            console.print(f"{escape(letter.id)}  [dim]{failed_at}[/]\n  {escape(letter.reason)}", soft_wrap=True)
     if not (letters or as_json):
         console.print("no dead letters: every event began its work, and every notice was delivered")
     return 0
@@ -147,7 +136,7 @@ async def redeliver_command(which: str) -> int:
     List them with `perdure list --dead`.
     """
     async with open_session(load_settings(strict=False), Needs.nothing) as session:
-        dead = [execution async for execution in _iterate_dead(session.client)]
+        dead = await find_dead_letters(session.client)
         chosen = [execution for execution in dead if which in (ALL, execution.id)]
         if not chosen and which != ALL:
             raise RejectedError(f"there is no dead letter {which}: perdure list --dead lists them")
@@ -159,35 +148,6 @@ async def redeliver_command(which: str) -> int:
     return 0
 
 
-def _input_targets() -> dict[str, str]:
-    """Return the inputs of workflows that are dead letters when they fail, by workflow type."""
-    return {kind: target for row in features().values() for kind, target in row.dead_letters.items()}
-
-
-async def _iterate_dead(client: Client) -> AsyncIterator[WorkflowExecution]:
-    """Yield the failed deliveries whose id has not been delivered since."""
-    seen, kinds = set[str](), ", ".join(f"'{kind}'" for kind in sorted(_input_targets()))
-    with convert_rpc_errors("the dead letters"):
-        async for execution in client.list_workflows(f"WorkflowType IN ({kinds})"):
-            if execution.id in seen:
-                continue
-            seen.add(execution.id)
-            if execution.status is WorkflowExecutionStatus.FAILED:
-                yield execution
-            if len(seen) == MAX_LISTED:
-                return
-
-
-async def _describe(client: Client, execution: WorkflowExecution) -> FailedDelivery:
-    failed_at = f"{execution.close_time:%Y-%m-%d %H:%M:%S}" if execution.close_time else ""
-    try:
-        await client.get_workflow_handle(execution.id, run_id=execution.run_id).result()
-        reason = ""
-    except WorkflowFailureError as error:
-        reason = truncate(str(error.cause), 400)
-    return FailedDelivery(execution.id, execution.workflow_type, failed_at, reason)
-
-
 async def _redeliver(client: Client, execution: WorkflowExecution) -> None:
     handle = client.get_workflow_handle(execution.id, run_id=execution.run_id)
     async for event in handle.fetch_history_events():
@@ -196,7 +156,7 @@ async def _redeliver(client: Client, execution: WorkflowExecution) -> None:
             break
     else:
         raise RejectedError(f"the history of {execution.id} is gone: it is past the namespace's retention")
-    kind: type[Any] = load(_input_targets()[execution.workflow_type])
+    kind: type[Any] = load(dead_letter_inputs()[execution.workflow_type])
     request = (await client.data_converter.decode(started.input.payloads, [kind]))[0]
     try:
         await client.start_workflow(

@@ -14,6 +14,7 @@ from perdure.gateway.auth import Gateway
 from perdure.gateway.problems import ApiError, ProblemDetails, create_handlers, problem_response
 from perdure.gateway.requests import AccessLog, BoundedBodies, EncodedSlashes
 from perdure.gateway.routes import conversations, files, health, questions, runs, session
+from perdure.gateway.routes import conversations, files, health, project, questions, runs
 from perdure.registry import load_each
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
@@ -41,6 +42,7 @@ ROUTERS = (
     files.router,
     conversations.router,
     questions.router,
+    project.router,
     *load_each("routes"),
     session.router,
     health.router,

@@ -24,17 +24,20 @@ class SharedReads:
         self._reads: dict[Hashable, asyncio.Task[Any]] = {}
         self._pace = VisibilityPace()
 
-    async def read(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of a read that runs or just ended, else of `start`. Raises its error, or ApiError 503."""
+    async def read(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]], lists: int = 1) -> T:
+        """Return the result of a read that runs or just ended, else of `start`. Raises its error, or ApiError 503.
+
+        `lists` is the number of Temporal's lists that the read makes.
+        """
         task: asyncio.Task[T] | None = self._reads.get(key)
         if task is None:
-            task = self._reads[key] = asyncio.create_task(_start_after(self._reserve(), start))
+            task = self._reads[key] = asyncio.create_task(_start_after(self._reserve(lists), start))
             task.add_done_callback(lambda done: self._expire_later(key, done))
         return await asyncio.shield(task)  # other requests wait for it, too
 
-    def _reserve(self) -> float:
+    def _reserve(self, lists: int) -> float:
         try:
-            return self._pace.reserve(MAX_LIST_DELAY)
+            return self._pace.reserve(MAX_LIST_DELAY, lists)
         except TimeoutError:
             raise ApiError(503, "too many different lists are requested; retry", headers=RETRY_SOON) from None
 

@@ -2,21 +2,27 @@
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from temporalio.client import WorkflowFailureError
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
+import perdure.client.overview
 import perdure.gateway.lists
 from perdure.activities.telemetry.attributes import AGENT_NAME, CONVERSATION_ID
 from perdure.activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
+from perdure.client.dead_letters import find_dead_letters
+from perdure.client.overview import read_runs_overview
 from perdure.contracts.run.state import RunStatus
 from perdure.gateway.lists import SharedReads
 from perdure.gateway.problems import ApiError
 from tests.gateway.conftest import Gateway
+from tests.gateway.test_runs import wait_for_end
+from tests.gateway.test_webhooks import standard
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -150,3 +156,77 @@ async def test_a_filter_that_means_nothing_is_refused_in_one_line(gateway: Gatew
         printed = await asyncio.to_thread(gateway.project.perdure, "list", *options, TEMPORAL_ADDRESS=gateway.address)
         assert (printed.code, len(printed.err.splitlines())) == (2, 1)
         assert reason in printed.err
+
+
+async def test_the_overview_says_what_runs_did_and_what_needs_a_person(gateway: Gateway) -> None:
+    """By agent since a time; of open runs all, and of failed ones those that ended since then."""
+    agent = f"clerk {uuid4().hex[:8]}"
+    before = await read_list(gateway, "/v1/overview")
+    asks, done = await gateway.waiting(), await gateway.start()
+    failed = [await start_bare(gateway, "none", queue="perdure", agent=agent) for _ in range(2)]
+    order = uuid4().hex[:8]
+    body = json.dumps({"type": "order.created", "data": {"order": {"id": order}}}).encode()
+    async with gateway.http as http:
+        await http.post("/v1/webhooks/mine", content=body, headers=standard(body, id_=order))
+
+    async def is_told() -> bool:
+        told = await read_list(gateway, "/v1/overview")
+        return (
+            {run["run_id"] for run in told["failed"]} >= set(failed)
+            and {"agent": agent, "runs": 2, "cost_usd": 0.0} in told["agents"]
+            and told["open"]["waiting_on_human"] > before["open"]["waiting_on_human"]
+            and told["dead_letters"] > before["dead_letters"]
+        )
+
+    await until(is_told)
+    told = await read_list(gateway, "/v1/overview")
+    [default] = [total for total in told["agents"] if total["agent"] == "default"]
+    assert default["runs"] >= 2
+    assert {run["agent"] for run in told["failed"] if run["run_id"] in failed} == {agent}
+    assert set(told["open"]) == {"queued", "running", "waiting_on_tool", "waiting_on_human"}
+    assert (told["has_worker"], told["web_ui"], told["is_partial"], told["wedged"]) == (True, None, False, [])
+    assert (told["namespace"], told["task_queue"]) == ("default", "perdure")
+    assert told["figures"]["reconciler"]["counts"]["claim"] == 0
+    assert [row.id async for row in gateway.client.list_workflows(f"{told['query']} AND AgentName = '{agent}'")]
+    now = datetime.now(timezone(timedelta(hours=5))).isoformat()
+    later = await read_list(gateway, "/v1/overview", since=now)
+    assert (later["agents"], later["failed"]) == ([], [])
+    for run_id in (asks, done):
+        await gateway.post(f"/v1/runs/{run_id}/cancel", {})
+
+
+@pytest.mark.parametrize("since", ["yesterday", "2026-11-25T00:00:00", "1999-01-01T00:00:00Z", "2999-01-01T00:00:00Z"])
+async def test_the_time_of_an_overview_has_a_zone_and_is_of_the_last_year(gateway: Gateway, since: str) -> None:
+    refused = await gateway.get(f"/v1/overview?since={since}")
+    assert (refused.status_code, refused.json()["field"]) == (422, "since")
+
+
+async def test_an_overview_of_more_runs_than_are_looked_at_is_partial(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        await wait_for_end(gateway, await gateway.start())
+    monkeypatch.setattr(perdure.client.overview, "RUNS_COUNTED", 1)
+
+    async def is_cut() -> bool:
+        told = await read_runs_overview(gateway.client, datetime.now(UTC) - timedelta(hours=1))
+        return (sum(total.runs for total in told.agents), told.is_partial) == (1, True)
+
+    await until(is_cut)
+
+
+async def test_a_dead_letter_that_was_started_again_is_none(gateway: Gateway) -> None:
+    """Also if it was started again by a quoted id, which a query cannot hold."""
+    [kept, again] = [f"start:it's {uuid4().hex[:8]}" for _ in range(2)]
+    for letter in (kept, again):
+        handle = await gateway.client.start_workflow("Inbound", {}, id=letter, task_queue="perdure")
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    await gateway.client.start_workflow("Inbound", {}, id=again, task_queue="nobody")
+
+    async def are_right() -> bool:
+        found = {execution.id for execution in await find_dead_letters(gateway.client)}
+        return kept in found and again not in found
+
+    await until(are_right)
+    await gateway.client.get_workflow_handle(again).terminate()

@@ -21,6 +21,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from perdure.activities.effects.ledger import Claim, ClaimOwner
 from perdure.activities.security import make_private
 from perdure.activities.storage.workspace import folder_name
+from perdure.client.overview import read_runs_overview
 from perdure.contracts.tool import Effect, ToolKind
 from perdure.decisions.ids import GATEWAY_STORE, UPLOADS_STORE, query_equals
 from perdure.features.reconciler import schedule as reconcile_schedule
@@ -102,6 +103,8 @@ async def test_a_wedged_run_is_named(world: MakeWorld) -> None:
         async with plain_worker(other.client, it.queue, Broken):
             await until_listed(it, "TemporalReportedProblems IS NOT NULL")
             report = await reconcile(it)
+            overview = await read_runs_overview(other.client, datetime.now(UTC))
+    assert [(run.run_id, run.wedged) for run in overview.wedged] == [(id_of(run), True)]
     assert problems(report) == [(FindingKind.wedged, id_of(run))]
     assert "roll the workers back" in report.findings[0].advice
 

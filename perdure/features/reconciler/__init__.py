@@ -13,6 +13,7 @@ FEATURE = Feature(
     workflows=("perdure.features.reconciler.workflow:Reconcile",),
     activities=("perdure.features.reconciler.activities:Reconciler",),
     beside_worker="perdure.features.reconciler.schedule:maintain_schedule",
+    figures="perdure.features.reconciler.schedule:count_findings",
     server_checks=(
         "perdure.features.reconciler.schedule:check_schedule",
         "perdure.features.reconciler.schedule:check_runs",

@@ -6,7 +6,7 @@ The worker does not wait for it, and works without it if the server has no sched
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +18,7 @@ from perdure.decisions.errors import ReportedError
 from perdure.decisions.text.formatting import truncate
 from perdure.features.reconciler.activities import Reconciler
 from perdure.features.reconciler.contract import FindingKind, ReconcileReport
-from perdure.registry import Check
+from perdure.registry import Check, Figures
 from perdure.settings import Settings
 
 RECONCILE_INTERVAL = timedelta(minutes=5)
@@ -97,6 +97,30 @@ def _comparable_parts(schedule: temporal.Schedule) -> tuple[object, ...]:
     action = schedule.action
     start = (action.workflow, action.task_queue) if isinstance(action, temporal.ScheduleActionStartWorkflow) else None
     return start, list(schedule.spec.intervals), schedule.policy
+
+
+REPORTS_READ = 2  # of the latest checks: the last one may be under way, or have failed
+
+
+async def count_findings(client: Client, settings: Settings) -> Figures | None:
+    """Return the findings of the last check, by `FindingKind`; None if there is none. Raises RPCError."""
+    try:
+        info = (await client.get_schedule_handle(reconcile_schedule_id(settings.task_queue)).describe()).info
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return None
+    starts = temporal.ScheduleActionExecutionStartWorkflow
+    active = {check.first_execution_run_id for check in info.running_actions if isinstance(check, starts)}
+    for latest in reversed(info.recent_actions[-REPORTS_READ:]):
+        check = latest.action
+        if not isinstance(check, starts) or check.first_execution_run_id in active:
+            continue
+        with suppress(temporal.WorkflowFailureError):
+            handle = client.get_workflow_handle(check.workflow_id, run_id=check.first_execution_run_id)
+            found = (await handle.result())["found"]  # as it is written: a later version may find more
+            return Figures({kind.value: found.get(kind, 0) for kind in FindingKind}, latest.started_at)
+    return None
 
 
 MAX_FINDINGS_SHOWN = 5  # findings in a line
