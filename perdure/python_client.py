@@ -63,6 +63,7 @@ from perdure.session import Needs, Session, open_session
 from perdure.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from perdure.client.agents import AgentList
     from perdure.client.overview import Overview
     from perdure.client.run_events import RunEvent
     from perdure.client.watch import EventPosition, Watch
@@ -270,6 +271,15 @@ class Perdure:
         A run whose worker does not answer within `patience` has a short form. Raises TemporalUnavailableError.
         """
         return await list_questions(self.session.client, limit, only, patience, cache)
+
+    async def agents(self) -> "AgentList":
+        """Return the project's agents, with their tools and JSON Schemas, as far as they load in this process.
+
+        Those of the project in this process: the workers of another server may have another one.
+        """
+        from perdure.client.agents import list_agents
+
+        return await asyncio.to_thread(list_agents, self._settings)  # it imports the project's tools
 
     async def overview(self, since: datetime | None = None) -> "Overview":
         """Return the project in short: what its runs did since a time, what is open, what needs a person.

@@ -62,6 +62,16 @@ def show_offer(settings: Settings) -> ToolOffer:
     return offer
 
 
+def show_loadable(settings: Settings) -> ToolOffer:
+    """Return the tools and agents that load here, for display: a client may lack what those of a worker import."""
+    faults = list[ProjectError]()
+    tools = _build_tools(settings, httpx.AsyncClient(trust_env=False), faults)  # it makes no request
+    offer = ToolOffer({}, settings.agents)
+    with collecting(faults):
+        offer = show_offer(settings)
+    return ToolOffer({**tools, **offer.tools}, {**offer.agents, **_with_schemas(offer.agents, settings, faults)})
+
+
 @asynccontextmanager
 async def open_offer(settings: Settings) -> AsyncIterator[ToolOffer]:
     """Yield the tools of a worker, with those of new servers, and stop the servers at the end. Raises ProjectError."""
@@ -171,13 +181,7 @@ def _load_parts(settings: Settings, client: httpx.AsyncClient, offer: ToolOffer 
 
 def _build_parts(settings: Settings, client: httpx.AsyncClient, faults: list[ProjectError]) -> _Parts:
     """Build each part that loads; the faults of the others are added to `faults`."""
-    parts = _Parts(_native_tools(settings))
-    for name, described in settings.file.tools.items():
-        if not isinstance(described, McpToolSettings | BuiltinToolSettings):
-            with collecting(faults):
-                tool = _create_tool(name, described, settings, client)
-                _check_tool(tool, settings)
-                parts.tools[name] = tool
+    parts = _Parts(_build_tools(settings, client, faults))
     for feature, row in features().items():
         with collecting(faults):
             if row.project:
@@ -185,6 +189,18 @@ def _build_parts(settings: Settings, client: httpx.AsyncClient, faults: list[Pro
     with collecting(faults):
         parts.policy = _load_policy(settings)
     return parts
+
+
+def _build_tools(settings: Settings, client: httpx.AsyncClient, faults: list[ProjectError]) -> dict[str, Tool]:
+    """Build each tool of the project that loads, and the native ones."""
+    tools = _native_tools(settings)
+    for name, described in settings.file.tools.items():
+        if not isinstance(described, McpToolSettings | BuiltinToolSettings):
+            with collecting(faults):
+                tool = _create_tool(name, described, settings, client)
+                _check_tool(tool, settings)
+                tools[name] = tool
+    return tools
 
 
 def _load_policy(settings: Settings) -> Policy | None:

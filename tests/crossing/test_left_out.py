@@ -39,6 +39,7 @@ ROUTES_ELSEWHERE = {
     "/healthz": "reads no run",
     "/readyz": "reads no run",
     "/v1/conversations/{conversation_id}/turns/{run_id}": "drops a turn before it begins",
+    "/v1/agents": "reads no run",
     "/v1/events": "tests/gateway/test_webhooks.py",
     "/v1/overview": "tests/gateway/test_lists.py",
 }

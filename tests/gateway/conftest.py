@@ -38,6 +38,13 @@ effect = "read"
 description = "Look something up outside."
 input_schema = { type = "object", properties = { what = { type = "string" } }, required = ["what"] }
 
+[tools.stamp]
+kind = "python"
+target = "desk:stamp"
+effect = "keyed"
+approval = "always"
+approval_timeout = "5m"
+
 [gateway.webhooks.mine]
 scheme = "standard"
 platforms = ["Discord"]
@@ -84,6 +91,22 @@ description: Tests.
 tools: [charge, lookup]
 ---
 You are tested.
+"""
+CLERK = """---
+name: clerk
+description: Stamps.
+tools: [stamp, lookup]
+peers: [default]
+limits: {max_steps: 7}
+input_schema: {type: object, properties: {sheet: {type: integer}}}
+output_schema: {type: object, properties: {stamps: {type: integer}}}
+---
+You stamp.
+"""
+DESK = """
+def stamp(sheet: int, colour: str = "red") -> str:
+    '''Stamp a sheet.'''
+    return f"{sheet} is {colour}"
 """
 Json = dict[str, Any]
 
@@ -219,7 +242,8 @@ async def gateways(make_project: MakeProject) -> AsyncIterator[Gateways]:
     with ScriptedModel(replies) as model:
         secrets = {"HOOK_STANDARD": SECRET, "HOOK_SLACK": PLAIN_SECRET, "HOOK_GITHUB": PLAIN_SECRET}
         project = make_project(ANTHROPIC_BASE_URL=model.base_url, **secrets)
-        project.write_all({"perdure.toml": PROJECT, "agents/default.md": AGENT})
+        files = {"perdure.toml": PROJECT, "agents/default.md": AGENT, "agents/clerk.md": CLERK, "desk.py": DESK}
+        project.write_all(files)
         async with serve(project) as served:
             await register_search_attributes(served.client)
             with project.worker(TEMPORAL_ADDRESS=served.address):

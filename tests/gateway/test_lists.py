@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,11 +17,13 @@ import perdure.client.overview
 import perdure.gateway.lists
 from perdure.activities.telemetry.attributes import AGENT_NAME, CONVERSATION_ID
 from perdure.activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
+from perdure.client.agents import list_agents
 from perdure.client.dead_letters import find_dead_letters
 from perdure.client.overview import read_runs_overview
 from perdure.contracts.run.state import RunStatus
 from perdure.gateway.lists import SharedReads
 from perdure.gateway.problems import ApiError
+from perdure.settings import load_settings
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_runs import wait_for_end
 from tests.gateway.test_webhooks import standard
@@ -230,3 +234,53 @@ async def test_a_dead_letter_that_was_started_again_is_none(gateway: Gateway) ->
 
     await until(are_right)
     await gateway.client.get_workflow_handle(again).terminate()
+
+
+async def test_agents_are_listed_with_the_schemas_of_their_tools(gateway: Gateway) -> None:
+    listed = await read_list(gateway, "/v1/agents")
+    agents = {agent["name"]: agent for agent in listed["agents"]}
+    assert (set(agents), listed["faulty"]) == ({"default", "clerk"}, [])
+    clerk = agents["clerk"]
+    assert (clerk["description"], clerk["peers"], clerk["limits"]) == ("Stamps.", ["default"], {"max_steps": 7})
+    assert (clerk["pace"], clerk["external"], len(clerk["models"])) == ("live", False, 1)
+    assert clerk["input_schema"]["properties"] == {"sheet": {"type": "integer"}}
+    assert clerk["output_schema"]["properties"] == {"stamps": {"type": "integer"}}
+    stamp, lookup = clerk["tools"]
+    assert {name: stamp[name] for name in ("name", "kind", "effect", "approval", "approval_timeout_seconds")} == {
+        "name": "stamp",
+        "kind": "python",
+        "effect": "keyed",
+        "approval": "always",
+        "approval_timeout_seconds": 300.0,
+    }
+    assert stamp["description"] == "Stamp a sheet."
+    assert stamp["input_schema"]["properties"]["sheet"]["type"] == "integer"
+    assert stamp["input_schema"]["required"] == ["sheet"]
+    assert (lookup["kind"], lookup["approval"], lookup["input_schema"]["required"]) == ("signal", "never", ["what"])
+
+
+@pytest.mark.parametrize("lacks", [None, "bs4"])
+def test_a_tool_that_does_not_load_here_is_listed_without_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str | None
+) -> None:
+    """As are the schemas of an agent, and with what the files say of the others; also without a worker's libraries."""
+    if lacks:
+        monkeypatch.setitem(sys.modules, lacks, None)
+        for module in ("perdure.process.project", "perdure.activities.tools.fetch"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "clerk.md").write_text(
+        "---\nname: clerk\ntools: [gone, kept]\noutput_schema: not_here:Invoice\n---\nYou count.\n"
+    )
+    (tmp_path / "agents" / "odd.md").write_text("---\nname: odd\ntools: [nothing]\n---\nYou fail.\n")
+    (tmp_path / "perdure.toml").write_text(
+        '[tools.gone]\nkind = "python"\ntarget = "not_here:function"\neffect = "read"\n'
+        '[tools.kept]\nkind = "signal"\neffect = "read"\ndescription = "Keep."\ninput_schema = { type = "object" }\n'
+    )
+    listed = list_agents(load_settings({}, tmp_path))
+    [clerk] = [agent for agent in listed.agents if agent.name == "clerk"]
+    assert (listed.faulty, clerk.output_schema) == (("odd",), None)
+    assert [(tool.name, tool.kind, tool.effect, tool.input_schema) for tool in clerk.tools] == [
+        ("gone", "python", "read", None),
+        ("kept", "signal", "read", {"type": "object"}),
+    ]

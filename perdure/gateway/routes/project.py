@@ -1,4 +1,4 @@
-"""The project: an overview of it."""
+"""The project: an overview of it, and its agents."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, AwareDatetime
 
+from perdure.client.agents import AgentList
 from perdure.client.overview import LISTS, Overview
 from perdure.contracts.models import MAX_DURATION
 from perdure.gateway.auth import CurrentGateway, ScopedRoute, needs_scope
@@ -39,3 +40,9 @@ async def read_overview(
 ) -> Overview:
     """Return the project in short: runs and costs by agent, open and failed runs, and what needs a person."""
     return await gateway.lists.read(("overview", since), lambda: gateway.perdure.overview(since), LISTS)
+
+
+@router.get("/agents", dependencies=[needs_scope(Scope.read)])
+async def list_agents(gateway: CurrentGateway) -> AgentList:
+    """List the project's agents with their tools and JSON Schemas, as the gateway's own project has them."""
+    return await gateway.lists.read("agents", gateway.perdure.agents, lists=0)
