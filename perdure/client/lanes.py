@@ -1,16 +1,28 @@
-"""Conversations from the outside: submit a request to a lane, and read its state; steer a run."""
+"""Conversations from the outside: submit a request to a lane, read its state, list them; steer a run."""
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from itertools import chain
 from random import uniform
 
-from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionStatus,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.temporal import QueryCache, submit_to_lane
 from perdure.answer_keys import NO_KEYS, AnswerKeys
+from perdure.client.details import RunRecord
 from perdure.client.door import stamp_sender, stamp_work
 from perdure.client.errors import (
     RejectedError,
@@ -20,7 +32,7 @@ from perdure.client.errors import (
     convert_rpc_errors,
     to_unavailable_error,
 )
-from perdure.client.run_list import find_run
+from perdure.client.run_list import ALL_RUNS, ListCursor, RunInfo, find_run, is_listed, read_page
 from perdure.client.runs import query_view, sign_answer
 from perdure.contracts.bounds import Backoff
 from perdure.contracts.conversation import (
@@ -33,12 +45,42 @@ from perdure.contracts.conversation import (
     Submitted,
     TurnEnd,
 )
+from perdure.contracts.models import FrozenModel
 from perdure.decisions import ids
 from perdure.decisions.text.formatting import truncate
 
 SUBMIT_TIMEOUT = 30.0  # seconds of retries for one submit
 TURN_POLL_INTERVAL = 0.2  # seconds between polls for the fate of a request
+ALL_LANES = "WorkflowType = 'Conversation'"  # a list filter of Temporal
+LANES_IN_QUERY = 50  # whose turns one list finds
+MAX_OPEN_TURNS = 1000  # of a list; a lane has one
 SUBMIT_PAUSES = Backoff(0.25, 4.0)
+
+
+class LaneStatus(StrEnum):
+    """The status of a conversation's lane."""
+
+    busy = "busy"  # a turn runs
+    idle = "idle"  # it waits for a request
+    closed = "closed"  # the lane has ended; a request opens it again
+
+
+class LaneRecord(FrozenModel):
+    """The server's record of a conversation, read without a worker."""
+
+    conversation_id: str
+    status: LaneStatus
+    started_at: datetime  # of the lane: it starts again if its history is long, or if it was closed
+    closed_at: datetime | None
+    turn: RunRecord | None  # the run that is the turn, if one runs
+
+
+@dataclass(frozen=True)
+class LanePage:
+    """A page of the list, latest first. `next` is the cursor of the next page, if any."""
+
+    lanes: tuple[LaneRecord, ...]
+    next: bytes | None
 
 
 class RequestRejectedError(RejectedError):
@@ -166,6 +208,45 @@ async def steer_run(client: Client, run_id: str, message: SteerRequest) -> None:
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     with convert_rpc_errors(f"run {run_id}"):
         await handle.signal("steer", stamp_sender(message).model_dump(mode="json", exclude_none=True))
+
+
+async def list_lanes(client: Client, limit: int, after: bytes | None = None) -> LanePage:
+    """Return at most `limit` conversations, those whose lanes have started last first.
+
+    It makes one list, and one more for each `LANES_IN_QUERY` of them. Raises RejectedError for a cursor that is not of
+    this list, TemporalUnavailableError.
+    """
+    cursor = ListCursor.read(after) if after else ListCursor()
+    page, token = await read_page(client, ALL_LANES, limit, cursor.token_of(ALL_LANES))
+    lanes = dict[str, WorkflowExecution]()
+    for lane in filter(is_listed, page):
+        lanes.setdefault(lane.id, lane)  # an earlier lane of a conversation follows the latest one
+    names = list(lanes)
+    chunks = [names[first : first + LANES_IN_QUERY] for first in range(0, len(names), LANES_IN_QUERY)]
+    found = await asyncio.gather(*(_find_turns(client, chunk) for chunk in chunks))
+    turns = dict(chain.from_iterable(found))
+    return LanePage(
+        tuple(_describe_lane(lane, turns.get(name)) for name, lane in lanes.items()),
+        cursor.following(ALL_LANES, token) if token else None,
+    )
+
+
+async def _find_turns(client: Client, lanes: Sequence[str]) -> list[tuple[str, RunRecord]]:
+    """Return the open turns of these lanes, each with its lane. Raises TemporalUnavailableError."""
+    named = " OR ".join(ids.query_equals("ParentWorkflowId", lane) for lane in lanes)
+    page, _ = await read_page(client, f"{ALL_RUNS} AND ExecutionStatus = 'Running' AND ({named})", MAX_OPEN_TURNS)
+    return [(run.parent_id or "", RunRecord.of(RunInfo(ids.run_id_of_workflow(run.id), run))) for run in page]
+
+
+def _describe_lane(lane: WorkflowExecution, turn: RunRecord | None) -> LaneRecord:
+    is_open = lane.status is WorkflowExecutionStatus.RUNNING
+    return LaneRecord(
+        conversation_id=ids.conversation_id_of(lane.id),
+        status=LaneStatus.busy if turn else LaneStatus.idle if is_open else LaneStatus.closed,
+        started_at=lane.start_time,
+        closed_at=lane.close_time,
+        turn=turn,
+    )
 
 
 async def query_lane(client: Client, conversation_id: str, cache: QueryCache | None = None) -> LaneView | None:

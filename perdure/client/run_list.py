@@ -269,7 +269,7 @@ async def list_page(  # noqa: PLR0913 - the filter, and the page
 
     Raises RejectedError for a cursor that is not of this list, TemporalUnavailableError.
     """
-    cursor = _Cursor.read(after) if after else _Cursor(only.begin(datetime.now(UTC)))
+    cursor = ListCursor.read(after) if after else ListCursor(only.begin(datetime.now(UTC)))
     query = _build_query(only, cursor.began, waiting=waiting, follow_ups=follow_ups)
     owner = f"{query} {only}"  # queries of different filters may be alike
     page, token = await read_page(client, query, limit, cursor.token_of(owner))
@@ -297,19 +297,19 @@ async def read_page(
 
 
 @dataclass(frozen=True)
-class _Cursor:
+class ListCursor:
     """A place in a list: the time from which its runs are listed, a digest of its owner, and the server's token.
 
     The owner is the list, as a text. The server compares no token with its query, and would go on in another list.
     """
 
-    began: datetime | None
+    began: datetime | None = None
     digest: bytes = b""
     token: bytes | None = None
 
     @classmethod
     def read(cls, written: bytes) -> Self:
-        """Raises RejectedError."""
+        """Return the cursor that `following` wrote. Raises RejectedError."""
         at = int.from_bytes(written[_DIGEST : _DIGEST + _TIME])
         try:
             began = _EPOCH + timedelta(microseconds=at) if at else None

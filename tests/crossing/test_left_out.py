@@ -38,6 +38,7 @@ QUESTIONS_ELSEWHERE = {
 ROUTES_ELSEWHERE = {
     "/healthz": "reads no run",
     "/readyz": "reads no run",
+    "/v1/conversations": "tests/gateway/test_lists.py",
     "/v1/conversations/{conversation_id}/turns/{run_id}": "drops a turn before it begins",
     "/v1/agents": "reads no run",
     "/v1/events": "tests/gateway/test_webhooks.py",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
@@ -284,3 +285,42 @@ def test_a_tool_that_does_not_load_here_is_listed_without_its_schema(
         ("gone", "python", "read", None),
         ("kept", "signal", "read", {"type": "object"}),
     ]
+
+
+async def test_conversations_are_listed_with_the_turn_that_runs(gateway: Gateway) -> None:
+    """Also one with a quote, which a query cannot hold, and one whose lane has ended."""
+    own = [f"it's listed {uuid4().hex[:8]}" for _ in range(3)]
+    busy, idle, closed = own
+    runs = dict[str, str]()
+    for conversation, goal in ((busy, "ask: which"), (idle, "say: this"), (closed, "say: that")):
+        body = {"request_id": "1", "goal": goal}
+        answer = await gateway.post(f"/v1/conversations/{quote(conversation)}/requests", body)
+        runs[conversation] = answer.json()["run_id"]
+    for conversation in (idle, closed):
+        await wait_for_end(gateway, runs[conversation])
+    await gateway.client.get_workflow_handle(f"conversation:{closed}").terminate()
+    listed = dict[str, Json]()
+
+    async def are_listed() -> bool:
+        page = await read_list(gateway, "/v1/conversations", limit="200")
+        listed.update({row["conversation_id"]: row for row in page["conversations"]})
+        turn = listed.get(busy, {}).get("turn") or {}
+        return [listed.get(conversation, {}).get("status") for conversation in own] == ["busy", "idle", "closed"] and (
+            turn["status"] == "waiting_on_human"
+        )
+
+    await until(are_listed)
+    assert listed[busy]["turn"]["run_id"] == runs[busy]
+    assert [listed[conversation]["turn"] for conversation in (idle, closed)] == [None, None]
+    assert [listed[conversation]["closed_at"] is None for conversation in own] == [True, True, False]
+    paged, cursor = set[str](), None
+    while not set(own) <= paged:
+        page = await read_list(gateway, "/v1/conversations", limit="1", **({"cursor": cursor} if cursor else {}))
+        paged |= {row["conversation_id"] for row in page["conversations"]}
+        cursor = page["cursor"]
+        assert cursor or set(own) <= paged
+    other = (await read_list(gateway, "/v1/runs", limit="1"))["cursor"]
+    async with gateway.http as http:
+        refused = await http.get("/v1/conversations", params={"cursor": other})
+    assert (refused.status_code, refused.json()["field"]) == (422, "cursor")
+    await gateway.post(f"/v1/runs/{runs[busy]}/cancel", {})

@@ -1,11 +1,13 @@
-"""Conversations: submit a request, read the lane, omit a turn."""
+"""Conversations: list them, submit a request, read the lane, omit a turn."""
 
+from math import ceil
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import AfterValidator
 
+from perdure.client.lanes import LANES_IN_QUERY, LaneRecord, list_lanes
 from perdure.contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
 from perdure.gateway.auth import (
     CurrentCaller,
@@ -15,8 +17,13 @@ from perdure.gateway.auth import (
     require_readable,
     require_scope,
 )
+from perdure.contracts.models import FrozenModel
+from perdure.gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope, require_readable, require_scope
+from perdure.gateway.lists import Cursor, decode_cursor, encode_cursor, naming_cursor
 from perdure.gateway.problems import RETRY_SOON, ApiError, describe_problems
 from perdure.gateway.tokens import Scope
+
+MAX_CONVERSATIONS = 200
 
 
 def _check_conversation_id(conversation_id: str) -> str:
@@ -30,6 +37,34 @@ def _check_conversation_id(conversation_id: str) -> str:
 ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_check_conversation_id)]
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=ScopedRoute)
+
+
+class ConversationPage(FrozenModel):
+    """A page of conversations; on the last one `cursor` is null.
+
+    One whose lane has started again meanwhile may be on two pages.
+    """
+
+    conversations: tuple[LaneRecord, ...]
+    cursor: str | None  # for the next page
+
+
+@router.get(
+    "", dependencies=[needs_scope(Scope.read)], responses=describe_problems(400, 401, 403, 408, 413, 422, 500, 503)
+)
+async def list_conversations(
+    gateway: CurrentGateway,
+    limit: Annotated[int, Query(ge=1, le=MAX_CONVERSATIONS)] = 50,
+    cursor: Cursor = None,
+) -> ConversationPage:
+    """List conversations, those whose lanes have started last first, each with its turn if one runs."""
+    client, after = gateway.session.client, decode_cursor(cursor)
+    lists = 1 + ceil(limit / LANES_IN_QUERY)
+    with naming_cursor():
+        listed = await gateway.lists.read(
+            ("conversations", limit, after), lambda: list_lanes(client, limit, after), lists
+        )
+    return ConversationPage(conversations=listed.lanes, cursor=encode_cursor(listed.next))
 
 
 @router.post(
