@@ -13,8 +13,7 @@ from perdure.contracts.models import build_models
 from perdure.gateway.auth import Gateway
 from perdure.gateway.problems import ApiError, ProblemDetails, create_handlers, problem_response
 from perdure.gateway.requests import AccessLog, BoundedBodies, EncodedSlashes
-from perdure.gateway.routes import conversations, files, health, questions, runs, session
-from perdure.gateway.routes import conversations, files, health, project, questions, runs
+from perdure.gateway.routes import conversations, files, health, project, questions, runs, session
 from perdure.registry import load_each
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."

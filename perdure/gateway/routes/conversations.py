@@ -9,6 +9,7 @@ from pydantic import AfterValidator
 
 from perdure.client.lanes import LANES_IN_QUERY, LaneRecord, list_lanes
 from perdure.contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
+from perdure.contracts.models import FrozenModel
 from perdure.gateway.auth import (
     CurrentCaller,
     CurrentGateway,
@@ -17,8 +18,6 @@ from perdure.gateway.auth import (
     require_readable,
     require_scope,
 )
-from perdure.contracts.models import FrozenModel
-from perdure.gateway.auth import CurrentGateway, CurrentToken, ScopedRoute, needs_scope, require_readable, require_scope
 from perdure.gateway.lists import Cursor, decode_cursor, encode_cursor, naming_cursor
 from perdure.gateway.problems import RETRY_SOON, ApiError, describe_problems
 from perdure.gateway.tokens import Scope
