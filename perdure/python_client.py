@@ -58,6 +58,7 @@ from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput
 from perdure.contracts.run.state import RunStatus, RunView
 from perdure.decisions import ids
 from perdure.decisions.errors import ReportedError, format_validation_error
+from perdure.decisions.run.transcript import without_thinking
 from perdure.process.queue_marker import check_marker, check_owner
 from perdure.session import Needs, Session, open_session
 from perdure.settings import Settings, load_settings
@@ -432,6 +433,28 @@ class Run:
         """Start a new run that continues from this one's state after `step`. Raises RunNotFoundError, RejectedError."""
         session = self._perdure.session
         return _to_run(self._perdure, await fork_run(session.client, session.settings.task_queue, self.id, step, say))
+
+    async def record(self, *, subtasks: bool = False, asks: bool = True) -> dict[str, Any]:
+        """Return the whole record of the run as JSON, without secrets; with `subtasks`, theirs are in it.
+
+        What could not be read is named in `missing`. Without `asks` no worker is asked for the end of the conversation.
+        Raises RunNotFoundError, RejectedError for a follow-up, TemporalUnavailableError.
+        """
+        from perdure.activities.storage.store import LocalStores
+        from perdure.client.records.export import Exporter
+
+        session = self._perdure.session
+        settings = session.settings
+        exporter = Exporter(session.client, settings.stores, LocalStores(settings.workspaces), asks)
+        record = await exporter.export(self.id)
+        fields: dict[str, Any] = record.model_dump(mode="json")
+        if subtasks:
+            exporter.asks = record.state is not None  # do not wait again for a worker that did not answer
+            for subtask in fields["subtasks"]:
+                subtask["export"] = (await exporter.export(subtask["run_id"])).model_dump(mode="json")
+        recorded = fields if settings.file.model.record_thinking else without_thinking(fields)
+        shown: dict[str, Any] = settings.secrets.redact_value(recorded)
+        return shown
 
     async def planned(self, without: Collection[int] = ()) -> StartPayload:
         """Return the payload of this dry run as that of a real one, whose calls the starter approves.

@@ -32,8 +32,8 @@ from perdure.client.records.record import (
 from perdure.contracts.models import is_utf8
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.people.signature import public_text
-from perdure.decisions.run.transcript import without_thinking
 from perdure.decisions.text.formatting import truncate
+from perdure.python_client import Perdure
 from perdure.session import Needs, open_session
 from perdure.settings import load_settings
 from perdure.terminal.command import (
@@ -57,9 +57,6 @@ async def export_run(
 
     It is signed if there is a key, and has a time stamp if there is the URL of an authority.
     """
-    from perdure.activities.storage.store import LocalStores
-    from perdure.client.records.export import Exporter
-
     settings = load_settings()
     key = _read_signing_key(key_file) if key_file else None
     if authority:
@@ -68,18 +65,10 @@ async def export_run(
         _check_path(Path(target))
     async with open_session(settings, Needs.answers) as session:
         asks = session.ui is not None or await session.has_worker()
-        exporter = Exporter(session.client, settings.stores, LocalStores(settings.workspaces), asks)
-        record = await exporter.export(run_id)
-        fields: dict[str, Any] = record.model_dump(mode="json")
-        if with_subtasks:
-            exporter.asks = record.state is not None  # do not wait again for a worker that did not answer
-            for subtask in fields["subtasks"]:
-                subtask["export"] = (await exporter.export(subtask["run_id"])).model_dump(mode="json")
-    recorded = fields if settings.file.model.record_thinking else without_thinking(fields)
-    shown = settings.secrets.redact_value(recorded)
-    data = await asyncio.to_thread(_format_signed, shown, key, authority) if key else _format_json(shown)
+        record = await Perdure.over(session).get_run(run_id).record(subtasks=with_subtasks, asks=asks)
+    data = await asyncio.to_thread(_format_signed, record, key, authority) if key else _format_json(record)
     _write_data(target, data)
-    for line in record.missing:
+    for line in record["missing"]:
         print_error(f"missing: {truncate(line, 300)}")
     return 0
 

@@ -82,6 +82,7 @@ class Gateway:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0  # open ones
     uploads: int = 0  # files that are being received
+    records: int = 0  # records of runs that are being read
     lists: SharedReads = field(default_factory=SharedReads)
     queries: QueryCache = field(default_factory=QueryCache)  # the states of runs that ask
     checking: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -35,13 +35,15 @@ from perdure.gateway.auth import (
     require_scope,
 )
 from perdure.gateway.lists import Cursor, decode_cursor, encode_cursor, naming_cursor
-from perdure.gateway.problems import ApiError, ProblemKind, describe_problems
+from perdure.gateway.problems import RETRY_SOON, ApiError, ProblemKind, describe_problems
 from perdure.gateway.routes.sse import EventStream, open_event_stream, parse_position
 from perdure.gateway.tokens import Scope
+from perdure.python_client import Run
 
 READ_QUERY_TIMEOUT = timedelta(seconds=1.5)  # without a worker a reader waits at most two
 CLOSED_RUN_TIMEOUT = 10.0  # seconds to read the result of an ended run
 MAX_RUNS = 200
+MAX_RECORDS = 2  # that are read at a time; each is held whole in memory
 COMMON_RESPONSES = describe_problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 500, 503)
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=ScopedRoute, responses=COMMON_RESPONSES)
@@ -122,6 +124,19 @@ class PlanBody(StrictModel):
     without: tuple[int, ...] = Field(default=(), max_length=1000)
 
 
+class SteerBody(StrictModel):
+    """A message to the agent."""
+
+    text: str = Field(min_length=1, max_length=200_000)
+
+
+class ForkBody(StrictModel):
+    """The step after which to go on, 0 being the start, and a message to the agent."""
+
+    step: int = Field(ge=0)
+    say: str | None = Field(default=None, min_length=1, max_length=200_000)
+
+
 class CancelBody(StrictModel):
     """The reason to cancel a run; the token names the person."""
 
@@ -171,10 +186,9 @@ async def start_plan(
     """Start a real run from a dry one, whose calls the caller approves. It also needs `human:answer`."""
     require_scope(holder, Scope.answer)
     payload = await gateway.perdure.get_run(run_id).planned(body.without if body else ())
-    started = await gateway.perdure.begin(StartEvent(type="agentic.start", payload=payload))
-    gateway.lists.clear()
-    response.headers["Location"] = f"/v1/runs/{quote(started.id, safe='')}"
-    return RunReference(run_id=started.id)
+    return _name_started(
+        gateway, response, await gateway.perdure.begin(StartEvent(type="agentic.start", payload=payload))
+    )
 
 
 async def _require_same_start(gateway: Gateway, run_id: str, event: StartEvent) -> None:
@@ -284,6 +298,49 @@ async def cancel_run(
     await run.info()
     await run.cancel(body.reason if body else None, by=holder.name)
     return RunReference(run_id=run_id)
+
+
+@router.post("/{run_id}/steer", status_code=202, dependencies=[needs_scope(Scope.start)])
+async def steer_run(gateway: CurrentGateway, run_id: RunId, body: SteerBody) -> RunReference:
+    """Send the agent a message, for its next model call."""
+    run = gateway.perdure.get_run(run_id)
+    await run.info()
+    await run.steer(body.text)
+    return RunReference(run_id=run_id)
+
+
+@router.post("/{run_id}/resume", status_code=202, dependencies=[needs_scope(Scope.start)])
+async def resume_run(gateway: CurrentGateway, run_id: RunId, response: Response) -> RunReference:
+    """Resume a failed or timed-out run as a new run, always the same."""
+    return _name_started(gateway, response, await gateway.perdure.get_run(run_id).resume())
+
+
+@router.post("/{run_id}/fork", status_code=202, dependencies=[needs_scope(Scope.start)])
+async def fork_run(gateway: CurrentGateway, run_id: RunId, response: Response, body: ForkBody) -> RunReference:
+    """Start a new run that goes on from this one's state after a step."""
+    return _name_started(gateway, response, await gateway.perdure.get_run(run_id).fork(body.step, body.say))
+
+
+def _name_started(gateway: Gateway, response: Response, started: Run) -> RunReference:
+    gateway.lists.clear()
+    response.headers["Location"] = f"/v1/runs/{quote(started.id, safe='')}"
+    return RunReference(run_id=started.id)
+
+
+@router.get("/{run_id}/record", dependencies=[needs_scope(Scope.read)], responses=describe_problems(429))
+async def read_record(gateway: CurrentGateway, run_id: RunId, response: Response) -> dict[str, Any]:
+    """Return the whole record of a run, as `perdure trace --export` does; `missing` names what could not be read."""
+    if gateway.records >= MAX_RECORDS:
+        raise ApiError(429, f"this gateway reads {MAX_RECORDS} records, its limit; try again", headers=RETRY_SOON)
+    gateway.records += 1
+    try:
+        record = await gateway.perdure.get_run(run_id).record(asks=await gateway.session.has_worker())
+    finally:
+        gateway.records -= 1
+    name = quote(f"{run_id}.json", safe="")
+    response.headers["Content-Disposition"] = f"attachment; filename*=utf-8''{name}"
+    response.headers["Cache-Control"] = "no-store"
+    return record
 
 
 @router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
