@@ -17,9 +17,22 @@ from perdure.gateway.routes import conversations, files, health, project, questi
 from perdure.registry import load_each
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
-STATIC_FILES = Path(__file__).parent
-STATIC_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+PAGE = Path(__file__).parent / "page"
+PAGE_FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*.*")}
+PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+PAGE_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+}
+PAGE_HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{name} {source}" for name, source in PAGE_POLICY.items()),
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -29,11 +42,16 @@ _page = APIRouter(include_in_schema=False)
 
 
 @_page.get("/")
-@_page.get("/page.js")
-@_page.get("/page.css")
-@_page.get("/page.svg")
-async def _get_page_file(request: Request) -> FileResponse:
-    return FileResponse(STATIC_FILES / (request.scope["route"].path[1:] or "page.html"), headers=STATIC_HEADERS)
+async def _get_page() -> FileResponse:
+    return FileResponse(PAGE_FILES["index.html"], headers=PAGE_HEADERS)
+
+
+@_page.get("/page/{name:path}")
+async def _get_page_file(name: str) -> FileResponse:
+    path = PAGE_FILES.get(name)
+    if path is None:
+        raise ApiError(404, "the page has no such file")
+    return FileResponse(path, headers=PAGE_HEADERS, media_type=PAGE_TYPES.get(path.suffix, "text/javascript"))
 
 
 ROUTERS = (
