@@ -14,6 +14,7 @@ import { brief, briefArguments, costText, countText, durationText, words } from 
  * @property {string} note
  * @property {number} start
  * @property {number | null} end
+ * @property {number} [worked] When a call was handed out: from then on it waits for its result from outside.
  * @property {"good" | "bad" | "open"} how
  * @property {number} [step]
  * @property {string} [toolUseId]
@@ -211,6 +212,7 @@ export class Course {
     const row = this.rows.findLast((each) => each.kind === "call" && each.step === event.step);
     if (!row) return;
     row.outcome = event.outcome;
+    row.worked ??= row.end ?? at;
     row.end = at;
     row.how = event.outcome.status === "ok" ? "good" : "bad";
   }
@@ -285,19 +287,29 @@ export class Course {
       if (known) known.question = question;
       else this.ask(question, at);
     }
-    if (!event.questions.length) {
-      const name =
-        event.status === "waiting_on_human" ? "waits for a person" : "waits for a result";
-      const key = `wait-${this.rows.length}`;
+    if (event.status === "waiting_on_tool") this.handOut();
+    else if (!event.questions.length) {
       this.begin({
-        key,
+        key: `wait-${this.rows.length}`,
         kind: "wait",
-        name,
+        name: "waits for a person",
         note: event.waiting_for,
         start: at,
         end: null,
         how: "open",
       });
+    }
+  }
+
+  /** The calls of this turn that ended without a result were handed out, and are open until it comes. */
+  handOut() {
+    for (let n = this.rows.length - 1; n >= 0 && this.rows[n].kind !== "turn"; n--) {
+      const row = this.rows[n];
+      const isOut = row.kind === "call" && row.outcome?.status === "ok" && !row.outcome.result;
+      if (!isOut || row.end === null || row.worked) continue;
+      row.worked = row.end;
+      row.end = null;
+      row.how = "open";
     }
   }
 
@@ -328,6 +340,9 @@ export class Course {
 
   /** @param {any} _event @param {number} at */
   on_wait_ended(_event, at) {
+    for (let n = this.rows.length - 1; n >= 0 && this.rows[n].kind !== "turn"; n--) {
+      if (this.rows[n].worked) this.finish(this.rows[n], at, "bad"); // its result did not come in time
+    }
     for (const row of this.openWaits()) this.finish(row, at, "good");
   }
 
@@ -520,13 +535,13 @@ const SHORTENED = 0.035; // of the whole: the longest that a stretch without wor
 /**
  * Map time to places so that milliseconds of work stay visible beside a wait of days: only stretches in which turns or
  * calls run have their length; longer others are shortened.
- * @param {{ start: number, end: number | null, kind: string }[]} rows @param {number} now
+ * @param {{ start: number, end: number | null, worked?: number, kind: string }[]} rows
+ * @param {number} now
  * @returns {Scale}
  */
 export function scaleOf(rows, now) {
-  const marks = [...new Set(rows.flatMap((row) => [row.start, row.end ?? now]))].sort(
-    (a, b) => a - b,
-  );
+  const times = rows.flatMap((row) => [row.start, row.worked ?? row.start, row.end ?? now]);
+  const marks = [...new Set(times)].sort((a, b) => a - b);
   if (marks.length < 2) return { place: () => 0, breaks: [], timeAt: () => marks[0] ?? now };
   const busyUntil = coverage(
     rows.filter((row) => row.kind === "turn" || row.kind === "call"),
@@ -553,10 +568,12 @@ export function scaleOf(rows, now) {
 
 /** Return a function from a time at which a row begins or ends to the time until which rows cover it without a gap. */
 function coverage(
-  /** @type {{ start: number, end: number | null }[]} */ rows,
+  /** @type {{ start: number, end: number | null, worked?: number }[]} */ rows,
   /** @type {number} */ now,
 ) {
-  const spans = rows.map((row) => [row.start, row.end ?? now]).sort((a, b) => a[0] - b[0]);
+  const spans = rows
+    .map((row) => [row.start, row.worked ?? row.end ?? now])
+    .sort((a, b) => a[0] - b[0]);
   /** @type {number[][]} */ const joined = [];
   for (const [from, to] of spans) {
     const last = joined[joined.length - 1];

@@ -77,7 +77,9 @@ export const RunLink = ({ id, children }) =>
 
 /** @param {number | null | undefined} usd */
 export const costText = (usd) =>
-  usd === null || usd === undefined ? "" : `$${usd < 0.01 ? usd.toFixed(4) : usd.toFixed(2)}`;
+  usd === null || usd === undefined
+    ? ""
+    : `$${usd > 0 && usd < 0.01 ? usd.toFixed(4) : usd.toFixed(2)}`;
 
 /** @param {number} bytes */
 export function sizeText(bytes) {

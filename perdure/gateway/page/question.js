@@ -146,6 +146,10 @@ export function Arguments({ args }) {
   return html`<${WholeValue} value=${args} />`;
 }
 
+/** @param {any} field */
+const isShort = (field) =>
+  typeof field !== "object" && !String(field).includes("\n") && String(field).length <= 120;
+
 /** All of a value, folded nowhere: whoever approves a call has seen it. @param {{ value: any }} props */
 function WholeValue({ value }) {
   const entries = Object.entries(value);
@@ -156,8 +160,8 @@ function WholeValue({ value }) {
         html`<dt>${words(name)}</dt>
           <dd>
             ${
-              typeof field === "string" && !field.includes("\n") && field.length <= 120
-                ? html`<span>${field}</span>`
+              isShort(field)
+                ? html`<span>${String(field)}</span>`
                 : html`<pre tabindex="0" aria-label=${words(name)}>${typeof field === "string" ? field : JSON.stringify(field, null, 2)}</pre>`
             }
           </dd>`,

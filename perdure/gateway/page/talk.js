@@ -149,7 +149,7 @@ export function CallTable({ course, choose }) {
     <table>
       <thead>
         <tr>
-          ${["step", "tool", "arguments", "outcome", "took", "let by"].map((name) => html`<th scope="col">${name}</th>`)}
+          ${["step", "tool", "arguments", "outcome", "took", "decided by"].map((name) => html`<th scope="col">${name}</th>`)}
         </tr>
       </thead>
       <tbody>

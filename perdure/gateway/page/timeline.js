@@ -82,13 +82,16 @@ function subtaskRow(run) {
 
 /** @param {any} props */
 function Bar({ row, now, scale, shown, pattern, choose, isChosen }) {
-  const [from, to] = [row.start, row.end ?? now].map((at) => 100 * shown(scale.place(at)));
-  const left = Math.min(Math.max(from, -1), 101);
-  const width = Math.max(Math.min(to, 101) - left, 0.25);
+  const end = row.end ?? now;
+  const span = (/** @type {number} */ start, /** @type {number} */ stop) => {
+    const [from, to] = [start, stop].map((at) => 100 * shown(scale.place(at)));
+    const left = Math.min(Math.max(from, -1), 101);
+    return { left: `${left}%`, width: `${Math.max(Math.min(to, 101) - left, 0.25)}%` };
+  };
   const says = row.run ? `${words(row.run.status)}` : row.note;
   const style = row.run ? { paddingLeft: `${row.run.depth}rem` } : {};
   const name = row.run ? html`<${RunLink} id=${row.run.run_id}>${row.name}<//>` : row.name;
-  const label = `${row.name}: ${says}, ${durationText((row.end ?? now) - row.start)}${row.end === null ? " so far" : ""}`;
+  const label = `${row.name}: ${says}, ${durationText(end - row.start)}${row.end === null ? " so far" : ""}`;
   return html`<div class=${`bar-row ${row.kind}${isChosen ? " chosen" : ""}`}>
     <span class="what" style=${style} title=${says}>${name} <small>${says}</small></span>
     <button
@@ -99,7 +102,8 @@ function Bar({ row, now, scale, shown, pattern, choose, isChosen }) {
       style=${pattern}
       onClick=${() => choose(isChosen ? "" : row.key)}
     >
-      <span class=${`bar ${row.kind} ${row.how}`} style=${{ left: `${left}%`, width: `${width}%` }}></span>
+      <span class=${`bar ${row.kind} ${row.how}`} style=${span(row.start, row.worked ?? end)}></span>
+      ${row.worked && html`<span class=${`bar wait ${row.how}`} style=${span(row.worked, end)}></span>`}
       ${row.retries?.map(
         (/** @type {any} */ retry) => html`<span
             class="retry"
@@ -142,7 +146,7 @@ function Axis({ scale, view, shown, zoom }) {
       ${breaks.map((each) => {
         const middle = 50 * (shown(each.from) + shown(each.to));
         return html`<small class="gap" style=${{ left: `${Math.min(Math.max(middle, 2), 96)}%` }} title="shortened: nothing ran"
-          >⫽ ${durationText(each.ms)}</small
+          >// ${durationText(each.ms)}</small
         >`;
       })}
       <span class="zoom" role="group" aria-label="zoom">
