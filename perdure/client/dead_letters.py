@@ -29,6 +29,13 @@ class DeadLetter(FrozenModel):
     reason: str
 
 
+class DeadLetterList(FrozenModel):
+    """Dead letters, the latest first. `is_partial`: there are more."""
+
+    dead_letters: tuple[DeadLetter, ...]
+    is_partial: bool
+
+
 def dead_letter_inputs() -> dict[str, str]:
     """Return the inputs of workflows that are dead letters when they fail, by workflow type."""
     return {kind: target for row in features().values() for kind, target in row.dead_letters.items()}
@@ -60,8 +67,8 @@ async def _find_started_again(client: Client, kinds: str, failed: Iterable[Workf
     return {other.id async for other in others if other.id in times and other.start_time > times[other.id]}
 
 
-async def read_dead_letters(client: Client, limit: int) -> list[DeadLetter]:
-    """Return the dead letters with their reasons, the latest first. Raises TemporalUnavailableError."""
+async def read_dead_letters(client: Client, limit: int) -> DeadLetterList:
+    """Return up to `limit` dead letters with their reasons. Raises TemporalUnavailableError."""
     slots = asyncio.Semaphore(CONCURRENT_READS)
 
     async def describe(execution: WorkflowExecution) -> DeadLetter:
@@ -69,7 +76,9 @@ async def read_dead_letters(client: Client, limit: int) -> list[DeadLetter]:
             reason = await _read_reason(client, execution)
         return DeadLetter(id=execution.id, kind=execution.workflow_type, failed_at=execution.close_time, reason=reason)
 
-    return list(await asyncio.gather(*map(describe, await find_dead_letters(client, limit))))
+    dead = await find_dead_letters(client, limit + 1)
+    letters = await asyncio.gather(*map(describe, dead[:limit]))
+    return DeadLetterList(dead_letters=tuple(letters), is_partial=len(dead) > limit)
 
 
 async def _read_reason(client: Client, execution: WorkflowExecution) -> str:

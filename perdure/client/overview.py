@@ -56,7 +56,7 @@ class RunsOverview(FrozenModel):
 class Overview(RunsOverview):
     """A project in short: its runs, the counts of its features, and its place: namespace, task queue, Web UI."""
 
-    figures: dict[str, Figures]  # by feature, such as the findings of the `reconciler`
+    figures: dict[str, Figures]  # by feature: `counts` by name, of the time `counted_at`, or of now if it is null
     has_worker: bool | None  # a worker polls the task queue, or did in the last minutes; null: it is not known
     task_queue: str
     namespace: str

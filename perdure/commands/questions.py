@@ -115,7 +115,7 @@ ALL = "all"
 async def print_dead_letters(*, as_json: bool) -> int:
     """List the dead letters, the latest first."""
     async with open_session(load_settings(strict=False), Needs.nothing) as session:
-        letters = await read_dead_letters(session.client, MAX_DEAD_LETTERS)
+        letters = (await read_dead_letters(session.client, MAX_DEAD_LETTERS)).dead_letters
     for letter in letters:
         if as_json:
             click.echo(json.dumps(letter.model_dump(mode="json")))

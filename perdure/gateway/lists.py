@@ -11,6 +11,9 @@ from fastapi import Query
 
 from perdure.activities.temporal import VisibilityPace
 from perdure.client.errors import RejectedError
+from perdure.contracts.conversation import MAX_ID_LENGTH
+from perdure.contracts.models import Duration
+from perdure.contracts.run.state import RunStatus
 from perdure.gateway.problems import RETRY_SOON, ApiError
 
 SHARED_SECONDS = 2.0  # a page looks every 8 s, and promises a new question within 10 s
@@ -60,6 +63,12 @@ async def _start_after(seconds: float, start: Callable[[], Coroutine[Any, Any, T
     return await start()
 
 
+Agent = Annotated[str | None, Query(min_length=1, max_length=200, description="The agent of the run.")]
+Status = Annotated[RunStatus | None, Query(description="The status, as `AgentStatus`.")]
+Since = Annotated[Duration | None, Query(description="Started within this time, such as `24h`.")]
+Conversation = Annotated[
+    str | None, Query(min_length=1, max_length=MAX_ID_LENGTH, description="The conversation of the run.")
+]
 Cursor = Annotated[str | None, Query(max_length=4000, description="The `cursor` of the page before.")]
 
 

@@ -41,8 +41,12 @@ ROUTES_ELSEWHERE = {
     "/v1/conversations": "tests/gateway/test_lists.py",
     "/v1/conversations/{conversation_id}/turns/{run_id}": "drops a turn before it begins",
     "/v1/agents": "reads no run",
+    "/v1/dead-letters": "tests/gateway/test_lists.py",
     "/v1/events": "tests/gateway/test_webhooks.py",
+    "/v1/follow-ups": "tests/gateway/test_lists.py",
+    "/v1/mailboxes": "tests/gateway/test_lists.py",
     "/v1/overview": "tests/gateway/test_lists.py",
+    "/v1/schedules": "tests/gateway/test_lists.py",
 }
 
 

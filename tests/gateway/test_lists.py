@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
@@ -234,6 +235,12 @@ async def test_a_dead_letter_that_was_started_again_is_none(gateway: Gateway) ->
         return kept in found and again not in found
 
     await until(are_right)
+    listed = await read_list(gateway, "/v1/dead-letters", limit="200")
+    [letter] = [letter for letter in listed["dead_letters"] if letter["id"] == kept]
+    assert (letter["kind"], letter["failed_at"] is None, listed["is_partial"]) == ("Inbound", False, False)
+    assert letter["reason"]
+    cut = await read_list(gateway, "/v1/dead-letters", limit="1")
+    assert (len(cut["dead_letters"]), cut["is_partial"]) == (1, len(listed["dead_letters"]) > 1)
     await gateway.client.get_workflow_handle(again).terminate()
 
 
@@ -324,3 +331,81 @@ async def test_conversations_are_listed_with_the_turn_that_runs(gateway: Gateway
         refused = await http.get("/v1/conversations", params={"cursor": other})
     assert (refused.status_code, refused.json()["field"]) == (422, "cursor")
     await gateway.post(f"/v1/runs/{runs[busy]}/cancel", {})
+
+
+async def test_follow_ups_are_listed_with_the_time_of_their_next_event(gateway: Gateway) -> None:
+    name, session = f"f-{uuid4().hex[:8]}", f"follow-ups {uuid4().hex[:8]}"
+    definition = {"origin": {}, "resumeTarget": {"session_id": session}, "summary": "A waits for two dates."}
+    command = {"type": "cmd.workflow.create", "data": {"workflowId": name, "definition": definition}}
+    handle = await gateway.client.start_workflow("FollowUp", command, id=f"wf:{name}", task_queue="perdure")
+    soon = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    for number, end in enumerate((soon + timedelta(days=1), soon)):
+        data = {"workflowId": name, "taskId": f"t{number}", "kind": "wait", "description": "Wait."}
+        task = {"type": "cmd.workflow.task.create", "data": {**data, "input": {"until": end.isoformat()}}}
+        await handle.execute_update("create_task", task)
+    found = list[Json]()
+
+    async def is_listed(status: str) -> bool:
+        found[:] = (await read_list(gateway, "/v1/follow-ups", conversation=session))["follow_ups"]
+        return [row["status"] for row in found] == [status]
+
+    await until(partial(is_listed, "waiting_on_tool"))
+    [row] = found
+    assert (row["run_id"], row["conversation"], row["summary"]) == (f"wf:{name}", session, "A waits for two dates.")
+    assert (row["open_tasks"], datetime.fromisoformat(row["next_at"])) == (2, soon)
+    await handle.signal("cancel")
+    await until(partial(is_listed, "cancelled"))
+    [row] = found
+    assert (row["summary"], row["open_tasks"], row["next_at"]) == (None, None, None)
+    assert (await read_list(gateway, "/v1/follow-ups", conversation=session, status="failed"))["follow_ups"] == []
+
+
+async def test_schedules_are_listed_with_their_next_start(gateway: Gateway) -> None:
+    names = sorted(f"nightly-{uuid4().hex[:8]}" for _ in range(2))
+    perdure = partial(gateway.project.perdure, TEMPORAL_ADDRESS=gateway.address)
+    for name in reversed(names):
+        options = ("--cron", "0 3 * * *", "--time-zone", "Europe/Berlin", "--goal", "say: good night")
+        added = await asyncio.to_thread(perdure, "schedule", "add", name, *options)
+        assert added.code == 0, added.err
+
+    async def are_listed() -> bool:
+        listed = (await read_list(gateway, "/v1/schedules"))["schedules"]
+        return [row["name"] for row in listed if row["name"] in names] == names
+
+    await until(are_listed)
+    listed = await read_list(gateway, "/v1/schedules")
+    [row] = [row for row in listed["schedules"] if row["name"] == names[0]]
+    assert (row["when"], row["goal"], row["is_paused"]) == ("0 3 * * * (Europe/Berlin)", "say: good night", False)
+    assert datetime.fromisoformat(row["next"]) > datetime.now(UTC)
+    assert listed["is_partial"] is False
+    cut = await read_list(gateway, "/v1/schedules", limit="1")
+    assert (len(cut["schedules"]), cut["is_partial"]) == (1, True)
+    for name in names:
+        await asyncio.to_thread(perdure, "schedule", "remove", name)
+
+
+async def test_mailboxes_are_listed_with_what_waits_and_what_failed(gateway: Gateway) -> None:
+    """One whose folder is gone is listed too, without what its folder said."""
+    box, gone = gateway.project.folder / "box of clerk", gateway.project.folder / "gone"
+    perdure = partial(gateway.project.perdure, TEMPORAL_ADDRESS=gateway.address)
+    plan = box / "inbox" / "p"
+    plan.mkdir(parents=True)
+    (plan / "junk.md").write_text("no message")
+    (box / "inbox" / "a file beside the plans").write_text("ignored")
+    for folder in (box, gone):
+        ended = await asyncio.to_thread(perdure, "mail", str(folder), "--agent", "clerk", "--once")
+        assert ended.code == 0, ended.err
+    shutil.rmtree(gone)
+    for number in range(2):
+        (plan / f"late-{number}.md").write_text("not claimed: no bridge runs")
+    (plan / "late.md.tmp").write_text("not finished")
+    listed = await read_list(gateway, "/v1/mailboxes")
+    boxes = {row["name"]: row for row in listed["mailboxes"]}
+    assert (set(boxes), listed["is_partial"]) == ({"box of clerk", "gone"}, False)
+    row = boxes["box of clerk"]
+    assert (row["agent"], row["external"], row["available"]) == ("clerk", False, True)
+    assert (row["waiting"], row["dead_letters"], row["open"]) == (2, 1, 0)
+    assert datetime.fromisoformat(row["heartbeat_at"]) <= datetime.now(UTC)
+    assert (boxes["gone"]["available"], boxes["gone"]["waiting"], boxes["gone"]["mode"]) == (False, None, None)
+    cut = await read_list(gateway, "/v1/mailboxes", limit="1")
+    assert (len(cut["mailboxes"]), cut["is_partial"]) == (1, True)

@@ -2,12 +2,13 @@
 
 activities  commands to a follow-up, messages, topics, and the resumed work
 calls       calls of `workflow_*` by a run
-client      the state of a follow-up, and events from outside
+client      follow-ups in a list, the state of one, and events from outside
 commands    `event`, and follow-ups in `show`
 contract    follow-ups, their tasks, and events of a topic
 events      a follow-up in the events of the run that it belongs to
 outbox      the port for outgoing messages
 project     the outbox, as the settings describe it
+routes      the gateway's list of follow-ups
 settings    `[outbox]`
 stub        the typed shell of `FollowUp`
 workflow    `FollowUp`, and `EventTopic`, in which an event meets the task that waits for it
@@ -39,6 +40,7 @@ FEATURE = Feature(
     events={"command_follow_up": "perdure.features.follow_ups.events:read_command"},
     tables=("perdure.features.follow_ups.settings:OUTBOX",),
     project="perdure.features.follow_ups.project:create_outbox",
+    routes="perdure.features.follow_ups.routes:router",
     commands={
         "event": Command("perdure.features.follow_ups.commands:event_command", "Runs", "Publish an external event.")
     },

@@ -22,6 +22,7 @@ from perdure.features.mailbox.activities.records import TaskRecords
 from perdure.features.mailbox.activities.server import OpenWork
 from perdure.features.mailbox.bridge import Bridge
 from perdure.features.mailbox.contract import MAX_MESSAGE_BYTES, Delivery, InboxMessage
+from perdure.features.mailbox.places import note_mailbox
 from perdure.features.mailbox.rules.admission import allow_again, new_message
 from perdure.features.mailbox.rules.poll_mode import PollPolicy
 from perdure.process.streams import exit_now
@@ -99,6 +100,7 @@ async def mail_command(
             make_private(settings.home)
             log = create_private(settings.home / "mail.log")
             log_to(logging.FileHandler(log, encoding="utf-8"), settings.secrets)
+        note_mailbox(settings.home, mail_folder)
         policy = PollPolicy(idle_after=idle_after, dormant_after=dormant_after)
         return await _run_bridge(session, mail_folder, policy, once=once, as_json=as_json)
 

@@ -33,6 +33,7 @@ from perdure.activities.telemetry.attributes import of_start
 from perdure.client.door import check_start
 from perdure.client.errors import RejectedError, TemporalUnavailableError, to_unavailable_error
 from perdure.client.runs import start_with_attributes
+from perdure.contracts.models import FrozenModel
 from perdure.contracts.people import SCHEDULE
 from perdure.contracts.run.events import StartEvent
 from perdure.decisions import ids
@@ -90,26 +91,21 @@ class NewSchedule:
         return replace(self, cron=line, time_zone=zone)
 
 
-@dataclass(frozen=True)
-class ScheduleInfo:
-    """A schedule as the server has it. `next` is the next start, if any; `latest` and `at_work` are run ids.
-
-    `when` is as the user wrote it, in `time_zone`; `upcoming` has its next starts, three at most. `skipped` counts
-    starts skipped because the previous run was active, `missed` those outside the catch-up window.
-    """
+class ScheduleInfo(FrozenModel):
+    """A schedule as the server has it."""
 
     name: str
-    when: str
+    when: str  # as it was written, with its time zone
     goal: str
     agent: str | None
-    overlap: str
+    overlap: str  # what happens if the previous run is still active
     is_paused: bool
-    next: datetime | None
-    upcoming: tuple[datetime, ...]
-    latest: str | None
-    at_work: tuple[str, ...]
-    skipped: int
-    missed: int
+    next: datetime | None  # the next start
+    upcoming: tuple[datetime, ...]  # the next starts, three at most
+    latest: str | None  # the latest run
+    at_work: tuple[str, ...]  # its runs that are active
+    skipped: int  # starts that were left out, as the previous run was active
+    missed: int  # starts that were left out, as the server was down for too long
     time_zone: str
 
 
@@ -162,7 +158,7 @@ async def add_schedule(
 
 
 async def list_schedules(client: Client, task_queue: str) -> AsyncIterator[ScheduleInfo]:
-    """Yield the schedules of this task queue."""
+    """Yield the schedules of this task queue. Each costs a request to Temporal. Raises TemporalUnavailableError."""
     try:
         async for entry in await client.list_schedules():
             if not entry.id.startswith(ids.SCHEDULE_PREFIX):

@@ -1,10 +1,8 @@
 """`perdure schedule`: runs that start at fixed times or intervals."""
 
-import dataclasses
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
@@ -104,7 +102,7 @@ async def add_schedule_command(
     async with open_session(settings, Needs.nothing) as session:
         created = await schedules.add_schedule(session.client, settings.task_queue, spec, settings)
     if as_json:
-        click.echo(_schedule_to_json(created))
+        click.echo(created.model_dump_json())
         return 0
     state = (
         "paused; to start it: perdure schedule resume " + name
@@ -128,7 +126,7 @@ async def list_schedules_command(as_json: bool) -> int:
     rows.sort(key=lambda row: row.name)
     if as_json:
         for row in rows:
-            click.echo(_schedule_to_json(row))
+            click.echo(row.model_dump_json())
     elif not rows:
         console.print('no schedules yet; create one: perdure schedule add NAME --every 1h --goal "…"')
     else:
@@ -180,12 +178,6 @@ async def trigger_schedule_command(name: str, as_json: bool) -> int:
 def _print_embedded_note(session: Session) -> None:
     if session.ui is not None:
         console.print(f"[yellow]{EMBEDDED_SERVER_NOTE}[/]", soft_wrap=True)
-
-
-def _schedule_to_json(row: ScheduleInfo) -> str:
-    fields: dict[str, Any] = dataclasses.asdict(row)
-    upcoming = [start.isoformat() for start in row.upcoming]
-    return json.dumps({**fields, "next": row.next.isoformat() if row.next else None, "upcoming": upcoming})
 
 
 def _build_table(rows: list[ScheduleInfo]) -> Table:

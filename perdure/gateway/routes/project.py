@@ -1,4 +1,4 @@
-"""The project: an overview of it, and its agents."""
+"""The project: an overview of it, its agents, and dead letters."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -7,11 +7,14 @@ from fastapi import APIRouter, Query
 from pydantic import AfterValidator, AwareDatetime
 
 from perdure.client.agents import AgentList
+from perdure.client.dead_letters import DeadLetterList, read_dead_letters
 from perdure.client.overview import LISTS, Overview
 from perdure.contracts.models import MAX_DURATION
 from perdure.gateway.auth import CurrentGateway, ScopedRoute, needs_scope
 from perdure.gateway.problems import describe_problems
 from perdure.gateway.tokens import Scope
+
+MAX_DEAD_LETTERS = 200
 
 router = APIRouter(
     prefix="/v1",
@@ -46,3 +49,12 @@ async def read_overview(
 async def list_agents(gateway: CurrentGateway) -> AgentList:
     """List the project's agents with their tools and JSON Schemas, as the gateway's own project has them."""
     return await gateway.lists.read("agents", gateway.perdure.agents, lists=0)
+
+
+@router.get("/dead-letters", dependencies=[needs_scope(Scope.read)])
+async def list_dead_letters(
+    gateway: CurrentGateway, limit: Annotated[int, Query(ge=1, le=MAX_DEAD_LETTERS)] = 50
+) -> DeadLetterList:
+    """List events that began nothing and notices that failed, as `perdure list --dead`, the latest first."""
+    client = gateway.session.client
+    return await gateway.lists.read(("dead-letters", limit), lambda: read_dead_letters(client, limit), lists=2)

@@ -17,12 +17,10 @@ from perdure.client.runs import (
     digest_of_start,
     read_start_digest,
 )
-from perdure.contracts.conversation import MAX_ID_LENGTH
 from perdure.contracts.media import Attachments
-from perdure.contracts.models import Duration, FrozenModel, StrictModel
+from perdure.contracts.models import FrozenModel, StrictModel
 from perdure.contracts.run.events import StartEvent, ToolResultEvent
 from perdure.contracts.run.signals import MAX_SHOWN, ChangedArguments, Decision, HumanInput
-from perdure.contracts.run.state import RunStatus
 from perdure.decisions import ids
 from perdure.gateway.auth import (
     CurrentCaller,
@@ -36,6 +34,17 @@ from perdure.gateway.auth import (
 )
 from perdure.gateway.lists import Cursor, decode_cursor, encode_cursor, naming_cursor
 from perdure.gateway.problems import RETRY_SOON, ApiError, ProblemKind, describe_problems
+from perdure.gateway.lists import (
+    Agent,
+    Conversation,
+    Cursor,
+    Since,
+    Status,
+    decode_cursor,
+    encode_cursor,
+    naming_cursor,
+)
+from perdure.gateway.problems import ApiError, ProblemKind, describe_problems
 from perdure.gateway.routes.sse import EventStream, open_event_stream, parse_position
 from perdure.gateway.tokens import Scope
 from perdure.python_client import Run
@@ -212,12 +221,10 @@ async def list_runs(  # noqa: PLR0913 - the filters
     gateway: CurrentGateway,
     *,
     waiting: Annotated[bool, Query(description="Only runs, subtasks and follow-ups that wait for a person.")] = False,
-    agent: Annotated[str | None, Query(min_length=1, max_length=200, description="The agent of the run.")] = None,
-    status: Annotated[RunStatus | None, Query(description="The status, as `AgentStatus`.")] = None,
-    since: Annotated[Duration | None, Query(description="Started within this time, such as `24h`.")] = None,
-    conversation: Annotated[
-        str | None, Query(min_length=1, max_length=MAX_ID_LENGTH, description="The conversation of the run.")
-    ] = None,
+    agent: Agent = None,
+    status: Status = None,
+    since: Since = None,
+    conversation: Conversation = None,
     limit: Annotated[int, Query(ge=1, le=MAX_RUNS)] = 50,
     cursor: Cursor = None,
 ) -> RunPage:

@@ -381,12 +381,21 @@ class MailFolder:
     def has_pending_file(self, plan: str, file: str) -> bool:
         return self.below.status(self.incoming, plan, PENDING, file) is not None
 
+    def unclaimed_files(self) -> Iterator[tuple[str, str]]:
+        """Yield the plan and name of each file that has arrived and is not claimed."""
+        for plan in self.list_plans():
+            with suppress(WrongFileTypeError):  # other files next to the plans are ignored
+                yield from (
+                    (plan, name) for name in self.below.names(self.incoming, plan) if not self._is_skipped(name)
+                )
+
     def dead_letters(self) -> Iterator[tuple[str, str]]:
         """Yield the plan and name of each dead letter."""
         for plan in self.list_plans():
-            for file in self.below.names(self.incoming, plan, DEAD):
-                if not file.endswith((".reason.json", ".envelope.json")):
-                    yield plan, file
+            with suppress(WrongFileTypeError):
+                for file in self.below.names(self.incoming, plan, DEAD):
+                    if not file.endswith((".reason.json", ".envelope.json")):
+                        yield plan, file
 
     def dead_letter_reason(self, plan: str, file: str) -> str:
         """Return the recorded reason of a dead letter."""
