@@ -32,8 +32,6 @@ from perdure.gateway.auth import (
     require_readable,
     require_scope,
 )
-from perdure.gateway.lists import Cursor, decode_cursor, encode_cursor, naming_cursor
-from perdure.gateway.problems import RETRY_SOON, ApiError, ProblemKind, describe_problems
 from perdure.gateway.lists import (
     Agent,
     Conversation,
@@ -44,7 +42,7 @@ from perdure.gateway.lists import (
     encode_cursor,
     naming_cursor,
 )
-from perdure.gateway.problems import ApiError, ProblemKind, describe_problems
+from perdure.gateway.problems import RETRY_SOON, ApiError, ProblemKind, describe_problems
 from perdure.gateway.routes.sse import EventStream, open_event_stream, parse_position
 from perdure.gateway.tokens import Scope
 from perdure.python_client import Run
