@@ -1,7 +1,7 @@
 /** Lists: runs with filters, conversations, agents, follow-ups, schedules, mailboxes, dead letters. */
 
 import { html, placeOf, request, useAction, useLook, useState } from "./base.js";
-import { Ago, brief, Failure, LongList, RunLink, Time, words } from "./parts.js";
+import { Ago, brief, countText, Failure, LongList, RunLink, Status, words } from "./parts.js";
 import { RunRow } from "./now.js";
 
 const PAGE = 200; // runs
@@ -160,61 +160,72 @@ function AgentCard({ agent }) {
   </article>`;
 }
 
+/** @param {any} at @param {string} name */
+const timed = (at, name) => at && html`<span class="part">${name} <${Ago} at=${at} /></span>`;
+
 /** The lists of features: where each comes from, and what a row says. */
 const LISTS = {
   "follow-ups": {
     title: "Follow-ups",
     path: "v1/follow-ups?limit=100",
     empty: "No work waits for something outside.",
+    row: (/** @type {any} */ it) =>
+      html`<strong>${it.run_id}</strong> <${Status} run=${it} /> ${it.summary}
+        <small
+          >${it.open_tasks !== null && html`<span class="part">${countText(it.open_tasks, "open task")}</span>`} ${timed(it.next_at, "next")} ${timed(it.started_at, "began")}
+          <span class="part">goes on in <a href=${placeOf("conversation", it.conversation)}>${it.conversation}</a></span></small
+        >`,
   },
   schedules: {
     title: "Schedules",
     path: "v1/schedules?limit=100",
     empty: "No schedule starts runs.",
+    row: (/** @type {any} */ it) =>
+      html`<strong>${it.name}</strong> ${it.is_paused && html`<span class="state asks">paused</span>`} ${brief(it.goal, 200)}
+        <small
+          ><span class="part">${it.when}</span>${timed(it.next, "next")}${it.latest && html`<span class="part">latest <${RunLink} id=${it.latest} /></span>`}
+          ${it.skipped + it.missed > 0 && html`<span class="part bad">${it.skipped} skipped, ${it.missed} missed</span>`}</small
+        >`,
   },
   mailboxes: {
     title: "Mailboxes",
     path: "v1/mailboxes?limit=100",
-    empty: "No mailbox is configured.",
+    empty: "No mailbox was used here.",
+    row: (/** @type {any} */ it) =>
+      html`<strong>${it.agent}</strong> ${!it.available && html`<span class="state bad">its folder is not here</span>`} ${it.name}
+        <small
+          >${it.available && html`<span class="part">${it.waiting} waiting, ${it.open ?? 0} in hand, ${it.dead_letters} dead</span>`}${timed(it.heartbeat_at, "bridge")}
+          ${it.trouble && html`<span class="part bad">${it.trouble}</span>`}</small
+        >`,
   },
   "dead-letters": {
     title: "Dead letters",
     path: "v1/dead-letters?limit=100",
     empty: "No event or notice was lost.",
+    row: (/** @type {any} */ it) =>
+      html`<strong>${it.id}</strong> <small>${it.kind} ${it.failed_at && html`<${Ago} at=${it.failed_at} />`}</small>
+        <p class="bad">${it.reason}</p>`,
   },
 };
 
 /** @param {{ name: string }} props */
 export function FeatureScreen({ name }) {
-  const { title, path, empty } = LISTS[/** @type {"schedules"} */ (name)];
+  const { title, path, empty, row } = LISTS[/** @type {"schedules"} */ (name)];
   const { value, error } = useLook(path);
   /** @type {any[] | undefined} */
-  const rows = value && (Object.values(value).find(Array.isArray) ?? []);
+  const rows = value && Object.values(value).find(Array.isArray);
+  const isPartial = value?.is_partial || value?.cursor;
   return html`<section aria-labelledby="list-title">
     <h2 id="list-title">${title}</h2>
     <nav class="tabs" aria-label="lists">
       ${Object.entries(LISTS).map(([each, list]) => html`<a href=${placeOf(each)} aria-current=${each === name ? "page" : undefined}>${list.title}</a>`)}
     </nav>
-    <${Failure} text=${error?.status === 404 ? "This gateway's project does not have this feature." : error?.message} />
+    <${Failure} text=${error?.message} />
     ${rows && !rows.length && html`<p class="quiet">${empty}</p>`}
     <ul class="rows">
-      ${rows?.map((row, n) => html`<li key=${row.id ?? row.name ?? n}><${FeatureRow} row=${row} /></li>`)}
+      ${rows?.map((each) => html`<li key=${each.run_id ?? each.id ?? each.name}>${row(each)}</li>`)}
     </ul>
-    ${name === "dead-letters" && (rows?.length ?? 0) > 0 && html`<p class="quiet">Start one again with <code>perdure redeliver ID</code>.</p>`}
+    ${isPartial && html`<p class="quiet">There are more; the terminal lists all.</p>`}
+    ${name === "dead-letters" && Boolean(rows?.length) && html`<p class="quiet">Start one again with <code>perdure redeliver ID</code>.</p>`}
   </section>`;
-}
-
-const TIMES = /_at$/;
-
-/** A row: its name, its state, its times, and the rest in words. @param {{ row: any }} props */
-function FeatureRow({ row }) {
-  const { id, name, status, state, run_id: runId, ...rest } = row;
-  const others = Object.entries(rest).filter(
-    ([, value]) => value !== null && value !== "" && !(Array.isArray(value) && !value.length),
-  );
-  return html`<strong>${name ?? id}</strong> ${(status ?? state) && html`<span class="state">${words(String(status ?? state))}</span>`}
-    ${runId && html`<${RunLink} id=${runId} />`}
-    <small
-      >${others.map(([field, value]) => html`<span class="part">${words(field)} ${TIMES.test(field) ? html`<${Time} at=${value} />` : typeof value === "object" ? brief(value, 120) : brief(String(value), 200)}</span>`)}</small
-    >`;
 }

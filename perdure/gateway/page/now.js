@@ -1,7 +1,7 @@
 /** The first screen: what waits for a person, what is broken, what runs, and what it cost. */
 
 import { html, placeOf, useLook, useState } from "./base.js";
-import { Ago, costText, countText, Failure, RunLink, Status } from "./parts.js";
+import { Ago, costText, countText, Failure, RunLink, Status, words } from "./parts.js";
 import { QuestionList, TITLES } from "./question.js";
 
 const DAY = 24 * 3600 * 1000;
@@ -73,7 +73,10 @@ function Filter({ filter, setFilter }) {
 
 /** What is broken or stuck, each with its next action. @param {{ overview: any }} props */
 function Broken({ overview }) {
-  const findings = overview.figures?.reconciler ?? {};
+  /** @type {[string, number][]} */
+  const findings = Object.values(overview.figures).flatMap((each) =>
+    Object.entries(/** @type {any} */ (each).counts),
+  );
   const lines = [
     overview.has_worker === false &&
       html`<li class="bad">No worker polls the task queue <code>${overview.task_queue}</code>: start one with <code>perdure worker</code></li>`,
@@ -83,11 +86,11 @@ function Broken({ overview }) {
     ),
     overview.dead_letters > 0 &&
       html`<li><a href=${placeOf("dead-letters")}>${countText(overview.dead_letters, "dead letter")}</a>: begun or delivered nothing</li>`,
-    ...Object.entries(findings)
-      .filter(([, count]) => Number(count) > 0)
+    ...findings
+      .filter(([, count]) => count > 0)
       .map(
         ([name, count]) =>
-          html`<li>${Number(count).toLocaleString()} ${name.replaceAll("_", " ")}: <code>perdure doctor</code> lists them</li>`,
+          html`<li>${count.toLocaleString()} ${words(name)}: <code>perdure doctor</code> lists them</li>`,
       ),
     ...overview.failed.map(
       (/** @type {any} */ run) =>
