@@ -122,6 +122,15 @@ class Caller:
     session: CookieSession | None = None
     person: str | None = None
 
+    def is_over(self, tokens: Tokens) -> bool:
+        """Return whether the token is gone or expired, or the session over, so that a stream must ask again."""
+        now = datetime.now(UTC)
+        try:
+            is_gone = self.token is not None and (self.token not in tokens.read_all() or self.token.is_expired(now))
+        except TokenFileError:
+            return True
+        return is_gone or (self.session is not None and now >= self.session.expires_at)
+
 
 def require_scope(caller: Caller, scope: Scope) -> None:
     """Raises ApiError 403 if the caller lacks the scope."""

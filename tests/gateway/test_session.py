@@ -136,6 +136,21 @@ async def test_revoking_the_token_ends_its_sessions(gateway: Gateway) -> None:
     assert (line["event"], line["token"]) == ("gateway.login_failed", None)
 
 
+@pytest.mark.parametrize("by_cookie", [False, True])
+async def test_an_open_stream_ends_with_its_token(gateway: Gateway, by_cookie: bool) -> None:
+    run_id, name = await gateway.waiting(), f"watcher-{uuid4().hex[:8]}"
+    token = await asyncio.to_thread(make_token, gateway.project, name, "runs:read")
+    sent = {"Cookie": await sign_in(gateway, token)} if by_cookie else {"Authorization": f"Bearer {token}"}
+    async with browser(gateway) as http, http.stream("GET", f"/v1/runs/{run_id}/events", headers=sent) as stream:
+        chunks = stream.aiter_raw()
+        await anext(chunks)
+        assert (await asyncio.to_thread(gateway.project.perdure, "token", "revoke", name)).code == 0
+        async with asyncio.timeout(BOUND):
+            seen = b"".join([chunk async for chunk in chunks])
+    assert b"event: end" not in seen
+    await gateway.post(f"/v1/runs/{run_id}/cancel", {})
+
+
 async def test_a_forged_or_altered_cookie_is_none(gateway: Gateway) -> None:
     name, _, value = (await sign_in(gateway)).partition("=")
     version, holder, since, ends, signature = value.rsplit(".", 4)

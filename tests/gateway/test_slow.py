@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -19,7 +19,7 @@ import perdure.gateway.routes.sse
 import perdure.gateway.server
 from perdure.activities.security import NO_SECRETS
 from perdure.gateway.app import make_app
-from perdure.gateway.auth import CurrentGateway, Gateway, ScopedRoute
+from perdure.gateway.auth import Caller, CurrentGateway, Gateway, ScopedRoute
 from perdure.gateway.problems import ApiError
 from perdure.gateway.requests import BoundedBodies
 from perdure.gateway.routes.sse import MAX_STREAMS, EventStream, open_event_stream
@@ -194,7 +194,7 @@ async def test_a_bug_is_answered_as_a_problem_without_its_message(
 async def test_one_stream_too_many_is_refused(tmp_path: Path) -> None:
     here = Gateway(SimpleNamespace(), Tokens(tmp_path / "tokens.json"), streams=MAX_STREAMS)  # type: ignore[arg-type]
     with pytest.raises(ApiError) as failure:
-        open_event_stream(here, "a", None)
+        open_event_stream(here, cast(Caller, None), "a", None)
     assert (failure.value.status_code, failure.value.kind) == (429, "too-many-streams")
 
 

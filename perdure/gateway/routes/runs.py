@@ -261,6 +261,7 @@ async def read_run(
 )
 async def stream_run(
     gateway: CurrentGateway,
+    holder: CurrentCaller,
     run_id: RunId,
     *,
     last_event_id: Annotated[str | None, Header(max_length=200)] = None,
@@ -269,7 +270,7 @@ async def stream_run(
     """Stream the events of a run to its end; with `Last-Event-ID`, those after that event."""
     after = parse_position(last_event_id)
     await gateway.perdure.get_run(run_id).info()
-    return open_event_stream(gateway, run_id, after, rendered=rendered)
+    return open_event_stream(gateway, holder, run_id, after, rendered=rendered)
 
 
 @router.get(

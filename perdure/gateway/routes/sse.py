@@ -20,13 +20,14 @@ from perdure.client.errors import RejectedError, RunNotFoundError, TemporalUnava
 from perdure.client.run_events import event_to_json
 from perdure.client.watch import EventPosition
 from perdure.decisions.text.visible_text import render_values
-from perdure.gateway.auth import Gateway
+from perdure.gateway.auth import Caller, Gateway
 from perdure.gateway.problems import ApiError, ProblemKind
 
 V = TypeVar("V")
 
 MAX_STREAMS = 500  # each costs five Temporal requests a second while the model answers, and one while a tool runs
 KEEP_ALIVE = 15.0  # seconds without an event until a comment is sent
+CHECK_EVERY = 5.0  # seconds between looks at whether the stream's token and session still count
 CLIENT_READ_TIMEOUT = 30.0  # seconds for a client to read what was sent
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 RETRY_HINT = b"retry: 1000\n\n"
@@ -84,18 +85,22 @@ class EventStream(PatientStream):
             self._gateway.streams -= 1
 
 
+class AccessEndedError(Exception):
+    """The token of a stream was revoked or has expired, or its session is over."""
+
+
 def open_event_stream(
-    gateway: Gateway, run_id: str, after: EventPosition | None, *, rendered: bool = False
+    gateway: Gateway, caller: Caller, run_id: str, after: EventPosition | None, *, rendered: bool = False
 ) -> EventStream:
     """Return the stream of a run; `rendered` makes invisible characters visible. Raises ApiError at the limit."""
     if gateway.streams >= MAX_STREAMS:
         reason = f"this gateway has {MAX_STREAMS} streams, its limit; try again"
         raise ApiError(429, reason, kind=ProblemKind.too_many_streams, headers={"Retry-After": "5"})
-    return EventStream(_format_events(gateway, run_id, after, rendered=rendered), gateway, CLIENT_READ_TIMEOUT)
+    return EventStream(_format_events(gateway, caller, run_id, after, rendered=rendered), gateway, CLIENT_READ_TIMEOUT)
 
 
 async def _format_events(
-    gateway: Gateway, run_id: str, after: EventPosition | None, *, rendered: bool
+    gateway: Gateway, caller: Caller, run_id: str, after: EventPosition | None, *, rendered: bool
 ) -> AsyncGenerator[bytes]:
     run, last = gateway.perdure.get_run(run_id), after
     finish: Callable[[str], str] = _render_json if rendered else str
@@ -103,7 +108,7 @@ async def _format_events(
     try:
         async with (
             aclosing(run.watch(after).positioned_events()) as entries,
-            aclosing(_with_keep_alive(entries, gateway.stopping)) as paced,
+            aclosing(_with_keep_alive(entries, gateway.stopping, lambda: caller.is_over(gateway.tokens))) as paced,
         ):
             async for entry in paced:
                 if entry is None:
@@ -121,7 +126,8 @@ async def _format_events(
         TemporalUnavailableError,
         RunNotFoundError,
         RejectedError,
-    ):  # Temporal or a store is down: the client reconnects
+        AccessEndedError,
+    ):  # Temporal or a store is down, or the access has ended: the client reconnects, if it may
         return
 
 
@@ -129,23 +135,37 @@ def _render_json(text: str) -> str:
     return json.dumps(render_values(json.loads(text)))
 
 
-async def _with_keep_alive(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGenerator[V | None]:
-    """Yield values as they arrive, until `stopping`, with a gap marker after each silent `KEEP_ALIVE`."""
+async def _with_keep_alive(
+    values: AsyncGenerator[V], stopping: asyncio.Event, is_over: Callable[[], bool] = bool
+) -> AsyncGenerator[V | None]:
+    """Yield values as they arrive, until `stopping`, with a gap marker after each silent `KEEP_ALIVE`.
+
+    Raises AccessEndedError within `CHECK_EVERY` after `is_over`.
+    """
+    now = asyncio.get_running_loop().time
     stop = asyncio.create_task(stopping.wait())
     following: asyncio.Future[Any] | None = None
+    checked = spoke = now()
     try:
         while not stop.done():
             following = following or asyncio.ensure_future(anext(values, None))
-            await asyncio.wait({following, stop}, timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+            patience = min(spoke + KEEP_ALIVE, checked + CHECK_EVERY) - now()
+            await asyncio.wait({following, stop}, timeout=max(0, patience), return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 return
-            if not following.done():
+            if now() >= checked + CHECK_EVERY:
+                checked = now()
+                if is_over():
+                    raise AccessEndedError
+            if following.done():
+                value, following = following.result(), None
+                if value is None:
+                    return
+                spoke = now()
+                yield value
+            elif now() >= spoke + KEEP_ALIVE:
+                spoke = now()
                 yield None
-                continue
-            value, following = following.result(), None
-            if value is None:
-                return
-            yield value
     finally:
         remaining = [task for task in (stop, following) if task is not None]
         for task in remaining:
