@@ -4,7 +4,6 @@ Of several in one request a bearer token counts, then the person whom a trusted 
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,8 +39,6 @@ REQUEST_TIMEOUT = 45.0  # seconds for an answer, except a stream; submitting to 
 _BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")
 NAME_LENGTH = 200  # characters of a person's name, at most
 _OWN_HEADER = "X-Perdure"  # `1` in each request of the page
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -207,15 +204,15 @@ async def _authenticate(request: Request, scopes: Iterable[Scope]) -> None:
 
 
 async def identify(request: Request) -> Caller | None:
-    """Return the caller, who is the sender of all that follows; None without a credential. Raises ApiError."""
+    """Return the caller, who is the sender of all that follows; None without a credential.
+
+    Raises ApiError, TokenFileError, OSError.
+    """
     gateway = _get_gateway(request)
-    try:
-        if written := bearer_of(request):
-            caller: Caller | None = caller_of(gateway, find_token(request, written))
-        else:
-            caller = _find_person(request) or await _find_session(request)
-    except TokenFileError as error:
-        raise unreadable_tokens(error) from None
+    if written := bearer_of(request):
+        caller: Caller | None = caller_of(gateway, find_token(request, written))
+    else:
+        caller = _find_person(request) or await _find_session(request)
     if caller is not None:
         request.state.login_refused = None  # another header was ignored
         request.state.caller = caller
@@ -309,11 +306,6 @@ def require_same_origin(request: Request) -> None:
 def no_credential() -> ApiError:
     reason = "this needs a token: Authorization: Bearer … (perdure token create)"
     return ApiError(401, reason, headers={"WWW-Authenticate": "Bearer"})
-
-
-def unreadable_tokens(error: TokenFileError) -> ApiError:
-    _log.error("%s", error)
-    return ApiError(503, "the gateway cannot read its tokens; its operator must fix this")
 
 
 async def _keep_session(request: Request, response: Response) -> None:

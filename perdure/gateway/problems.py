@@ -27,6 +27,7 @@ from perdure.contracts.conversation import LaneFault
 from perdure.contracts.models import omit_default
 from perdure.decisions.lane import RETRY_AFTER
 from perdure.decisions.text.formatting import truncate
+from perdure.gateway.tokens import TokenFileError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SOON = {"Retry-After": "2"}  # seconds, if a server is down
@@ -134,6 +135,11 @@ def _from_rpc_error(error: RPCError) -> ApiError:
     return ApiError(503, f"Temporal is not available: {truncate(error.message)}", headers=RETRY_SOON)
 
 
+def _from_token_file_error(error: TokenFileError) -> ApiError:
+    _log.error("%s", error)
+    return ApiError(503, "the gateway cannot read its tokens or the key of its sessions; its operator must fix this")
+
+
 def _from_store_error(error: OSError) -> ApiError:
     """Convert an error of the object store of large payloads."""
     _log.warning("%s", truncate(str(error)))
@@ -159,6 +165,7 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RejectedError: lambda error: ApiError(409, str(error), kind=ProblemKind.refused),
     TemporalUnavailableError: lambda error: ApiError(503, str(error), headers=RETRY_SOON),
     RPCError: _from_rpc_error,
+    TokenFileError: _from_token_file_error,
     OSError: _from_store_error,
     Exception: lambda _: ApiError(500, "the gateway failed; the error is in its log"),
 }

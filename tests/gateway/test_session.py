@@ -226,6 +226,8 @@ async def test_signing_out_removes_the_cookie(gateway: Gateway) -> None:
     morsel = cookie_of(answer)
     assert (answer.status_code, morsel.key, morsel.value) == (204, cookie.partition("=")[0], "")
     assert (morsel["max-age"], morsel["path"]) == ("0", "/")
+    async with browser(gateway) as http:
+        assert (await http.delete("/v1/session", headers=OWN)).status_code == 401
 
 
 # ---- a proxy that names the person
@@ -379,6 +381,9 @@ async def test_a_session_that_is_used_continues(tmp_path: Path, monkeypatch: pyt
         await until(is_extended)
         [cookie] = http.cookies.jar
         assert (await http.get("/v1/session", headers={"Cookie": f"{cookie.name}={cookie.value}"})).status_code == 200
+        monkeypatch.setattr(perdure.gateway.sessions, "RENEWED_EVERY", timedelta())
+        assert (await http.delete("/v1/session")).status_code == 204
+        assert list(http.cookies.jar) == []  # and not one that continues
 
 
 def test_a_session_that_is_used_all_day_ends() -> None:

@@ -17,12 +17,10 @@ from perdure.gateway.auth import (
     find_token,
     identify,
     no_credential,
-    require_same_origin,
-    unreadable_tokens,
 )
 from perdure.gateway.problems import describe_problems
 from perdure.gateway.requests import note_login_failure
-from perdure.gateway.tokens import Scope, TokenFileError
+from perdure.gateway.tokens import Scope
 
 router = APIRouter(prefix="/v1/session", tags=["people"], route_class=ScopedRoute, dependencies=[TAKES_TOKEN])
 
@@ -70,11 +68,8 @@ async def sign_in(
         note_login_failure(request.scope, "no_token")
         raise no_credential()
     is_secure = gateway.is_behind_tls or request.headers.get("Origin", "").startswith("https://")
-    try:
-        token = find_token(request, written)
-        session = await gateway.sessions.begin(response, token, is_secure=is_secure)
-    except TokenFileError as error:
-        raise unreadable_tokens(error) from None
+    token = find_token(request, written)
+    session = await gateway.sessions.begin(response, token, is_secure=is_secure)
     response.headers["Cache-Control"] = "no-store"
     caller = caller_of(gateway, token, session)
     request.state.caller = caller
@@ -91,12 +86,12 @@ async def read_session(request: Request, response: Response) -> SessionInfo:
     return _describe(caller)
 
 
-@router.delete("", status_code=204, response_description="Signed out", responses=describe_problems(400, 403, 500, 503))
+@router.delete(
+    "", status_code=204, response_description="Signed out", responses=describe_problems(400, 401, 403, 500, 503)
+)
 async def sign_out(gateway: CurrentGateway, request: Request, response: Response) -> None:
     """End the session: the answer removes its cookie. Revoke the token to end all of its sessions."""
-    if not bearer_of(request):
-        require_same_origin(request)
-    try:
-        await gateway.sessions.end(request, response)
-    except TokenFileError as error:
-        raise unreadable_tokens(error) from None
+    if await identify(request) is None:
+        raise no_credential()
+    request.state.is_renewed = False
+    await gateway.sessions.end(request, response)
