@@ -64,10 +64,10 @@ from perdure.session import Needs, Session, open_session
 from perdure.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from perdure.client.agents import AgentList
     from perdure.client.overview import Overview
     from perdure.client.run_events import RunEvent
     from perdure.client.watch import EventPosition, Watch
+    from perdure.process.agents import AgentList
 
 T = TypeVar("T")
 QUESTION_CHECK_SECONDS = 5.0  # between checks whether a run waits for a person
@@ -278,9 +278,9 @@ class Perdure:
 
         Those of the project in this process: the workers of another server may have another one.
         """
-        from perdure.client.agents import list_agents
+        from perdure.process.agents import describe_agents
 
-        return await asyncio.to_thread(list_agents, self._settings)  # it imports the project's tools
+        return await asyncio.to_thread(describe_agents, self._settings)  # it imports the project's tools
 
     async def overview(self, since: datetime | None = None) -> "Overview":
         """Return the project in short: what its runs did since a time, what is open, what needs a person.

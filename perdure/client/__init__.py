@@ -1,6 +1,5 @@
 """Runs from the outside, through a Temporal client: no module here starts a worker or loads settings.
 
-agents      the agents of a project, with their tools
 connection  the connection to Temporal, and the search attributes it needs
 dead_letters  what failed to begin or to be delivered
 details     a run, shown: the one form of all doors

@@ -1,5 +1,6 @@
 """Parts of a process: a worker, a bridge, an embedded server.
 
+agents        the agents of a project and their tools, as far as they load here
 guard         the guard of a worker against another server
 models        a client for each model provider
 project       a project's agents, tools, models and limits, from its settings

@@ -19,12 +19,12 @@ import perdure.client.overview
 import perdure.gateway.lists
 from perdure.activities.telemetry.attributes import AGENT_NAME, CONVERSATION_ID
 from perdure.activities.temporal import FREE_VISIBILITY_CALLS, VISIBILITY_RATE
-from perdure.client.agents import list_agents
 from perdure.client.dead_letters import find_dead_letters
 from perdure.client.overview import read_runs_overview
 from perdure.contracts.run.state import RunStatus
 from perdure.gateway.lists import SharedReads
 from perdure.gateway.problems import ApiError
+from perdure.process.agents import describe_agents
 from perdure.settings import load_settings
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_runs import wait_for_end
@@ -126,10 +126,10 @@ async def test_a_cursor_goes_with_its_filters(gateway: Gateway) -> None:
     other = conversation.replace("it's", "it'll")
     own = {await start_in(gateway, conversation) for _ in range(3)} | {await start_in(gateway, other)}
 
-    async def are_listed() -> bool:
-        return own <= await ids_listed(gateway, agent="default", since="1h", limit="200")
+    async def have_ended() -> bool:  # one that ends between two pages may be on both
+        return own <= await ids_listed(gateway, agent="default", since="1h", status="completed", limit="200")
 
-    await until(are_listed)
+    await until(have_ended)
     own = await ids_listed(gateway, conversation=conversation)
     assert len(own) == 3
     paged, query = list[str](), {"conversation": conversation, "since": "1h", "agent": "default", "limit": "2"}
@@ -285,7 +285,7 @@ def test_a_tool_that_does_not_load_here_is_listed_without_its_schema(
         '[tools.gone]\nkind = "python"\ntarget = "not_here:function"\neffect = "read"\n'
         '[tools.kept]\nkind = "signal"\neffect = "read"\ndescription = "Keep."\ninput_schema = { type = "object" }\n'
     )
-    listed = list_agents(load_settings({}, tmp_path))
+    listed = describe_agents(load_settings({}, tmp_path))
     [clerk] = [agent for agent in listed.agents if agent.name == "clerk"]
     assert (listed.faulty, clerk.output_schema) == (("odd",), None)
     assert [(tool.name, tool.kind, tool.effect, tool.input_schema) for tool in clerk.tools] == [

@@ -6,13 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, AwareDatetime
 
-from perdure.client.agents import AgentList
 from perdure.client.dead_letters import DeadLetterList, read_dead_letters
 from perdure.client.overview import LISTS, Overview
 from perdure.contracts.models import MAX_DURATION
 from perdure.gateway.auth import CurrentGateway, ScopedRoute, needs_scope
 from perdure.gateway.problems import describe_problems
 from perdure.gateway.tokens import Scope
+from perdure.process.agents import AgentList
 
 MAX_DEAD_LETTERS = 200
 

@@ -54,7 +54,7 @@ class AgentList(FrozenModel):
     faulty: tuple[str, ...] = ()
 
 
-def list_agents(settings: Settings) -> AgentList:
+def describe_agents(settings: Settings) -> AgentList:
     """Return the agents of the project, with the tools that load here. It imports the project's Python tools."""
     tools, agents = {tool.name: tool for tool in _configured_tools(settings)}, settings.agents
     with suppress(MissingExtraError), naming_extras():
