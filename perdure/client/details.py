@@ -33,6 +33,7 @@ class RunRecord(FrozenModel):
     steps: int
     cost_usd: float | None
     parent: str | None  # the run whose subtask it is
+    conversation: str  # that it is a turn of, or that its start names; "" without one
     started_at: datetime
     closed_at: datetime | None
 
@@ -50,6 +51,7 @@ class RunRecord(FrozenModel):
             steps=run.steps,
             cost_usd=run.cost_usd,
             parent=run.parent,
+            conversation=run.conversation,
             started_at=run.execution.start_time,
             closed_at=run.execution.close_time,
             **more,

@@ -26,11 +26,11 @@ LIST_PATIENCE = 5.0  # seconds for the states of a page
 
 
 class ListedFollowUp(RunRecord):
-    """A follow-up, `wf:…`, in a list. `summary`, `open_tasks` and `next_at` are null if no worker answers, or at its
-    end.
+    """A follow-up, `wf:…`, in a list; in `conversation` the work resumes.
+
+    `summary`, `open_tasks` and `next_at` are null if no worker answers, or at its end.
     """
 
-    conversation: str  # in which the work resumes
     summary: str | None
     open_tasks: int | None
     next_at: datetime | None  # the first time that ends a task, if there is one
@@ -74,7 +74,6 @@ def _describe(run: RunInfo, state: FollowUpState | None) -> ListedFollowUp:
     ends = [task.expires_at for task in tasks if task.expires_at is not None]
     return ListedFollowUp.of(
         run,
-        conversation=run.conversation,
         summary=render_visible(state.definition.summary) if state else None,
         open_tasks=len(tasks) if state else None,
         next_at=datetime.fromtimestamp(min(ends) / 1000, UTC) if ends else None,

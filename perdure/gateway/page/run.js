@@ -143,6 +143,11 @@ function Header({ id, run, course, webUi, namespace }) {
     ],
     ["cost", state ? costOf(state) : costText(known?.cost_usd)],
     ["started by", starterText(run?.started_by)],
+    [
+      "turn of",
+      known?.conversation &&
+        html`<a href=${placeOf("conversation", known.conversation)}>${known.conversation}</a>`,
+    ],
     ["part of", known?.parent && html`<${RunLink} id=${known.parent} />`],
     ["goes on from", state?.origin && html`<${RunLink} id=${state.origin} />`],
     [
