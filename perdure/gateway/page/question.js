@@ -1,7 +1,7 @@
 /** A question to a person: what is asked, about which call, and its answer. */
 
 import { html, lookAgain, request, runPath, useAction, useLook, useState } from "./base.js";
-import { Ago, brief, countText, Difference, Failure, RunLink, Value, words } from "./parts.js";
+import { Ago, brief, countText, Difference, Failure, RunLink, words } from "./parts.js";
 import { faultsIn, SchemaField, schemaOf } from "./schema_form.js";
 
 /** The kind introduces each question: its text may imitate another kind. @type {Record<string, string>} */
@@ -134,12 +134,12 @@ export function Arguments({ args }) {
   const except = (/** @type {(string | undefined)[]} */ ...names) =>
     Object.fromEntries(Object.entries(args).filter(([name]) => !names.includes(name)));
   if (old && now) {
-    return html`<${Value} value=${except(old, now)} label="arguments" />
+    return html`<${WholeValue} value=${except(old, now)} />
       <${Difference} before=${args[old]} after=${args[now]} />`;
   }
   if (letter && ("to" in args || "subject" in args)) {
     return html`<div class="letter">
-      <${Value} value=${except(letter)} label="head of the message" />
+      <${WholeValue} value=${except(letter)} />
       <div class="body" tabindex="0" role="region" aria-label=${letter}>${args[letter]}</div>
     </div>`;
   }

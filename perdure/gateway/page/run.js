@@ -27,7 +27,7 @@ import {
   Time,
   Value,
 } from "./parts.js";
-import { QuestionList } from "./question.js";
+import { Arguments, QuestionList } from "./question.js";
 import { CallFacts, CallTable, Conversation, Subtasks, TurnFacts } from "./talk.js";
 import { RowFacts, Timeline } from "./timeline.js";
 
@@ -75,7 +75,7 @@ export function RunScreen({ id, tab, can, tools, webUi, namespace }) {
   </section>`;
 }
 
-const AGAIN = 10_000; // milliseconds between looks at a run that moves; its questions and its end are looked at at once
+const AGAIN = 10_000; // milliseconds until a run that moves is read again
 
 /**
  * Read a run: now, when it begins or ends to wait, at its end, and while its course moves every ten seconds.
@@ -84,31 +84,33 @@ const AGAIN = 10_000; // milliseconds between looks at a run that moves; its que
 function useRun(id, moves, turn) {
   const [seen, setSeen] = useState(/** @type {any} */ ({ id: "" }));
   const [again, setAgain] = useState(0);
-  const last = useRef({ at: 0, turn: "" });
+  const timer = useRef(0);
   useEffect(() => {
     const stop = new AbortController();
-    const isNew = last.current.turn !== `${id} ${turn} ${again}`;
     const look = async () => {
-      last.current = { at: Date.now(), turn: `${id} ${turn} ${again}` };
       try {
         const value = await request(runPath(id, "?subtasks=true"), { signal: stop.signal });
         setSeen({ id, value, error: null });
       } catch (error) {
         if (stop.signal.aborted) return;
-        setSeen((/** @type {any} */ before) => ({
-          id,
-          value: before.id === id ? before.value : undefined,
-          error,
-        }));
+        const kept = (/** @type {any} */ before) => (before.id === id ? before.value : undefined);
+        setSeen((/** @type {any} */ before) => ({ id, value: kept(before), error }));
         setTimeout(() => !stop.signal.aborted && setAgain(Date.now()), 2000);
       }
     };
-    const timer = setTimeout(look, isNew ? 100 : Math.max(last.current.at + AGAIN - Date.now(), 0));
+    const soon = setTimeout(look, 100); // several changes come together
     return () => {
-      clearTimeout(timer);
+      clearTimeout(soon);
       stop.abort();
     };
-  }, [id, moves, turn, again]);
+  }, [id, turn, again]);
+  useEffect(() => {
+    timer.current ||= setTimeout(() => {
+      timer.current = 0;
+      setAgain(Date.now());
+    }, AGAIN);
+  }, [moves]);
+  useEffect(() => () => clearTimeout(timer.current), []);
   useEffect(() => onLookAgain(() => setAgain(Date.now())), []);
   return seen.id === id ? seen : { value: undefined, error: null };
 }
@@ -223,7 +225,7 @@ function Actions({ id, run, course, can }) {
 }
 
 /** @param {{ label: string, button: string, onText: (text: string) => void, busy: boolean }} props */
-export function TextForm({ label, button, onText, busy }) {
+function TextForm({ label, button, onText, busy }) {
   const [text, setText] = useState("");
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
@@ -288,7 +290,7 @@ function DryCalls({ id, calls, can }) {
         );
       return html`<div class="card">
         <label><input type="checkbox" name="step" checked=${!without.includes(call.step)} onChange=${turn} /> step ${call.step}: <code>${call.tool}</code> (${call.effect})</label>
-        <${Value} value=${call.arguments} label="arguments" />
+        <${Arguments} args=${call.arguments} />
       </div>`;
     })}
     ${
