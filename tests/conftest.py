@@ -75,13 +75,15 @@ GROUPS = {
         "e2e/test_pause_example.py",
         "release/",
     ),
-    # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node
+    # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node, tsc
     "foreign": (
         "activities/test_mcp_servers.py",
         "e2e/test_queue_example.py::test_a_worker_in_another_language_does_the_same_calls",
         "e2e/test_temporal_cli.py",
         "e2e/test_timestamps.py",
         "e2e/test_web_ui.py",
+        "page/test_sources.py::test_the_page_is_formatted",
+        "page/test_sources.py::test_the_types_of_the_page_fit",
         "workflows/test_record.py::test_the_verifier_in_node_agrees_on_every_change",
     ),
 }

@@ -110,6 +110,7 @@ def test_files_that_packages_read_are_shipped() -> None:
         if not name.endswith(".pyc")
     }
     named = {path for name, globs in patterns.items() for glob in globs for path in folder_of(name).glob(glob)}
+    named = {path for path in named if path.is_file()}
     assert named == {path for path in there if path.suffix != ".py"}
 
 

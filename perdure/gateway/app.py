@@ -18,8 +18,14 @@ from perdure.registry import load_each
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
 PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*.*")}
-PAGE_TYPES = {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+PAGE_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+}
+PAGE_FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*.*") if path.suffix in PAGE_TYPES}
 PAGE_POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -51,7 +57,7 @@ async def _get_page_file(name: str) -> FileResponse:
     path = PAGE_FILES.get(name)
     if path is None:
         raise ApiError(404, "the page has no such file")
-    return FileResponse(path, headers=PAGE_HEADERS, media_type=PAGE_TYPES.get(path.suffix, "text/javascript"))
+    return FileResponse(path, headers=PAGE_HEADERS, media_type=PAGE_TYPES[path.suffix])
 
 
 ROUTERS = (

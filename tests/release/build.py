@@ -4,8 +4,10 @@ The wheel, the source distribution, and the bill of materials of what the image 
 files are copied without their times and owners, and archives are written in order.
 """
 
+import base64
 import gzip
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from perdure import cli
+from tests.page.vendor import read_lock
 
 ROOT = Path(cli.__file__).parents[1]
 EPOCH = 315_532_800  # 1980-01-01, the earliest time that a zip file has
@@ -37,7 +40,29 @@ def build_release(source: Path, out: Path) -> list[Path]:
         # The image's lock file pins all that the product runs with, by hash.
         form = ("--of", "JSON", "--output-reproducible", "--pyproject", "pyproject.toml", "-o", str(materials))
         run(copy, "-m", "cyclonedx_py", "requirements", "requirements.runtime.lock", *form)
+        _add_libraries(materials)
     return [sdist, wheel, materials]
+
+
+def _add_libraries(materials: Path) -> None:
+    """Add the libraries of the gateway's page to the bill of materials."""
+    bill = json.loads(materials.read_text(encoding="utf-8"))
+    for name, library in read_lock().items():
+        address = f"pkg:npm/{name}@{library['version']}"
+        digest = base64.b64decode(library["integrity"].removeprefix("sha512-")).hex()
+        bill["components"].append(
+            {
+                "bom-ref": address,
+                "hashes": [{"alg": "SHA-512", "content": digest}],
+                "licenses": [{"license": {"id": library["licence"]}}],
+                "name": name,
+                "purl": address,
+                "type": "library",
+                "version": library["version"],
+            }
+        )
+        bill["dependencies"].append({"ref": address})
+    materials.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_sources(source: Path, copy: Path) -> None:

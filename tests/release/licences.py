@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from perdure import cli
+from tests.page.vendor import read_lock
 
 ROOT = Path(cli.__file__).parents[1]
 # None of them asks for more of a program that uses the package than to keep its notice; MPL-2.0 asks for the source of
@@ -31,9 +32,16 @@ HEAD = """# Licences
 
 Perdure is under the [MIT licence](../LICENSE). This page lists what an image of it has, as `requirements.runtime.lock`
 pins it, with the licence that each package names; `make licences` writes it. The tests refuse a licence that is not on
-the list in `tests/release/licences.py`. Each release has the same list as a bill of materials (CycloneDX).
+the list in `tests/release/licences.py`. Each release has both lists as a bill of materials (CycloneDX).
 
 | package | version | licence |
+| --- | --- | --- |
+"""
+PAGE_HEAD = """
+The gateway's page has these libraries from npm as files of its own, each with the text of its licence
+(`perdure/gateway/page/vendor`); `python -m tests.page.vendor` writes them, and `vendor.lock` there has their hashes.
+
+| library | version | licence |
 | --- | --- | --- |
 """
 
@@ -57,6 +65,11 @@ def list_licences() -> list[tuple[str, str, str]]:
     return sorted(rows)
 
 
+def list_vendored() -> list[tuple[str, str, str]]:
+    """Return name, version and licence of each library of the gateway's page."""
+    return sorted((name, row["version"], row["licence"]) for name, row in read_lock().items())
+
+
 def refused(licence: str) -> bool:
     """Return whether a licence is not allowed: none of several to choose from, or one of several that add up."""
     if " OR " in licence or "; " in licence:  # classifiers of several licences are a choice
@@ -65,7 +78,10 @@ def refused(licence: str) -> bool:
 
 
 def licences_page() -> str:
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in list_licences())
+    packages, libraries = (
+        "".join(f"| {' | '.join(row)} |\n" for row in rows) for rows in (list_licences(), list_vendored())
+    )
+    return HEAD + packages + PAGE_HEAD + libraries
 
 
 if __name__ == "__main__":

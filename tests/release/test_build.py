@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.release.build import ROOT, build_release, copy_sources, list_sources
-from tests.release.licences import licences_page, list_licences, refused
+from tests.release.licences import licences_page, list_licences, list_vendored, refused
 
 GENERATED = {"PKG-INFO", "setup.cfg"}  # in an archive, beside the folder `perdure.egg-info`
 
@@ -70,7 +70,9 @@ def test_the_wheel_holds_one_import_name_and_what_commands_copy_and_serve(built:
     for name in (
         "commands/site/index.html",
         "commands/project/guide.txt",
-        "gateway/page.html",
+        "gateway/page/index.html",
+        "gateway/page/vendor/LICENSE-htm",
+        "gateway/page/vendor/preact.mjs",
         "workflows/rotation.py",
     ):
         assert f"perdure/{name}" in names
@@ -91,16 +93,16 @@ def test_an_index_page_can_show_the_metadata(built: list[Path]) -> None:
         assert f"\n{line}\n" in metadata
 
 
-def test_the_bill_of_materials_has_what_the_image_pins_with_its_hashes(built: list[Path]) -> None:
+def test_the_bill_of_materials_has_what_the_image_pins_and_the_page_has_with_hashes(built: list[Path]) -> None:
     materials = json.loads(built[2].read_text(encoding="utf-8"))
     assert (materials["bomFormat"], materials["metadata"]["component"]["name"]) == ("CycloneDX", "perdure")
-    pinned = {(name, version) for name, version, _ in list_licences()}
+    pinned = {(name, version) for name, version, _ in (*list_licences(), *list_vendored())}
     assert {(each["name"].lower().replace("_", "-"), each["version"]) for each in materials["components"]} == pinned
-    assert all("SHA-256" in json.dumps(each) for each in materials["components"])
+    assert all("SHA-256" in json.dumps(each) or "SHA-512" in json.dumps(each) for each in materials["components"])
 
 
 def test_each_licence_is_allowed_and_on_the_page() -> None:
-    assert [row for row in list_licences() if refused(row[2])] == []
+    assert [row for row in (*list_licences(), *list_vendored()) if refused(row[2])] == []
     assert (ROOT / "docs" / "licences.md").read_text(encoding="utf-8") == licences_page(), "run make licences"
 
 
