@@ -33,20 +33,25 @@ const MORE = ["follow-ups", "schedules", "mailboxes", "dead-letters"];
 
 function App() {
   const [session, setSession] = useState(/** @type {any} */ (undefined)); // null: nobody is signed in
-  useEffect(() => onSignedOut(() => setSession(null)), []);
+  useEffect(() => {
+    const end = (/** @type {any} */ before) =>
+      before?.name || before?.isOver ? { isOver: true } : null;
+    return onSignedOut(() => setSession(end));
+  }, []);
   useEffect(() => {
     request("v1/session").then(setSession, (error) =>
       setSession(error.status === 401 ? null : { failure: error.message }),
     );
   }, []);
   if (session === undefined) return html`<main><p class="quiet">…</p></main>`;
-  if (session === null) return html`<${SignIn} onSession=${setSession} />`;
+  if (session === null || session.isOver)
+    return html`<${SignIn} onSession=${setSession} isOver=${session?.isOver} />`;
   if (session.failure) return html`<main><${Failure} text=${session.failure} /></main>`;
   return html`<${Shell} session=${session} leave=${() => setSession(null)} />`;
 }
 
-/** @param {{ onSession: (session: any) => void }} props */
-function SignIn({ onSession }) {
+/** @param {{ onSession: (session: any) => void, isOver?: boolean }} props */
+function SignIn({ onSession, isOver = false }) {
   const [token, setToken] = useState("");
   const { busy, error, act } = useAction();
   const submit = (/** @type {Event} */ event) => {
@@ -55,6 +60,7 @@ function SignIn({ onSession }) {
   };
   return html`<main class="sign-in">
     <h1>Perdure</h1>
+    <p role="status">${isOver && "The session is over: sign in again."}</p>
     <form onSubmit=${submit}>
       <label for="token">Token</label>
       <input id="token" type="password" autocomplete="off" spellcheck="false" placeholder="pdr_…" required ref=${focus} value=${token} onInput=${(/** @type {any} */ it) => setToken(it.target.value)} />
