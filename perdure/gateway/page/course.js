@@ -17,7 +17,7 @@ import { brief, briefArguments, costText, countText, durationText, words } from 
  * @property {number} [worked] When a call was handed out: from then on it waits for its result from outside.
  * @property {"good" | "bad" | "open"} how
  * @property {number} [step]
- * @property {string} [toolUseId]
+ * @property {string} [toolUseId] Of a call, and of a wait that let one be made.
  * @property {any} [args] Of a call.
  * @property {any} [outcome] Of a call.
  * @property {any} [verdict] The policy's, of a call.
@@ -196,7 +196,14 @@ export class Course {
       args,
       verdict: this.verdicts.get(call.tool_use_id),
     });
+    if (call.approval) this.claim(row);
     this.say("call", event, at, row.note, row);
+  }
+
+  /** Note who let a call be made whose question is not told yet, if it can have been one answer alone. @param {Row} call */
+  claim(call) {
+    const untold = this.said.filter((said) => said.kind === "answer" && !said.row?.question);
+    if (untold.length === 1 && untold[0].row) untold[0].row.toolUseId ??= call.toolUseId;
   }
 
   /** @param {any} event @param {number} at */
@@ -284,7 +291,7 @@ export class Course {
       if (!names.has(row.question?.id)) this.finish(row, at, "good");
     for (const question of event.questions) {
       const known = this.byKey.get(`wait-${question.id}`);
-      if (known) known.question = question;
+      if (known?.question) known.question = question;
       else this.ask(question, at);
     }
     if (event.status === "waiting_on_tool") this.handOut();
@@ -297,6 +304,7 @@ export class Course {
         start: at,
         end: null,
         how: "open",
+        answers: event.status === "waiting_on_human" ? [] : undefined,
       });
     }
   }
@@ -320,18 +328,49 @@ export class Course {
         (question.terms ?? []).flatMap((/** @type {any} */ terms) => terms.approvers ?? []),
       ),
     ];
-    const row = this.begin({
-      key: `wait-${question.id}`,
-      kind: "wait",
+    const facts = {
       name: groups.length ? `asks ${groups.join(", ")}` : "asks a person",
       note: question.tool ? `${question.tool}: ${brief(question.text, 80)}` : brief(question.text),
-      start: Date.parse(question.asked_at) || at,
-      end: null,
-      how: "open",
       question,
-      answers: [],
-    });
-    this.say("question", question, at, question.text, row);
+      toolUseId: question.tool_use_id,
+    };
+    const row =
+      this.waitOf(question.id) ??
+      this.begin({
+        ...facts,
+        key: `wait-${question.id}`,
+        kind: "wait",
+        start: Date.parse(question.asked_at) || at,
+        end: null,
+        how: "open",
+        answers: [],
+      });
+    Object.assign(row, facts);
+    this.say("question", question, row.start, question.text, row);
+    const answers = this.said.filter(
+      (said) => said.kind === "answer" && said.event.answer.question_id === question.id,
+    );
+    if (!answers.length) return row;
+    const asked = /** @type {Said} */ (this.said.pop()); // which belongs before its answers
+    this.said.splice(this.said.indexOf(answers[0]), 0, asked);
+    row.answers = answers.map(({ event, at: answeredAt }) => ({ ...event, at: answeredAt }));
+    row.note = answeredNote(row);
+    return row;
+  }
+
+  /**
+   * The row of a question. One that was answered before the stream began is told only once it has closed for the run, too:
+   * until then, its first answer takes the wait of which nothing else is known.
+   * @param {string} id
+   */
+  waitOf(id) {
+    const known = this.byKey.get(`wait-${id}`);
+    if (known) return known;
+    const row = this.rows.findLast(
+      (each) => each.kind === "wait" && each.answers && !each.question && !each.answers.length,
+    );
+    if (row) this.byKey.set(`wait-${id}`, row);
+    return row;
   }
 
   openWaits() {
@@ -348,8 +387,8 @@ export class Course {
 
   /** @param {any} event */
   on_question_closed({ question, end, closed_at }) {
-    const row = this.byKey.get(`wait-${question.id}`);
-    if (!row) return;
+    const known = this.byKey.get(`wait-${question.id}`);
+    const row = known?.question ? known : this.ask(question, Date.parse(closed_at));
     row.ending = end;
     row.question = question;
     row.end = Math.max(Date.parse(closed_at), row.start);
@@ -360,13 +399,13 @@ export class Course {
   /** @param {any} event @param {number} at */
   on_answer_received(event, at) {
     const { answer } = event;
-    const asked = this.rows.filter(
-      (row) => row.question && (!answer.question_id || row.question.id === answer.question_id),
-    );
-    const row = asked.findLast((each) => each.end === null) ?? asked[asked.length - 1];
+    const asked = this.rows.filter((row) => row.question);
+    const row = answer.question_id
+      ? this.waitOf(answer.question_id)
+      : (asked.findLast((each) => each.end === null) ?? asked[asked.length - 1]);
     if (row) {
       row.answers = [...(row.answers ?? []), { ...event, at }];
-      row.note = `${row.question.tool ?? brief(row.question.text, 60)}: ${answerText(event)}`;
+      row.note = answeredNote(row);
     }
     this.say("answer", event, at, answerText(event), row);
   }
@@ -499,6 +538,12 @@ export const textOf = (content) =>
     .filter((block) => block.type === "text")
     .map((block) => block.text)
     .join("\n");
+
+/** What was asked, and the latest answer. @param {Row} row */
+function answeredNote({ question, note, answers = [] }) {
+  const asked = question ? (question.tool ?? brief(question.text, 60)) : brief(note, 60);
+  return `${asked}: ${answerText(answers[answers.length - 1])}`;
+}
 
 /** Who answered what, with changed arguments. @param {any} event */
 export function answerText({ answer, before }) {

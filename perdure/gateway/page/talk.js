@@ -142,8 +142,8 @@ export function CallTable({ course, choose }) {
   /** @type {Map<string, any>} */
   const asked = new Map(
     course.rows
-      .filter((row) => row.question?.tool_use_id)
-      .map((row) => [row.question.tool_use_id, row]),
+      .filter((row) => row.kind === "wait" && row.toolUseId)
+      .map((row) => [row.toolUseId ?? "", row]),
   );
   return html`<div class="table-box" role="region" aria-label="calls" tabindex="0">
     <table>
