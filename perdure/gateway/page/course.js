@@ -4,7 +4,15 @@
  */
 
 import { html, runPath, useEffect, useRef, useState } from "./base.js";
-import { brief, briefArguments, costText, countText, durationText, words } from "./parts.js";
+import {
+  brief,
+  briefArguments,
+  costText,
+  countText,
+  durationText,
+  lastAtMost,
+  words,
+} from "./parts.js";
 
 /**
  * @typedef {Object} Row A part of the run with a beginning and an end, in milliseconds. An open one has no end.
@@ -525,11 +533,13 @@ function noticeText(notice) {
   return words(notice.event.replace(/^agent\./, "").replaceAll(".", " "));
 }
 
+const NUMBER = new Intl.NumberFormat(); // `toLocaleString` makes one each time
+
 /** @param {any} usage */
 export function tokensText(usage) {
   if (!usage) return "";
   const read = usage.input + usage.cache_read + usage.cache_write;
-  return `${read.toLocaleString()} → ${usage.output.toLocaleString()} tokens`;
+  return `${NUMBER.format(read)} → ${NUMBER.format(usage.output)} tokens`;
 }
 
 /** @param {any[]} content */
@@ -630,17 +640,6 @@ function coverage(
     const n = lastAtMost(starts, at);
     return n >= 0 && joined[n][1] > at ? joined[n][1] : at;
   };
-}
-
-/** @param {number[]} sorted @param {number} value The place of the last that is not larger; -1 if there is none. */
-function lastAtMost(sorted, value) {
-  let [low, high] = [0, sorted.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] <= value) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
 }
 
 /** Interpolate: the value at `x`, whose places are `from` and whose values are `to`. */

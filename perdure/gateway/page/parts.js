@@ -227,7 +227,7 @@ function File({ runId, file }) {
   </a>`;
 }
 
-const MARGIN = 400; // pixels above and below what is seen that are drawn
+const MARGIN = 300; // pixels above and below what is seen that are drawn
 
 /**
  * A long list of which only what is seen is drawn. Rows may differ in height: one that was not drawn yet counts `guess`
@@ -247,47 +247,70 @@ export function LongList({
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const heights = useRef(/** @type {Map<string, number>} */ (new Map()));
   const isAtEnd = useRef(true);
-  const [view, setView] = useState({ top: 0, height: 800, measured: 0 });
-  const tops = [0];
-  for (const item of items)
-    tops.push(tops[tops.length - 1] + (heights.current.get(keyOf(item)) ?? guess));
-  let first = 0;
-  while (first < items.length && tops[first + 1] < view.top - MARGIN) first++;
-  let last = first;
-  while (last < items.length && tops[last] < view.top + view.height + MARGIN) last++;
+  const drawn = useRef(/** @type {Map<string, { item: any, row: any, node: any }>} */ (new Map()));
+  const measured = useRef(0); // times that heights have changed
+  const [view, setView] = useState({ top: 0, height: 800 });
+  const tops = useMemo(() => {
+    const sums = [0];
+    for (const item of items)
+      sums.push(sums[sums.length - 1] + (heights.current.get(keyOf(item)) ?? guess));
+    return sums;
+  }, [items, items.length, measured.current]);
+  const first = Math.max(lastAtMost(tops, view.top - MARGIN), 0);
+  const last = Math.min(lastAtMost(tops, view.top + view.height + MARGIN) + 1, items.length);
+  /** @type {typeof drawn.current} */ const rows = new Map(); // while the list scrolls, a row that stays is not drawn anew
+  items.slice(first, last).forEach((item, n) => {
+    const key = keyOf(item);
+    const kept = drawn.current.get(key);
+    if (kept && kept.item === item && kept.row === row) rows.set(key, kept);
+    else rows.set(key, { item, row, node: rowOf(key, row(item, first + n), role) });
+  });
+  drawn.current = rows;
   const look = () => {
     const { scrollTop, clientHeight, scrollHeight } = /** @type {HTMLElement} */ (box.current);
     isAtEnd.current = scrollHeight - scrollTop - clientHeight < 40;
     if (Math.abs(scrollTop - view.top) > MARGIN / 4 || clientHeight !== view.height) {
-      setView({ ...view, top: scrollTop, height: clientHeight });
+      setView({ top: scrollTop, height: clientHeight });
     }
   };
   useLayoutEffect(() => {
     const node = /** @type {HTMLElement} */ (box.current);
-    let changed = 0;
+    let isChanged = false;
+    let bottom = tops[first];
     for (const child of /** @type {Iterable<HTMLElement>} */ (
       node.querySelectorAll(":scope > .row")
     )) {
-      const key = child.dataset.key ?? "";
-      if (heights.current.get(key) !== child.offsetHeight) {
-        heights.current.set(key, child.offsetHeight);
-        changed++;
-      }
+      const [key, height] = [child.dataset.key ?? "", child.offsetHeight];
+      isChanged ||= heights.current.get(key) !== height;
+      heights.current.set(key, height);
+      bottom += height;
     }
+    if (isChanged) measured.current++;
     if (follows && isAtEnd.current) node.scrollTop = node.scrollHeight;
-    if (changed)
-      setView({ top: node.scrollTop, height: node.clientHeight, measured: view.measured + 1 });
+    const isShort = last < items.length && bottom < node.scrollTop + node.clientHeight + MARGIN / 2;
+    if (node.clientHeight > view.height || (isChanged && isShort))
+      setView({ top: node.scrollTop, height: node.clientHeight });
   });
   return html`<div class="long ${name}" ref=${box} onScroll=${look} tabindex="0" role=${role} aria-label=${label}>
     <div style=${{ height: `${tops[first]}px` }} aria-hidden="true"></div>
-    ${items.slice(first, last).map((item, n) => {
-      const key = keyOf(item);
-      return html`<div class="row" key=${key} data-key=${key} role=${role === "list" ? "listitem" : "row"}
-        >${row(item, first + n)}</div
-      >`;
-    })}
+    ${[...rows.values()].map(({ node }) => node)}
     <div style=${{ height: `${tops[items.length] - tops[last]}px` }} aria-hidden="true"></div>
   </div>`;
+}
+
+/** @param {string} key @param {any} content @param {string} role Of the list. */
+const rowOf = (key, content, role) =>
+  html`<div class="row" key=${key} data-key=${key} role=${role === "list" ? "listitem" : "row"}>${content}</div>`;
+
+/** @param {number[]} sorted @param {number} value The place of the last that is not larger; -1 if there is none. */
+export function lastAtMost(sorted, value) {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
 }
 
 /** An error of an action or a look. It is announced. @param {{ text?: string }} props */
