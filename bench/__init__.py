@@ -15,6 +15,7 @@ peer_rows the figures of peers
 scale     what many of a kind take: `python -m bench.scale`
 mail      what a file costs a mailbox: `python -m bench.mail`
 gateway   how many requests a gateway answers: `python -m bench.gateway`
+page/     how fast the gateway's page is in a browser: `python -m bench.page`
 crash/    what becomes of a payment where the worker dies in it: `python -m bench.crash`
 results/  what it found
 __main__  the command line and the tables

@@ -34,6 +34,7 @@ SLOW = (
     "gateway/test_changed_calls_doors.py",
     "crossing/",
     "gateway/test_openapi.py",
+    "gateway/test_page_long.py",
     "gateway/test_process.py",
     "release/",
     "replay/test_strict_sandbox.py",
