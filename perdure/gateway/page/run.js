@@ -42,7 +42,8 @@ export function RunScreen({ id, tab, can, tools, webUi, namespace }) {
   const { value: run, error } = useRun(id, moves, turn);
   const [chosen, choose] = useState("");
   useEffect(() => choose(""), [id]);
-  if (error && !run) return html`<h2>${id}</h2><${Failure} text=${error.message} />`;
+  if (error && !run && !course.started)
+    return html`<h2>${id}</h2><${Failure} text=${error.message} />`;
   const known = run?.known ?? { status: "", agent: "" };
   const state = run?.state;
   const open = known.closed_at ? [] : (state?.questions ?? []);
@@ -70,15 +71,17 @@ export function RunScreen({ id, tab, can, tools, webUi, namespace }) {
     ${shown === "time" && html`<${Timeline} course=${course} subtasks=${run?.subtasks ?? []} chosen=${chosen} choose=${choose} />`}
     ${shown === "talk" && html`<${Conversation} course=${course} runId=${id} />`}
     ${shown === "calls" && html`<${CallTable} course=${course} choose=${choose} />`}
-    ${shown === "files" && html`<${RunFiles} id=${id} moves=${moves} />`}
+    ${shown === "files" && html`<${RunFiles} id=${id} moves=${moves} course=${course} />`}
     ${row && (shown === "time" || shown === "calls") && html`<${Chosen} row=${row} runId=${id} choose=${choose} />`}
   </section>`;
 }
 
 const AGAIN = 10_000; // milliseconds until a run that moves is read again
+const SHARED = 2500; // milliseconds: longer than the gateway gives several readers one answer
 
 /**
- * Read a run: now, when it begins or ends to wait, at its end, and while its course moves every ten seconds.
+ * Read a run: now, when it begins or ends to wait, at its end, and while its course moves every ten seconds. An answer
+ * may be older than the event for which it was asked, so there is a second look.
  * @param {string} id @param {number} moves @param {string} turn Changes with its waits and its end.
  */
 function useRun(id, moves, turn) {
@@ -98,9 +101,9 @@ function useRun(id, moves, turn) {
         setTimeout(() => !stop.signal.aborted && setAgain(Date.now()), 2000);
       }
     };
-    const soon = setTimeout(look, 100); // several changes come together
+    const looks = [100, SHARED].map((ms) => setTimeout(look, ms)); // several changes come together
     return () => {
-      clearTimeout(soon);
+      looks.map(clearTimeout);
       stop.abort();
     };
   }, [id, turn, again]);
@@ -318,8 +321,10 @@ function Chosen({ row, runId, choose }) {
   </aside>`;
 }
 
-/** @param {{ id: string, moves: number }} props */
-function RunFiles({ id, moves }) {
+const INPUTS = "artifacts/inputs/"; // where the run keeps what was attached to messages to it
+
+/** What the run has made; what was attached is shown with its message. @param {{ id: string, moves: number, course: import("./course.js").Course }} props */
+function RunFiles({ id, moves, course }) {
   const [files, setFiles] = useState(/** @type {any} */ (null));
   const { error, act } = useAction();
   useEffect(
@@ -329,6 +334,11 @@ function RunFiles({ id, moves }) {
   if (!files) return html`<${Failure} text=${error} />`;
   if (!files.available)
     return html`<p class="quiet">This gateway does not share the folder of the runs' files.</p>`;
-  if (!files.artifacts.length) return html`<p class="quiet">The run has no files.</p>`;
-  return html`<${Files} runId=${id} files=${files.artifacts} />`;
+  const sent = [course.started, ...course.said.map(({ event }) => event?.answer)];
+  const attached = new Set(sent.flatMap((it) => it?.attachments ?? []).map((file) => file.sha256));
+  const own = files.artifacts.filter(
+    (/** @type {any} */ file) => !(file.path.startsWith(INPUTS) && attached.has(file.sha256)),
+  );
+  if (!own.length) return html`<p class="quiet">The run has no files of its own.</p>`;
+  return html`<${Files} runId=${id} files=${own} />`;
 }
