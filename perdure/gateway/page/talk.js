@@ -116,19 +116,19 @@ function Call({ row, runId }) {
         <span class=${row.how}>${mark}</span> <code>${row.name}</code> ${row.note} <small>${row.step && `step ${row.step} · `}${took}</small>
         ${row.outcome?.error && html`<span class="bad">${row.outcome.error.kind}: ${brief(row.outcome.error.message)}</span>`}
       </summary>
-      ${isOpen && html`<${CallFacts} row=${row} runId=${runId} />`}
+      ${isOpen && html`<${CallFacts} row=${row} runId=${runId} level=${3} />`}
     </details>
     <${Files} runId=${runId} files=${row.outcome?.media} />`;
 }
 
-/** @param {{ row: any, runId: string }} props */
-export function CallFacts({ row, runId }) {
+/** @param {{ row: any, runId: string, level?: number }} props `level`: of its headings, for a screen reader. */
+export function CallFacts({ row, runId, level = 4 }) {
   const { outcome, verdict } = row;
   const isLarge = outcome?.result?.artifact_path;
-  return html`<h4>arguments</h4>
+  return html`<h4 aria-level=${level}>arguments</h4>
     <${Value} value=${row.args} label="arguments" />
     ${verdict && html`<p class="rule">${words(verdict.verdict)}${verdict.rule && ` by ${verdict.rule}`}${verdict.reason && `: ${verdict.reason}`}</p>`}
-    ${outcome && html`<h4>${outcome.error ? "error" : "result"}</h4>`}
+    ${outcome && html`<h4 aria-level=${level}>${outcome.error ? "error" : "result"}</h4>`}
     ${outcome?.error && html`<p class="bad">${outcome.error.kind}: ${outcome.error.message}</p>`}
     ${outcome && !outcome.error && html`<${Value} value=${outcome.result} label="result" />`}
     ${isLarge && html`<${Files} runId=${runId} files=${[{ path: isLarge, bytes: outcome.result.bytes }]} />`}
