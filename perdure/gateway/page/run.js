@@ -103,7 +103,7 @@ function useRun(id, moves, turn) {
     };
     const looks = [100, SHARED].map((ms) => setTimeout(look, ms)); // several changes come together
     return () => {
-      looks.map(clearTimeout);
+      looks.forEach((each) => clearTimeout(each));
       stop.abort();
     };
   }, [id, turn, again]);
