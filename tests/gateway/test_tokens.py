@@ -32,6 +32,10 @@ NOW = datetime.now(UTC)
 ROUTES = [
     ("POST", "/v1/runs", "runs:start"),
     ("POST", "/v1/runs/nobody/plan", "runs:start"),
+    ("POST", "/v1/runs/nobody/steer", "runs:start"),
+    ("POST", "/v1/runs/nobody/resume", "runs:start"),
+    ("POST", "/v1/runs/nobody/fork", "runs:start"),
+    ("GET", "/v1/runs/nobody/record", "runs:read"),
     ("GET", "/v1/runs", "runs:read"),
     ("GET", "/v1/runs/nobody", "runs:read"),
     ("GET", "/v1/runs/nobody/events", "runs:read"),
@@ -49,6 +53,10 @@ ROUTES = [
     ("GET", "/v1/runs/nobody/artifacts", "runs:read"),
     ("GET", "/v1/runs/nobody/artifacts/{path}", "runs:read"),
     ("GET", "/v1/runs/nobody/media/{sha256}", "runs:read"),
+    *(
+        ("GET", f"/v1/{lists}", "runs:read")
+        for lists in ("overview", "agents", "conversations", "follow-ups", "schedules", "mailboxes", "dead-letters")
+    ),
 ]
 OPEN = {
     ("GET", "/healthz"),

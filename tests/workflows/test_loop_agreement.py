@@ -256,7 +256,7 @@ def comparable(state: RunState) -> dict[str, Any]:
     for made in whole["recent"]:
         made["result"] = made["result"] is not None
     for question in whole.get("asked", ()):
-        for name in ("asked_at", "expires_at"):
+        for name in ("asked_at", "expires_at", "tool_use_id"):
             question.pop(name, None)
     return {**whole, "sections": state.journal.model_dump(mode="json", exclude={"entries", "artifacts"})}
 

@@ -307,7 +307,7 @@ async def cancel_run(
 
 
 @router.post("/{run_id}/steer", status_code=202, dependencies=[needs_scope(Scope.start)])
-async def steer_run(gateway: CurrentGateway, run_id: RunId, body: SteerBody) -> RunReference:
+async def send_message(gateway: CurrentGateway, run_id: RunId, body: SteerBody) -> RunReference:
     """Send the agent a message, for its next model call."""
     run = gateway.perdure.get_run(run_id)
     await run.info()
@@ -316,13 +316,13 @@ async def steer_run(gateway: CurrentGateway, run_id: RunId, body: SteerBody) -> 
 
 
 @router.post("/{run_id}/resume", status_code=202, dependencies=[needs_scope(Scope.start)])
-async def resume_run(gateway: CurrentGateway, run_id: RunId, response: Response) -> RunReference:
+async def resume_failed_run(gateway: CurrentGateway, run_id: RunId, response: Response) -> RunReference:
     """Resume a failed or timed-out run as a new run, always the same."""
     return _name_started(gateway, response, await gateway.perdure.get_run(run_id).resume())
 
 
 @router.post("/{run_id}/fork", status_code=202, dependencies=[needs_scope(Scope.start)])
-async def fork_run(gateway: CurrentGateway, run_id: RunId, response: Response, body: ForkBody) -> RunReference:
+async def fork_after_step(gateway: CurrentGateway, run_id: RunId, response: Response, body: ForkBody) -> RunReference:
     """Start a new run that goes on from this one's state after a step."""
     return _name_started(gateway, response, await gateway.perdure.get_run(run_id).fork(body.step, body.say))
 
@@ -334,7 +334,7 @@ def _name_started(gateway: Gateway, response: Response, started: Run) -> RunRefe
 
 
 @router.get("/{run_id}/record", dependencies=[needs_scope(Scope.read)], responses=describe_problems(429))
-async def read_record(gateway: CurrentGateway, run_id: RunId, response: Response) -> dict[str, Any]:
+async def read_run_record(gateway: CurrentGateway, run_id: RunId, response: Response) -> dict[str, Any]:
     """Return the whole record of a run, as `perdure trace --export` does; `missing` names what could not be read."""
     if gateway.records >= MAX_RECORDS:
         raise ApiError(429, f"this gateway reads {MAX_RECORDS} records, its limit; try again", headers=RETRY_SOON)
