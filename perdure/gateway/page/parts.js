@@ -208,8 +208,13 @@ export function Files({ runId, files }) {
   </ul>`;
 }
 
+const ATTEMPTS = 6; // over half a minute: a run that has just begun stores what was attached to it
+
 /** @param {{ runId: string, file: any }} props */
 function File({ runId, file }) {
+  const [attempt, setAttempt] = useState(0);
+  const again = () =>
+    attempt < ATTEMPTS && setTimeout(() => setAttempt(attempt + 1), 500 * 2 ** attempt);
   const name = file.name || file.path?.split("/").pop() || "file";
   const isArtifact = file.path?.startsWith("artifacts/");
   const rest = isArtifact
@@ -223,7 +228,7 @@ function File({ runId, file }) {
   if (!type.startsWith("image/"))
     return html`<a href=${address} target="_blank" rel="noreferrer">${label}</a>`;
   return html`<a href=${address} target="_blank" rel="noreferrer">
-    <img src=${address} alt=${name} loading="lazy" />${label}
+    <img key=${attempt} src=${address} alt=${name} loading="lazy" onError=${again} />${label}
   </a>`;
 }
 
