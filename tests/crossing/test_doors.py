@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -175,21 +176,24 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 async def test_the_page_shows_each_run(crossing: Crossing, driver: Any) -> None:
     token = crossing.http.headers["Authorization"].removeprefix("Bearer ")
     driver.get(f"{crossing.gateway}/")
-    await until(driver.find_element(By.ID, "token").is_displayed)
+    await until(lambda: driver.find_elements(By.ID, "token"))
     driver.find_element(By.ID, "token").send_keys(token + Keys.ENTER)
-    await until(driver.find_element(By.ID, "forget").is_displayed)
+    await until(lambda: driver.find_elements(By.CSS_SELECTOR, "nav"))
     driver.get_log("browser")  # drops the 401 by which the page knew that it has no session
     for name, shape in SHAPES.items():
         driver.get("about:blank")
         driver.get(f"{crossing.gateway}/#{crossing.run_ids[name]}")
 
-        def is_shown(status: str = shape.status) -> bool:
-            return status in driver.find_element(By.ID, "end").text
+        def is_shown(css: str = ".end h3", words: str = shape.status.replace("_", " ")) -> bool:
+            return any(words in each.text for each in driver.find_elements(By.CSS_SELECTOR, css))
 
         try:
             await until(is_shown)
         except AssertionError:
             raise AssertionError(f"{name}: {driver.find_element(By.TAG_NAME, 'body').text}") from None
-        must_be_readable(driver.find_element(By.TAG_NAME, "body").text)
+        for tab in ("Time", "Conversation", "Calls"):
+            driver.find_element(By.LINK_TEXT, tab).click()
+            await until(partial(is_shown, ".tabs [aria-current=page]", tab))
+            must_be_readable(driver.find_element(By.TAG_NAME, "body").text)
     errors = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
     assert errors == []

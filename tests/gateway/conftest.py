@@ -14,7 +14,7 @@ import pytest
 from temporalio.client import Client
 
 from perdure.client.connection import register_search_attributes
-from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls
+from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls, slow
 from tests.e2e.conftest import make_project, site
 from tests.e2e.projects import MakeProject, Process, Project, Served, serve, turn_of
 from tests.waiting import until
@@ -112,7 +112,10 @@ Json = dict[str, Any]
 
 
 def replies(body: Json) -> ScriptedAnswer:
-    """By the first word of the goal: `say`, `ask`, `charge`, `count`, `lookup`; then it finishes with what came."""
+    """By the first word of the goal: `say`, `ask`, `charge`, `count`, `lookup`; then it finishes with what came.
+
+    After `slow` it takes six seconds to say so.
+    """
     turn = turn_of(body)
     said = str(body["messages"][0]["content"])
     if turn == 0 and "ask:" in said:
@@ -130,7 +133,8 @@ def replies(body: Json) -> ScriptedAnswer:
     last = body["messages"][-1]["content"]
     content = next((b["content"] for b in last if b.get("type") == "tool_result"), "") if isinstance(last, list) else ""
     images = str(body["messages"]).count("'type': 'base64'")
-    return calls(("finish", {"outcome": f"done {content}".strip() + (f", {images} seen" if images else "")}))
+    done = ("finish", {"outcome": f"done {content}".strip() + (f", {images} seen" if images else "")})
+    return slow(calls(done, text="Once upon a time. " * 20), 6) if "slow:" in said else calls(done)
 
 
 @dataclass

@@ -2,25 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from perdure.client.connection import register_search_attributes
 from perdure.testkit.model_server import ScriptedModel, calls
-from tests.browser import browsing, needs_browser
+from tests.browser import needs_browser
 from tests.e2e.conftest import make_project
 from tests.e2e.projects import MakeProject, reply_by_goal, serve, use_model
 from tests.e2e.test_mcp_server import call_and_fail, connect
 from tests.gateway.conftest import PLAIN_SECRET, Gateway, Gateways, make_token
-from tests.gateway.test_page import SHOW, enter, shows, until
+from tests.gateway.paging import Page, card_of, driver
 from tests.gateway.test_runs import wait_for_end
 from tests.gateway.test_slack_buttons import press
 
-__all__ = ["make_project"]  # a fixture
+__all__ = ["driver", "make_project"]  # fixtures
 
 PROJECT = """
 [people]
@@ -155,40 +154,35 @@ async def test_the_record_has_what_each_door_showed_and_nothing_where_a_door_sho
     assert json.loads(out)["questions"][0]["answers"][0]["shown"] is None
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browsing(tmp_path_factory.mktemp("chromium"), "1280,1000") as started:
-        yield started
-
-
-def button(driver: Any, run_id: str) -> Any:
-    return driver.find_element(By.ID, f"answer-{run_id}-q1").find_element(By.CSS_SELECTOR, "[data-option=approve]")
-
-
 @needs_browser
 async def test_the_page_refuses_the_old_card_and_the_new_one_is_about_the_changed_call(
     bank: Gateway, driver: Any
 ) -> None:
+    page = Page(driver, bank)
     run_id, before = await ask(bank)
-    enter(driver, bank, run_id)
-    until(driver, lambda: button(driver, run_id))
-    driver.execute_script(SHOW, True)  # a hidden page does not look
-    form = driver.find_element(By.ID, f"answer-{run_id}-q1")
-    form.find_element(By.NAME, "chosen").click()
+    other, _ = await ask(bank)  # so that calls can be chosen
+    card, chosen = card_of(run_id), f"choose pay of {run_id}"
+    page.open()
+    page.press("exactly as the run asks", card)
+    page.shows(before["call"], card)
+    page.press(chosen)
+    page.show(is_shown=False)  # a hidden page does not look
     after = await change(bank, run_id, 902)
-    button(driver, run_id).click()
-    shows(driver, "#notice", HAS_CHANGED)
-    driver.execute_script(SHOW, False)
-    shows(driver, "#waiting .card", after["call"])
-    form = driver.find_element(By.ID, f"answer-{run_id}-q1")
-    assert not form.find_element(By.NAME, "chosen").is_selected()
-    button(driver, run_id).click()
+    page.press("approve", card)
+    page.shows(HAS_CHANGED, f"{card} [role=alert]")
+    page.show(is_shown=True)
+    page.shows("902", card)
+    assert not page.wait_for(chosen).is_selected()
+    page.shows(after["call"], card)  # what was open stays open
+    page.press("approve", card)
     await wait_for_end(bank, run_id)
     assert paid(bank)[-1] == "902"
-    shows(driver, "#steps", "ann: approve, cents: 100 → 902")
-    shows(driver, "#steps", "eva: approve")
+    page.open_run(run_id, "talk")
+    page.shows("ann: approve, cents: 100 → 902", ".talk")
+    page.shows("eva: approve", ".talk")
     traced = (await asyncio.to_thread(run_cli, bank, "trace", run_id))[1]
     assert "← cli, as ann  approve, cents: 100 → 902" in traced
     _, out, _ = await asyncio.to_thread(run_cli, bank, "trace", run_id, "--export", "-")
     [question] = json.loads(out)["questions"]
     assert [answer["shown"] for answer in question["answers"]] == [before["text"], after["text"]]
+    await bank.post(f"/v1/runs/{other}/cancel", {})
