@@ -101,7 +101,7 @@ async def submit_request(
 )
 async def read_conversation(gateway: CurrentGateway, conversation_id: ConversationId) -> LaneView:
     """Return a conversation's active turn, its queue and its latest turns."""
-    view = await gateway.perdure.conversation(conversation_id).state()
+    view = await gateway.perdure.conversation(conversation_id).state(gateway.queries)
     if view is None:
         raise ApiError(503, "no worker answers for this conversation now", headers=RETRY_SOON)
     return view
