@@ -307,7 +307,9 @@ function DryCalls({ id, calls, can }) {
 
 /** @param {{ row: any, runId: string, choose: (key: string) => void }} props */
 function Chosen({ row, runId, choose }) {
-  return html`<aside class="chosen-row" aria-label=${`${row.name}, in full`}>
+  const node = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => node.current?.scrollIntoView({ block: "nearest" }), [row.key]); // it is below the list
+  return html`<aside class="chosen-row" ref=${node} aria-label=${`${row.name}, in full`}>
     <header>
       <h3>${row.name} <small>${row.note}</small></h3>
       <${Took} row=${row} now=${Date.now()} />

@@ -113,7 +113,7 @@ function Call({ row, runId }) {
   const took = row.end === null ? "" : durationText(row.end - row.start);
   return html`<details class="call" open=${isOpen} onToggle=${(/** @type {any} */ it) => setOpen(it.target.open)}>
       <summary>
-        <span class=${row.how}>${mark}</span> <code>${row.name}</code> ${row.note} <small>${row.step && `step ${row.step} · `}${took}</small>
+        <span class=${row.how}>${mark}</span> <code>${row.name}</code> ${row.note} <small>${row.step && `step ${row.step} · `}${took}</small>${" "}
         ${row.outcome?.error && html`<span class="bad">${row.outcome.error.kind}: ${brief(row.outcome.error.message)}</span>`}
       </summary>
       ${isOpen && html`<${CallFacts} row=${row} runId=${runId} level=${3} />`}

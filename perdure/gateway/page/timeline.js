@@ -132,23 +132,29 @@ function breakPattern(/** @type {any[]} */ breaks, /** @type {(place: number) =>
 }
 
 const MOST_LABELS = 8;
+const LABEL = 0.08; // of the width, that a label of the axis takes
 
 /** @param {any} props */
 function Axis({ scale, view, shown, zoom }) {
-  const breaks = [...scale.breaks]
+  const seen = [...scale.breaks]
     .filter((each) => shown(each.to) > 0 && shown(each.from) < 1)
-    .sort((a, b) => b.ms - a.ms)
-    .slice(0, MOST_LABELS);
+    .sort((a, b) => b.ms - a.ms);
+  /** @type {{ ms: number, middle: number }[]} */ const breaks = [];
+  for (const { ms, from, to } of seen) {
+    const middle = (shown(from) + shown(to)) / 2;
+    const isFree = breaks.every((each) => Math.abs(each.middle - middle) > LABEL);
+    if (isFree && breaks.length < MOST_LABELS) breaks.push({ ms, middle });
+  }
   const [from, to] = [view.from, view.to].map(scale.timeAt);
   return html`<div class="axis">
     <span class="what"><${Time} at=${from} /></span>
     <span class="labels">
-      ${breaks.map((each) => {
-        const middle = 50 * (shown(each.from) + shown(each.to));
-        return html`<small class="gap" style=${{ left: `${Math.min(Math.max(middle, 2), 96)}%` }} title="shortened: nothing ran"
-          >// ${durationText(each.ms)}</small
-        >`;
-      })}
+      ${breaks.map(
+        ({ ms, middle }) =>
+          html`<small class="gap" style=${{ left: `${Math.min(Math.max(100 * middle, 2), 96)}%` }} title="shortened: nothing ran"
+          >// ${durationText(ms)}</small
+        >`,
+      )}
       <span class="zoom" role="group" aria-label="zoom">
         <button type="button" title="wider (-)" aria-label="zoom out" onClick=${zoom.out}>−</button>
         <button type="button" title="all of it (0)" aria-label="show all" onClick=${zoom.all}>all</button>
