@@ -62,15 +62,23 @@ class Course:
         """Let time pass, in the units of `timedelta`."""
         self.now += timedelta(**units)
 
-    def think(self, seconds: float, text: str, *calls: Call, thinking: str = "", ask: str = "") -> list[ToolCall]:
-        """A turn of the model. Returns its calls, not yet made; `ask` names the rule that asks about them."""
+    def think(
+        self,
+        seconds: float,
+        text: str,
+        *calls: Call,
+        thinking: str = "",
+        rule: str = "",
+        verdict: Verdict = Verdict.ask,
+    ) -> list[ToolCall]:
+        """A turn of the model. Returns its calls, not yet made; on them the policy's `rule` has this verdict."""
         self.turns += 1
         phase = "plan" if self.turns == 1 else "reflect"
         self.add(ModelCallStarted(phase, self.turns))
         self.wait(seconds=seconds)
         made = [self._call(at, *call) for at, call in enumerate(calls)]
         uses = [{"type": "tool_use", "id": c.tool_use_id, "name": c.tool, "input": c.arguments} for c in made]
-        rule = PolicyVerdict(verdict=Verdict.ask if ask else Verdict.allow, rule=ask or "reads are free", policy=POLICY)
+        judged = PolicyVerdict(verdict=verdict if rule else Verdict.allow, rule=rule or "reads", policy=POLICY)
         self.add(
             ModelReplied(
                 phase,
@@ -86,7 +94,7 @@ class Course:
                     usage=Usage(input=412, output=20 + len(text) // 3, cache_read=900 * self.turns % 90_000),
                     duration_ms=int(1000 * seconds),
                     cost_usd=0.004 + 0.0001 * (self.turns % 50),
-                    verdicts={use["id"]: rule for use in uses},
+                    verdicts={use["id"]: judged for use in uses},
                 ),
             )
         )
@@ -102,7 +110,7 @@ class Course:
         self.finish(call, result)
 
     def begin(self, call: ToolCall, effect: Effect = Effect.read) -> None:
-        self.steps = call.step
+        self.steps = max(self.steps, call.step)
         self.add(ToolCallStarted(call.evolve(effect=effect)))
 
     def finish(self, call: ToolCall, result: Any) -> None:
@@ -124,7 +132,7 @@ class Course:
         self.add(ActivityRetrying(activity, attempt, error))
 
     def refuse(self, call: ToolCall, message: str) -> None:
-        self.steps = call.step
+        self.steps = max(self.steps, call.step)
         line = call_line(call.tool, call.arguments or {})
         error = ToolError(kind="denied", message=message)
         self.add(ToolCallRefused(call.tool, call.tool_use_id, call.step, line, error))
@@ -197,7 +205,7 @@ def long_course(steps: int, began: datetime, *, seed: int = 7) -> Course:
             draw.choice((0.4, 1.3, 2.5, 6.0)),
             text,
             *((draw.choice(TOOLS), {"invoice": f"2026-{number + n:05}", "lines": n + 3}) for n in range(count)),
-            ask="payments" if asks else "",
+            rule="payments" if asks else "",
         )
         if asks:
             course.ask_about(calls[0], "a payment over 500 EUR", rule="payments", groups=("finance",))

@@ -30,8 +30,8 @@ MAIL = {
     "subject": "Invoice 2026-0417: payment of 1,280.00 EUR is 30 days late",
     "body": (
         "Dear Ms Okafor,\n\n"
-        "our invoice 2026-0417 of 28 September over 1,280.00 EUR was due on 28 October. We have no payment of it on\n"
-        "our account. It may have crossed with this mail; if so, please ignore it.\n\n"
+        "our invoice 2026-0417 of 28 September over 1,280.00 EUR was due on 28 October. We have no payment of it "
+        "on our account. It may have crossed with this mail; if so, please ignore it.\n\n"
         "If there is a question about the invoice, answer here, and we look into it today.\n\n"
         "Kind regards\nAccounting, Tern & Daughters"
     ),
@@ -104,15 +104,27 @@ def shown_course(now: datetime) -> Course:
         4.8,
         "The invoice of Fjord Paper is due, and the goods have arrived. The other two wait for a credit note.",
         ("pay_invoice", {"invoice": "FP-20931", "iban": "NO93 8601 1117 947", "amount": "4180.00", "currency": "EUR"}),
-        ask="money",
+        rule="money",
     )
     course.ask_about(payment, "payments over 1,000 EUR", groups=("finance",))
     course.wait(days=3, minutes=7)
     course.answer("maria", text="checked with the warehouse")
     course.make(payment, 1340, {"payment": "p-55120", "booked": "today"}, Effect.once)
-    [night] = course.think(2.2, "", ("pay_invoice", {"invoice": "AX-17", "amount": "90.00", "currency": "EUR"}))
-    course.refuse(night, "denied by the rule `no double payments`: AX-17 was paid on 12 October")
-    [book] = course.think(3.0, "AX-17 was paid before, so nothing is due.", ("book_entries", {"month": "2026-10"}))
+    [night] = course.think(
+        2.2,
+        "",
+        ("pay_invoice", {"invoice": "AX-17", "amount": "90.00", "currency": "EUR"}),
+        rule="no double payments",
+        verdict=Verdict.deny,
+    )
+    course.refuse(night, "the rule `no double payments`: AX-17 was paid on 12 October")
+    [book] = course.think(
+        3.0,
+        "AX-17 was paid before, so nothing is due.",
+        ("book_entries", {"month": "2026-10"}),
+        rule="ledger",
+        verdict=Verdict.allow,
+    )
     course.make(book, 48_000, {"entries": 212, "balance": "0.00"}, Effect.keyed)
     [journal] = course.think(1.4, "", ("read_file", {"path": "journal-2026-10.csv"}))
     course.make(journal, 12, error_outcome("not_found", "there is no file journal-2026-10.csv in the workspace"))
@@ -120,7 +132,7 @@ def shown_course(now: datetime) -> Course:
         5.1,
         "One customer is 30 days late. The first reminder is friendly, as our terms of payment say.",
         ("send_mail", MAIL),
-        ask="letters",
+        rule="letters",
     )
     course.wait(seconds=1)
     course.ask_about(mail, "mails to customers", rule="letters", groups=("accounting",))
