@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.page.course import APPROVALS, MODEL, POLICY, Course
-from perdure.client.agents import AgentDetails, AgentList, ToolDetails
 from perdure.client.details import ListedSubtask, RunDetails, RunRecord
 from perdure.client.lanes import LaneRecord, LaneStatus
 from perdure.client.overview import AgentTotal, Overview
@@ -22,6 +21,7 @@ from perdure.decisions.ids import json_digest
 from perdure.decisions.text.formatting import format_approval, format_doubt
 from perdure.features.delegation.contract import DelegationRequest, DelegationState, DelegationStatus, SubtaskState
 from perdure.features.delegation.events import DelegationFinished, DelegationStarted
+from perdure.process.agents import AgentDetails, AgentList, ToolDetails
 from perdure.registry import Figures
 
 SHOWN, LONG, OPEN_LONG, BURSTS = "books-2026-10", "long", "long-open", "bursts"
