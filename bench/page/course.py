@@ -120,7 +120,7 @@ class Course:
 
     def make_together(self, calls: Sequence[ToolCall], lengths: Sequence[float], result: Any = "ok") -> None:
         """Calls that begin together; `lengths` in milliseconds, rising."""
-        for call in calls:
+        for call in sorted(calls, key=lambda call: call.step):
             self.begin(call)
         before = 0.0
         for call, length in zip(calls, lengths, strict=True):

@@ -14,7 +14,7 @@ from bench.page.project import SHOWN
 from bench.page.server import Site, serving
 from tests.browser import IMAGES, browsing
 
-COLOURS = 128  # of a picture: a page has few
+COLOURS = 256  # of a picture: a page has few
 PATIENCE = 20  # seconds
 WIDE, NARROW = 1280, 400  # pixels
 
@@ -88,7 +88,7 @@ def take(driver: Any, url: str, site: Site, shot: Shot, width: int) -> bytes:
 def small(png: bytes) -> bytes:
     """The same picture with few colours."""
     with Image.open(io.BytesIO(png)) as whole:
-        few = whole.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = whole.convert("RGB").quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     written = io.BytesIO()
     few.save(written, "PNG", optimize=True)
     return written.getvalue()
