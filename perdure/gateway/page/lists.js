@@ -112,7 +112,7 @@ export function ConversationsScreen() {
       ${value?.conversations.map(
         (/** @type {any} */ each) =>
           html`<li key=${each.conversation_id}>
-            <a href=${placeOf("conversation", each.conversation_id)}>${each.conversation_id}</a> <span class="state ${each.status === "idle" ? "quiet" : "works"}">${words(each.status)}</span>${" "}
+            <a href=${placeOf("conversation", each.conversation_id)}>${each.conversation_id}</a> <span class="state ${each.status === "busy" ? "works" : "quiet"}">${words(each.status)}</span>${" "}
             <small>began <${Ago} at=${each.started_at} /></small>
           </li>`,
       )}

@@ -71,6 +71,15 @@ function Filter({ filter, setFilter }) {
   </details>`;
 }
 
+/** What the reconciler finds; runs that cannot go on are listed by themselves. @type {Record<string, string>} */
+const FINDINGS = {
+  orphaned: "runs without their parent",
+  unattended: "runs that no worker polls",
+  claim: "calls that may have happened",
+  overdue: "runs that wait too long",
+  left_store: "stores of runs that are gone",
+};
+
 /** What is broken or stuck, each with its next action. @param {{ overview: any }} props */
 function Broken({ overview }) {
   /** @type {[string, number][]} */
@@ -87,10 +96,10 @@ function Broken({ overview }) {
     overview.dead_letters > 0 &&
       html`<li><a href=${placeOf("dead-letters")}>${countText(overview.dead_letters, "dead letter")}</a>: begun or delivered nothing</li>`,
     ...findings
-      .filter(([, count]) => count > 0)
+      .filter(([name, count]) => count > 0 && name !== "wedged")
       .map(
         ([name, count]) =>
-          html`<li>${count.toLocaleString()} ${words(name)}: <code>perdure doctor</code> lists them</li>`,
+          html`<li>${FINDINGS[name] ?? words(name)}: ${count.toLocaleString()} · <code>perdure doctor</code> says which</li>`,
       ),
     ...overview.failed.map(
       (/** @type {any} */ run) =>

@@ -101,7 +101,7 @@ export function QuestionCard({ asked, tools, chosen, choose, canAnswer, withRun 
 function Since({ question, asked }) {
   return html`<span class="since"
     ><${Ago} at=${question?.asked_at ?? asked.started_at} />${
-      question?.expires_at && html`, <strong>until <${Ago} at=${question.expires_at} /></strong>`
+      question?.expires_at && html`, <strong>expires <${Ago} at=${question.expires_at} /></strong>`
     }</span
   >`;
 }

@@ -27,7 +27,7 @@ import {
   Time,
   Value,
 } from "./parts.js";
-import { Arguments, QuestionList } from "./question.js";
+import { About, Arguments, QuestionList } from "./question.js";
 import { CallFacts, CallTable, Conversation, Subtasks, TurnFacts } from "./talk.js";
 import { RowFacts, Timeline } from "./timeline.js";
 
@@ -69,7 +69,7 @@ export function RunScreen({ id, tab, can, tools, webUi, namespace }) {
       )}
     </nav>
     ${shown === "time" && html`<${Timeline} course=${course} subtasks=${run?.subtasks ?? []} chosen=${chosen} choose=${choose} />`}
-    ${shown === "talk" && html`<${Conversation} course=${course} runId=${id} />`}
+    ${shown === "talk" && html`<${Conversation} course=${course} runId=${id} isOpen=${Boolean(run) && !known.closed_at} />`}
     ${shown === "calls" && html`<${CallTable} course=${course} choose=${choose} />`}
     ${shown === "files" && html`<${RunFiles} id=${id} moves=${moves} course=${course} />`}
     ${row && (shown === "time" || shown === "calls") && html`<${Chosen} row=${row} runId=${id} choose=${choose} />`}
@@ -319,7 +319,7 @@ function Chosen({ row, runId, choose }) {
     ${row.kind === "call" && html`<${CallFacts} row=${row} runId=${runId} />`}
     ${row.kind === "turn" && html`<${TurnFacts} row=${row} />`}
     ${row.kind === "subtasks" && html`<${Subtasks} row=${row} />`}
-    ${row.question && html`<pre>${row.question.text}</pre>`}
+    ${row.question && html`<${About} question=${row.question} />`}
   </aside>`;
 }
 

@@ -16,8 +16,8 @@ import {
 } from "./parts.js";
 import { About } from "./question.js";
 
-/** @param {{ course: import("./course.js").Course, runId: string }} props */
-export function Conversation({ course, runId }) {
+/** @param {{ course: import("./course.js").Course, runId: string, isOpen: boolean }} props */
+export function Conversation({ course, runId, isOpen }) {
   const items = course.live
     ? [...course.said, { key: "live", kind: "live", at: 0, event: course.live }]
     : course.said;
@@ -27,7 +27,7 @@ export function Conversation({ course, runId }) {
     items=${items}
     guess=${70}
     label="conversation"
-    follows=${true}
+    follows=${isOpen}
     keyOf=${(/** @type {any} */ said) => said.key}
     row=${(/** @type {any} */ said) => html`<${Entry} said=${said} runId=${runId} />`}
   />`;

@@ -146,7 +146,12 @@ function Axis({ scale, view, shown, zoom }) {
     if (isFree && breaks.length < MOST_LABELS) breaks.push({ ms, middle });
   }
   const [from, to] = [view.from, view.to].map(scale.timeAt);
-  return html`<div class="axis">
+  return html`<div class="zoom" role="group" aria-label="zoom">
+      <button type="button" title="wider (-)" aria-label="zoom out" onClick=${zoom.out}>−</button>
+      <button type="button" title="all of it (0)" aria-label="show all" onClick=${zoom.all}>all</button>
+      <button type="button" title="closer (+)" aria-label="zoom in" onClick=${zoom.in}>+</button>
+    </div>
+    <div class="axis">
     <span class="what"><${Time} at=${from} /></span>
     <span class="labels">
       ${breaks.map(
@@ -155,11 +160,6 @@ function Axis({ scale, view, shown, zoom }) {
           >// ${durationText(ms)}</small
         >`,
       )}
-      <span class="zoom" role="group" aria-label="zoom">
-        <button type="button" title="wider (-)" aria-label="zoom out" onClick=${zoom.out}>−</button>
-        <button type="button" title="all of it (0)" aria-label="show all" onClick=${zoom.all}>all</button>
-        <button type="button" title="closer (+)" aria-label="zoom in" onClick=${zoom.in}>+</button>
-      </span>
     </span>
     <span class="took"><${Time} at=${to} /></span>
   </div>`;
