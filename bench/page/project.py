@@ -184,11 +184,19 @@ def record(  # noqa: PLR0913 - the columns of a list
     **more: Any,
 ) -> RunRecord:
     """A run in a list; without `seconds` it is open."""
-    known = {"dry_run": False, "subtasks_failed": False, "wedged": False, "steps": 7, "parent": None}
+    known = {
+        "dry_run": False,
+        "subtasks_failed": False,
+        "wedged": False,
+        "steps": 7,
+        "parent": None,
+        "conversation": "",
+    }
     return RunRecord.model_validate(
         known
         | {
             "run_id": run_id,
+            "conversation": "",
             "status": status,
             "agent": agent,
             "waiting_for": waiting_for,
