@@ -132,7 +132,7 @@ def test_artifacts_definition_subtasks_and_versions_are_in_it(exported: Exported
     ]
     assert {"perdure", "temporalio", "python", "server", "workers", "builds"} == record["versions"].keys()
     events = [notice["event"] for notice in record["notices"] if notice["event"] != "agent.answer.signal"]
-    assert events == ["agent_run.started", "agent_run.completed"]
+    assert events == ["agent_run.started", "agent.question.closed", "agent.question.closed", "agent_run.completed"]
 
 
 def test_every_event_of_its_history_is_in_it_and_no_secret(exported: Exported) -> None:

@@ -45,6 +45,8 @@ import {
  * @property {string} [text]
  */
 
+const HANDED_OUT = ["handed out", "waiting for the result"]; // the result of a call whose own comes from outside
+
 export class Course {
   constructor() {
     /** @type {Row[]} */ this.rows = [];
@@ -317,11 +319,11 @@ export class Course {
     }
   }
 
-  /** The calls of this turn that ended without a result were handed out, and are open until it comes. */
+  /** The calls of this turn that were handed out are open until their result comes. */
   handOut() {
     for (let n = this.rows.length - 1; n >= 0 && this.rows[n].kind !== "turn"; n--) {
       const row = this.rows[n];
-      const isOut = row.kind === "call" && row.outcome?.status === "ok" && !row.outcome.result;
+      const isOut = row.kind === "call" && HANDED_OUT.includes(row.outcome?.result);
       if (!isOut || row.end === null || row.worked) continue;
       row.worked = row.end;
       row.end = null;
