@@ -27,6 +27,7 @@ EVENTS_ELSEWHERE = {
     "batch_wait": "only while a batch is open",
     "activity_retrying": "only while an attempt is awaited",
     "unreadable_event": "none is written by this version",
+    "follow_up_commanded": "tests/workflows/test_watch.py",
     "activity_failed": "needs a failure of the worker's disk or code",
 }
 QUESTIONS_ELSEWHERE = {
@@ -46,6 +47,10 @@ ROUTES_ELSEWHERE = {
     "/v1/follow-ups": "tests/gateway/test_lists.py",
     "/v1/mailboxes": "tests/gateway/test_lists.py",
     "/v1/overview": "tests/gateway/test_lists.py",
+    "/v1/runs/{run_id}/fork": "tests/gateway/test_runs.py, as the next three",
+    "/v1/runs/{run_id}/record": "",
+    "/v1/runs/{run_id}/resume": "",
+    "/v1/runs/{run_id}/steer": "",
     "/v1/schedules": "tests/gateway/test_lists.py",
 }
 

@@ -311,6 +311,28 @@ async def test_of_two_results_the_first_counts_and_the_second_is_a_conflict(gate
     await gateway.post(f"/v1/runs/{run_id}/cancel", {})
 
 
+async def test_a_run_is_told_something_forked_resumed_and_recorded(gateway: Gateway) -> None:
+    run_id = await gateway.waiting("ask: which colour")
+    assert (await gateway.post(f"/v1/runs/{run_id}/steer", {"text": "be quick"})).status_code == 202
+    await gateway.post(f"/v1/runs/{run_id}/answer", {"text": "red"})
+    await wait_for_end(gateway, run_id)
+    late = await gateway.post(f"/v1/runs/{run_id}/steer", {"text": "too late"})
+    resumed = await gateway.post(f"/v1/runs/{run_id}/resume", {})
+    assert (late.status_code, resumed.status_code) == (409, 409)
+    assert "completed" in resumed.json()["detail"]
+    forked = await gateway.post(f"/v1/runs/{run_id}/fork", {"step": 0, "say": "again"})
+    assert forked.status_code == 202
+    fork = forked.json()["run_id"]
+    assert fork != run_id
+    assert forked.headers["Location"] == f"/v1/runs/{fork}"
+    answer = await gateway.get(f"/v1/runs/{run_id}/record")
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    record = answer.json()
+    assert (record["run_id"], record["missing"]) == (run_id, [])
+    assert "be quick" in answer.text
+    await gateway.post(f"/v1/runs/{fork}/cancel", {})
+
+
 async def test_pages_of_the_list_join(gateway: Gateway) -> None:
     """Each of these three is on a page; other tests' runs come in between, and one that ends may be on two."""
     own = {await gateway.start() for _ in range(3)}

@@ -20,6 +20,7 @@ from perdure.client.run_events import (
 )
 from perdure.client.watch import MAX_READ_AHEAD, EventPosition, HistoryReader, Watch
 from perdure.contracts.tool import Approval, Effect, ToolKind
+from perdure.features.follow_ups.events import FollowUpCommanded
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld
@@ -109,6 +110,16 @@ async def test_what_comes_from_outside_is_an_event_of_its_call(world: MakeWorld)
         events = [each for _, each in await read_events(it.client, run_id)]
     [came] = [each for each in events if isinstance(each, ToolResultReceived)]
     assert (came.step, came.tool, came.outcome.result) == (1, "look", [1])
+
+
+async def test_a_follow_up_is_an_event_of_the_run_that_creates_it(world: MakeWorld) -> None:
+    create = calls(("workflow_create", {"definition": {"summary": "all is known"}}))
+    async with world([create, *steps(0)], follow_ups=()) as it:
+        run = await it.run_to_end()
+        events = [each for _, each in await read_events(it.client, run.id.removeprefix("run:"))]
+        (commanded,) = [each for each in events if isinstance(each, FollowUpCommanded)]
+        assert (commanded.created, commanded.task) == (True, None)
+        assert (await it.client.get_workflow_handle(commanded.id).describe()).workflow_type == "FollowUp"
 
 
 def test_a_position_survives_parsing() -> None:
