@@ -143,8 +143,8 @@ class Feature:
     server_checks: tuple[str, ...] = ()
     """Checks of `perdure doctor` at the server: async functions of the client and the settings: a list of `Check`."""
     figures: str | None = None
-    """Of an overview: an async function of the client and the settings, which returns `Figures`, or None without any.
-    It may raise RPCError and ReportedError."""
+    """Its part of an overview: an async function of the client and the settings: `Figures`, or None if it has none. It
+    may raise RPCError and ReportedError."""
     on_question: str | None = None
     """In a run: `async (state, question, kind)`, awaited when it asks people (`waiting`) and at an expiry."""
     on_end: str | None = None

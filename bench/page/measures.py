@@ -1,4 +1,4 @@
-"""What a browser takes to show much: each measure is a script in the page, whose clock counts."""
+"""How fast the console shows long runs and lists: each measure is a script in the page, by the page's own clock."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ TOKEN = "pdr_made_up"  # noqa: S105 - no gateway has it
 
 @dataclass
 class Site:
-    """What the server answers with. `runs` of the list are those of the project if it is 0."""
+    """The answers of the server. `runs` of the list are those of the project if it is 0."""
 
     steps: int = STEPS
     runs: int = RUNS

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser import needs_browser, picture
+from tests.browser import needs_browser
 from tests.gateway.conftest import Gateway, make_token
 from tests.gateway.paging import Page, asking, cancel, card_of, driver, hands, page
 from tests.gateway.test_access_log import lines
@@ -231,7 +231,7 @@ async def test_of_two_people_the_second_is_told_that_the_first_was_quicker(page:
 
 
 @needs_browser
-async def test_a_picture_of_the_first_screen_shows_the_exact_call(page: Page) -> None:
+async def test_the_first_screen_shows_the_exact_call(page: Page) -> None:
     run_id = await asking(page.gateway, "charge: the card")
     page.open()
     card = card_of(run_id, "Approve a call")
@@ -239,5 +239,4 @@ async def test_a_picture_of_the_first_screen_shows_the_exact_call(page: Page) ->
     page.press("exactly as the run asks", card)
     page.shows('"amount": 42', card)
     page.fits(360, 1280)
-    picture(page.driver, "gateway-page")
     await cancel(page.gateway, run_id)

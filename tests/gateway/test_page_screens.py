@@ -103,7 +103,7 @@ SCREENS: dict[str, tuple[str, str, Act]] = {
 
 
 def findings_of(page: Page) -> list[str]:
-    """What axe finds, in both colour schemes."""
+    """Return the findings of axe in both colour schemes."""
     if not AXE.is_file():
         pytest.skip("axe is not installed: npm ci --prefix tests/page")
     page.driver.execute_script(AXE.read_text(encoding="utf-8"))

@@ -7,14 +7,17 @@ from temporalio.client import Client
 
 from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
+from perdure.client.run_events import ToolCallFinished
+from perdure.client.watch import Watch
 from perdure.contracts.run.export import Export
 from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.lane import new_id, run_of, say
-from tests.workflows.runs import failure_of
+from tests.workflows.runs import expect_cancelled, failure_of
 from tests.workflows.script import FINISH
+from tests.workflows.tools import HeldTool
 
 
 async def export_run(it: World, run: Run, *, asks: bool = True) -> Export:
@@ -60,6 +63,22 @@ async def test_a_record_goes_over_all_executions_and_numbers_the_questions_throu
     assert record.state is not None
     assert record.usage == record.state.usage
     assert len(record.turns) == record.state.turns
+
+
+async def test_a_call_that_a_cancel_stopped_has_one_attempt_and_an_end(world: MakeWorld) -> None:
+    held = HeldTool("look", Effect.read)
+    async with world([calls(("look", {})), FINISH], held.tool) as it:
+        run = await it.start()
+        await held.started.wait()
+        await run.signal("cancel", {})
+        await expect_cancelled(run)
+        record = await export_run(it, run)
+        ends = [each async for each in Watch(it.client, record.run_id, follow=False).events()]
+    (attempt,) = record.calls[0].made
+    assert (attempt.outcome, attempt.failure) == (None, "canceled")
+    (end,) = [each.outcome for each in ends if isinstance(each, ToolCallFinished)]
+    assert end.error is not None
+    assert end.error.kind == "cancelled"
 
 
 async def test_the_record_of_a_turn_has_the_earlier_messages(world: MakeWorld) -> None:

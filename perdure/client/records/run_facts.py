@@ -260,7 +260,7 @@ class _Collector:
                 self.facts.turns.append(_export_turn(ended, at, None, failure))
             case run_events.ActivityFailed(error=failure) if event["type"] == "activity_task_completed" and ended:
                 self.facts.turns.append(_export_turn(ended, at, None, failure))  # in a batch
-            case run_events.ToolCallFinished(call, outcome) if ended is not None:
+            case run_events.ToolCallFinished(call, outcome) if ended and event["type"] == "activity_task_completed":
                 self._add_attempt(call, ended, at, outcome=outcome.model_dump(mode="json"))
             case run_events.UnreadableEvent():
                 self._note_unreadable(event)

@@ -16,7 +16,7 @@ import {
 } from "./base.js";
 import { ConversationScreen } from "./chat.js";
 import { AgentsScreen, ConversationsScreen, FeatureScreen, RunsScreen } from "./lists.js";
-import { NowScreen } from "./now.js";
+import { NowScreen, overviewPath } from "./now.js";
 import { Failure, focus } from "./parts.js";
 import { RunScreen } from "./run.js";
 import { StartScreen } from "./start.js";
@@ -75,7 +75,8 @@ function SignIn({ onSession, isOver = false }) {
 function Shell({ session, leave }) {
   const { screen, id, tab, query } = usePlace();
   const { value: agents } = useLook("v1/agents", { once: true });
-  const { value: overview } = useLook("v1/overview", { once: true });
+  const [path] = useState(overviewPath);
+  const { value: overview } = useLook(path, { once: true });
   const tools = useMemo(() => toolsOf(agents), [agents]);
   const can = (/** @type {string} */ scope) => session.scopes.includes(scope);
   const main = useRef(/** @type {HTMLElement | null} */ (null));

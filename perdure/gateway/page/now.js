@@ -6,12 +6,16 @@ import { QuestionList, TITLES } from "./question.js";
 
 const DAY = 24 * 3600 * 1000;
 
+/** The path of the overview of today, in the reader's zone: the gateway reads it once for all who ask for the same. */
+export const overviewPath = () =>
+  `v1/overview?since=${encodeURIComponent(new Date(new Date().setHours(0, 0, 0, 0)).toISOString())}`;
+
 /** @param {{ can: (scope: string) => boolean, tools: Map<string, any> }} props */
 export function NowScreen({ can, tools }) {
   const [filter, setFilter] = useState("");
-  const [since] = useState(() => new Date(new Date().setHours(0, 0, 0, 0)).toISOString());
+  const [path] = useState(overviewPath);
   const { value: asked, error: askedError } = useLook(`v1/questions${filter && `?${filter}`}`);
-  const { value: overview, error } = useLook(`v1/overview?since=${encodeURIComponent(since)}`);
+  const { value: overview, error } = useLook(path);
   const { value: open } = useLook("v1/runs?limit=30");
   const questions = asked?.questions ?? [];
   const running = (open?.runs ?? []).filter(
