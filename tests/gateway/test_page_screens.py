@@ -61,7 +61,7 @@ def choose_a_call(page: Page, runs: dict[str, str]) -> None:
 
 
 def open_the_call(page: Page, runs: dict[str, str]) -> None:
-    page.press("✓ lookup…")
+    page.press("… lookup…")
     page.shows("arguments", ".talk")
 
 
