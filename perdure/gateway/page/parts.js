@@ -272,7 +272,8 @@ export function LongList({
   });
   drawn.current = rows;
   const look = () => {
-    const { scrollTop, clientHeight, scrollHeight } = /** @type {HTMLElement} */ (box.current);
+    if (!box.current) return; // the last scroll of a list that is gone
+    const { scrollTop, clientHeight, scrollHeight } = box.current;
     isAtEnd.current = scrollHeight - scrollTop - clientHeight < 40;
     if (Math.abs(scrollTop - view.top) > MARGIN / 4 || clientHeight !== view.height) {
       setView({ top: scrollTop, height: clientHeight });
