@@ -24,7 +24,7 @@ requestAnimationFrame(tick);
 """
 WATCH_DRAWS = """
 const done = arguments[arguments.length - 1];
-import("./page/vendor/preact.mjs").then(({ options }) => {
+import("./page/base.js").then(() => import("./page/vendor/preact.mjs")).then(({ options }) => { // hooks come first
   const before = options.__r;
   options.__r = (node) => {
     const name = node.type?.name;
