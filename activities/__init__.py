@@ -8,7 +8,7 @@ redaction     the redaction of heartbeats and failures
 rule_process  a program that evaluates expressions of rules, with bounds on time and memory
 rule_values   the values of rules' expressions: quick ones in place, others in a process
 temporal      Requests to the server: updates, errors, and the ids of an activity's workflow
-effects/      Side effects: attempts, heartbeats, and the ledger that keeps `once` calls from repeating
+effects/      Side effects: attempts, heartbeats, holds, and the ledger that keeps `once` calls from repeating
 http          HTTP to untrusted servers: URLs, addresses, bodies, delays
 media/        Images and PDF: their check, their storage, and their way into a request
 model/        Model calls: one turn, its conversation and its summaries

@@ -55,6 +55,10 @@ class _Inbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         try:
             return await super().execute_activity(input)
+        except ApplicationError as error:
+            # An expected failure has no stack: the server cuts a failure above 4 KiB, its message and type with it.
+            clean = redact_error(error, self._secrets).with_traceback(None)
+            raise clean from clean.__cause__
         except Exception as error:
             clean = redact_error(error, self._secrets)
             if clean is error:

@@ -127,6 +127,11 @@ class Feature:
     """Workflow classes of every worker."""
     activities: tuple[str, ...] = ()
     """Classes with activities. `of` makes one of the worker's parts (`perdure.activities.parts.WorkerParts`)."""
+    acting: tuple[str, ...] = ()
+    """Types of its activities that may call a model or have an effect outside. A guard may hold them."""
+    guard: str | None = None
+    """A function of a worker's client and task queue: a `Guard` of `perdure.activities.effects.holding`, which is
+    awaited before each acting attempt and each request to a provider."""
     tools: Mapping[str, FeatureTool] = field(default_factory=dict)
     """Built-in tools of a run, by name, in the order in which the model sees them."""
     events: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from temporalio.workflow import ActivityCancellationType, ActivityHandle
 
 from perdure.contracts.bounds import ENDLESS, Backoff
 from perdure.contracts.conversation import Ended
-from perdure.contracts.failures import WORKER_SHUTDOWN, Stop, ToolFault
+from perdure.contracts.failures import HELD, WORKER_SHUTDOWN, Stop, ToolFault
 from perdure.contracts.models import HEARTBEAT_TIMEOUT, MAX_DURATION
 from perdure.contracts.run.limits import Limits
 from perdure.contracts.run.turn import READS_TIME, TURN_MARGIN
@@ -301,8 +301,9 @@ async def execute_activity(
 ) -> R:
     """Run an activity, and again until a worker can decrypt its request. Raises ActivityError if it fails.
 
-    A worker without the run's key has not begun it, so this repeats whatever the retry policy allows. A cancel of this
-    task asks the activity to stop, and waits for how it ends.
+    A worker without the run's key has not begun it, so this repeats whatever the retry policy allows. So does a hold
+    that ended while the worker asked the server for it. A cancel of this task asks the activity to stop, and waits for
+    how it ends.
     """
     named: Any = activity
 
@@ -313,9 +314,15 @@ async def execute_activity(
             )
             return result
         except ActivityError as error:
+            if _was_held(error):
+                continue
             if not _was_undecryptable(error):
                 raise
         await cancellation.cancellable(workflow.sleep(KEY_WAIT, summary="a worker lacks the key of this run"))
+
+
+def _was_held(error: ActivityError) -> bool:
+    return isinstance(error.cause, ApplicationError) and error.cause.type == HELD
 
 
 def _was_undecryptable(error: ActivityError) -> bool:

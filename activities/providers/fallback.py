@@ -7,11 +7,12 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError
 
+from perdure.activities.effects.holding import must_not_be_held
 from perdure.activities.providers.port import Model, ModelCall, ModelReply
 from perdure.activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
 from perdure.activities.telemetry.facts import record_facts
 from perdure.contracts.bounds import Backoff
-from perdure.contracts.failures import RunFailure
+from perdure.contracts.failures import HELD, RunFailure
 from perdure.contracts.run.turn import SkippedModel
 from perdure.decisions.model_names import DEFAULT, provider_of
 
@@ -86,7 +87,7 @@ class FallbackModel:
             try:
                 reply = await self._call_provider(name, call, ends_at)
             except ApplicationError as failure:
-                if failure.non_retryable or _has_short_delay(failure):
+                if failure.non_retryable or failure.type == HELD or _has_short_delay(failure):
                     raise
                 failures.append(failure)
                 reasons[name] = failure.message[:MAX_FAILURE_REASON]
@@ -117,6 +118,7 @@ class FallbackModel:
         asked_at = monotonic()
         began = await provider.pace.await_slot(call.caller, call.on_held)
         waited = monotonic() - asked_at
+        await must_not_be_held()
         limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the rate limit do not count
         self._rests.record_attempt(name)
         definition = call.definition.evolve(model=model, fallbacks=())

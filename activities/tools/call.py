@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from perdure.activities.effects.attempts import heartbeating, was_lost
+from perdure.activities.effects.attempts import heartbeating, this_attempt, was_lost
 from perdure.activities.effects.ledger import (
     Effects,
     InDoubt,
@@ -86,9 +86,11 @@ class ToolCalls:
         outcomes that the model sees. Raises ApplicationError with a type of `perdure.contracts.failures.Stop` if the
         effect may have happened before, or must not happen now.
         """
-        async with heartbeating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
-            attempt, was_interrupted = activity.info().attempt, await was_lost(self._client)
-            return await self.run_attempt(call, attempt, interrupted=was_interrupted)
+        this = this_attempt()
+        details = {"step": call.step, "call": call_line(call.tool, call.arguments or {}), **this.beat_details}
+        async with heartbeating(lambda: details):
+            was_interrupted = await was_lost(self._client)
+            return await self.run_attempt(call, this.number, interrupted=was_interrupted)
 
     @activity.defn
     async def check_change(self, call: ChangedCall) -> ChangeCheck:

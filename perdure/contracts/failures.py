@@ -119,4 +119,5 @@ class Escalation(StrEnum):
     """The provider declined to answer (`refusal`). Reword the goal, or use another model."""
 
 
+HELD = "Held"  # failure type of activities that have not begun, and wait on the server
 WORKER_SHUTDOWN = "WorkerShutdown"  # failure type of activities that a stopping worker gives up

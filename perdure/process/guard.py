@@ -1,20 +1,35 @@
-"""The guard of a worker against another server: it begins no call that may be another server's."""
+"""The guards of a worker: it begins no call that may be another server's, and none that is held."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from perdure.activities.effects.holding import HoldInterceptor
 from perdure.client.errors import TemporalUnavailableError
 from perdure.client.guard import ServerGuard, guard_of
 from perdure.contracts.failures import WORKER_SHUTDOWN
+from perdure.registry import features, load_each
+
+ACTING = ("plan", "reflect", "read_and_reflect", "summarize", "accept_outcome", "check_policy", "call_tool")
 
 
 def guard_interceptors(client: Client) -> list[Interceptor]:
     """Return the interceptors of a guarded client's workers; none for another client."""
     guard = guard_of(client)
     return [_GuardInterceptor(guard)] if guard else []
+
+
+def all_acting() -> list[str]:
+    """Return the types of a worker's activities that may call a model or have an effect outside."""
+    return [*ACTING, *(name for feature in features().values() for name in feature.acting)]
+
+
+def hold_interceptor(client: Client, task_queue: str, acting: Sequence[str]) -> HoldInterceptor:
+    """Return what pauses activities of these types while a feature holds them."""
+    return HoldInterceptor(client, [guard(client, task_queue) for guard in load_each("guard")], acting)
 
 
 class _GuardInterceptor(Interceptor):

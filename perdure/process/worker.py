@@ -43,7 +43,7 @@ from perdure.client.connection import connect, refresh_api_key, register_search_
 from perdure.client.guard import watching_server
 from perdure.decisions.errors import ReportedError
 from perdure.extras import install_command
-from perdure.process.guard import guard_interceptors
+from perdure.process.guard import all_acting, guard_interceptors, hold_interceptor
 from perdure.process.models import open_models
 from perdure.process.project import ToolOffer, build_project, ignored_options, must_load, open_offer, unpriced_budgets
 from perdure.process.queue_marker import check_owner, set_marker
@@ -102,6 +102,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         interceptors=[
             *guard_interceptors(client),
+            hold_interceptor(client, task_queue, all_acting()),
             *(observers or [MetricsInterceptor()]),
             RedactionInterceptor(project.secrets),
             BeatInterceptor(BeatPolicy(WatchedRuns(project.workspaces))),

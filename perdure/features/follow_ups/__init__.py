@@ -32,6 +32,7 @@ _STUBS = (
 FEATURE = Feature(
     workflows=("perdure.features.follow_ups.workflow:FollowUp", "perdure.features.follow_ups.workflow:EventTopic"),
     activities=("perdure.features.follow_ups.activities:FollowUps",),
+    acting=("command_follow_up", "notify"),
     tools={
         "workflow_create": FeatureTool(_CALL, f"{_TOOLS}:CREATE_SCHEMA", "keyed"),
         "workflow_task_create": FeatureTool(_CALL, f"{_TOOLS}:TASK_CREATE_SCHEMA", "keyed"),

@@ -63,7 +63,7 @@ from perdure.features.mailbox.rules.admission import (
 )
 from perdure.features.mailbox.rules.poll_mode import PollMode, PollPolicy, PollState, after_cycle, wake
 from perdure.features.mailbox.rules.turns import TurnQueue
-from perdure.process.guard import guard_interceptors
+from perdure.process.guard import guard_interceptors, hold_interceptor
 
 MAX_CLAIMS = 100  # files of a cycle
 PAGE_REFRESH_CYCLES = 5  # cycles
@@ -244,7 +244,11 @@ class Bridge:
             self.client,
             task_queue=ids.mail_queue(self.folder.agent),
             activities=[self.peer.dispatch_mail, self.peer.withdraw_mail],
-            interceptors=[*guard_interceptors(self.client), RedactionInterceptor(self.secrets)],
+            interceptors=[
+                *guard_interceptors(self.client),
+                hold_interceptor(self.client, self.task_queue, ["dispatch_mail"]),
+                RedactionInterceptor(self.secrets),
+            ],
         )
 
     async def _resume(self, message: InboxMessage) -> None:
