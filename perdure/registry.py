@@ -28,6 +28,7 @@ BUILT_IN = (
     "reconciler",
     "batches",
     "schedules",
+    "pauses",
     "proof",
 )
 

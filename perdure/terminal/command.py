@@ -78,7 +78,7 @@ def _read_people() -> Mapping[str, Collection[str]]:
         return {}
 
 
-def _find_user() -> str:
+def find_user() -> str:
     """Return the name of the user of the machine; "" in a container without one."""
     try:
         return getuser()
@@ -98,7 +98,7 @@ def run_async(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = 
         if project := _find_parent_project(current_folder()):
             print_error(f"no perdure.toml in this folder, but one in {project}: run the command there")
         quiet_core(load_settings(strict=False).metrics if stays else None)
-        set_sender(name_person(_read_people(), _find_user(), CLI))
+        set_sender(name_person(_read_people(), find_user(), CLI))
         with naming_extras():
             code = asyncio.run(command())
     except ReportedError as error:

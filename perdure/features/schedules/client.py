@@ -177,17 +177,17 @@ async def list_schedules(client: Client, task_queue: str) -> AsyncIterator[Sched
 
 async def remove_schedule(client: Client, task_queue: str, name: str) -> None:
     """Remove a schedule; its active runs continue. Raises ScheduleNotFoundError."""
-    await (await _find_schedule(client, task_queue, name))[0].delete()
+    await (await find_schedule(client, task_queue, name))[0].delete()
 
 
 async def pause_schedule(client: Client, task_queue: str, name: str) -> None:
     """Pause a schedule. Raises ScheduleNotFoundError."""
-    await (await _find_schedule(client, task_queue, name))[0].pause(note="paused by perdure")
+    await (await find_schedule(client, task_queue, name))[0].pause(note="paused by perdure")
 
 
 async def resume_schedule(client: Client, task_queue: str, name: str) -> None:
     """Resume a paused schedule. Raises ScheduleNotFoundError."""
-    await (await _find_schedule(client, task_queue, name))[0].unpause(note="resumed by perdure")
+    await (await find_schedule(client, task_queue, name))[0].unpause(note="resumed by perdure")
 
 
 async def trigger_schedule(client: Client, task_queue: str, name: str) -> str | None:
@@ -196,7 +196,7 @@ async def trigger_schedule(client: Client, task_queue: str, name: str) -> str | 
     Raises ScheduleNotFoundError, RejectedError if the policy skips the run, TemporalUnavailableError if the server
     does not act.
     """
-    handle, before = await _find_schedule(client, task_queue, name)
+    handle, before = await find_schedule(client, task_queue, name)
     known = {_run_id(action) for action in before.info.recent_actions}
     await handle.trigger()
     deadline = asyncio.get_running_loop().time() + TRIGGER_TIMEOUT
@@ -214,7 +214,8 @@ async def trigger_schedule(client: Client, task_queue: str, name: str) -> str | 
     raise TemporalUnavailableError(f"Temporal started no run within {TRIGGER_TIMEOUT:g} s; see perdure schedule list")
 
 
-async def _find_schedule(client: Client, task_queue: str, name: str) -> tuple[ScheduleHandle, ScheduleDescription]:
+async def find_schedule(client: Client, task_queue: str, name: str) -> tuple[ScheduleHandle, ScheduleDescription]:
+    """Describe a schedule. Raises ScheduleNotFoundError."""
     handle = client.get_schedule_handle(ids.run_schedule_id(name))
     try:
         described = await handle.describe()

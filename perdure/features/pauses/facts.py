@@ -1,0 +1,33 @@
+"""What pauses select a run by, as the server has it."""
+
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey
+
+from perdure.client.run_list import RunInfo, read_start
+from perdure.contracts.agent import DEFAULT_AGENT
+from perdure.decisions import ids
+from perdure.features.pauses.rules import RunFacts
+
+SCHEDULED_BY = SearchAttributeKey.for_keyword("TemporalScheduledById")
+
+
+async def find_facts(client: Client, workflow_id: str, execution: str | None = None) -> RunFacts:
+    """Return what pauses select a run by. Raises RPCError."""
+    described = await client.get_workflow_handle(workflow_id, run_id=execution).describe()
+    run = RunInfo(ids.run_id_of_workflow(workflow_id), described)
+    root = described.raw_description.workflow_execution_info.root_execution
+    began = described
+    if root.workflow_id and root.workflow_id != workflow_id:
+        began = await client.get_workflow_handle(root.workflow_id, run_id=root.run_id).describe()
+    runs = {run.run_id, ids.run_id_of_workflow(began.id)}
+    schedule = (began.typed_search_attributes.get(SCHEDULED_BY) or "").removeprefix(ids.SCHEDULE_PREFIX)
+    return RunFacts(frozenset(runs), run.agent or await _read_agent(client, run), schedule)
+
+
+async def _read_agent(client: Client, run: RunInfo) -> str:
+    """Return the agent that a run's start names, where the namespace has no search attributes."""
+    if run.execution.workflow_type != "AgentRun":
+        return ""
+    start, _ = await read_start(client, run)
+    payload = start.get("payload") if isinstance(start, dict) else None
+    return str(payload.get("agent") or DEFAULT_AGENT) if isinstance(payload, dict) else ""
