@@ -1,7 +1,7 @@
 """The attempts of an activity: its heartbeats, which attempts count, and how the previous one ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -107,6 +107,7 @@ class _Inbound(ActivityInboundInterceptor):
 
 PROGRESS_CHECK_EVERY = 0.25  # seconds between checks for new progress of a watched run
 HOLDS_KEY = "holds"  # heartbeat key: how many earlier attempts were held back
+HOLD_KEY = "hold"  # heartbeat key: the `Hold` of the latest that waited on the server
 SPENT_KEY = "spent"  # heartbeat key: seconds that earlier failed attempts took
 FILE_PAUSES = Backoff(1.0, 300.0)  # between two checks of a stored file that was changed
 
@@ -153,19 +154,21 @@ async def was_lost(client: Client) -> bool:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt. `number` counts from 1, without the `holds`: attempts held back before they called the model.
+    """An attempt. `number` counts from 1, without the `holds`: attempts held back before they began.
 
-    `spent` is the seconds that earlier failed attempts took. The next attempt reads both from the `beat_details`, which
-    each heartbeat must carry.
+    `spent` is the seconds that earlier failed attempts took, and `hold` the latest wait on the server. The next attempt
+    reads them from the `beat_details`, which each heartbeat must carry.
     """
 
     number: int
     holds: int
     spent: float = 0.0
+    hold: Mapping[str, Any] | None = None
 
     @property
-    def beat_details(self) -> dict[str, float]:
-        return {name: value for name, value in ((HOLDS_KEY, self.holds), (SPENT_KEY, self.spent)) if value}
+    def beat_details(self) -> dict[str, Any]:
+        known = ((HOLDS_KEY, self.holds), (SPENT_KEY, self.spent), (HOLD_KEY, self.hold))
+        return {name: value for name, value in known if value}
 
 
 def this_attempt() -> Attempt:
@@ -173,7 +176,7 @@ def this_attempt() -> Attempt:
     beat = info.heartbeat_details[0] if info.heartbeat_details else None
     known = beat if isinstance(beat, dict) else {}
     holds = known.get(HOLDS_KEY, 0)
-    return Attempt(info.attempt - holds, holds, known.get(SPENT_KEY, 0.0))
+    return Attempt(info.attempt - holds, holds, known.get(SPENT_KEY, 0.0), known.get(HOLD_KEY))
 
 
 @contextmanager

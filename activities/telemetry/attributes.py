@@ -30,7 +30,9 @@ DRY_RUN = "DryRun"  # a memo of dry runs, not an attribute: no list is filtered 
 FAILED_SUBTASKS = "FailedSubtasks"  # a memo of runs whose subtasks failed
 MAX_CHARACTERS = 200  # characters of a value: the server ends a run that sets one over 2 KiB
 
-REPORTED_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own
+# The server's own.
+REPORTED_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")
+PAUSE_INFO = SearchAttributeKey.for_keyword_list("TemporalPauseInfo")  # set while an activity is paused
 
 
 def format_keyword(text: str) -> str:

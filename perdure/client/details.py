@@ -28,6 +28,7 @@ class RunRecord(FrozenModel):
     subtasks_failed: bool  # some of its own; it may be completed
     agent: str
     waiting_for: str  # the open question, in short
+    held: bool  # an activity of it waits on the server, paused
     wedged: bool  # its workflow tasks fail, so it cannot continue
     wedged_by: str = ""  # the cause, if it is wedged
     steps: int
@@ -46,6 +47,7 @@ class RunRecord(FrozenModel):
             subtasks_failed=run.has_failed_subtasks,
             agent=run.agent,
             waiting_for=run.waiting_for,
+            held=run.is_held,
             wedged=run.is_wedged,
             wedged_by=run.wedged_by if run.is_wedged else "",
             steps=run.steps,
@@ -63,14 +65,24 @@ class RunRecord(FrozenModel):
 
     @property
     def shown_status(self) -> str:
-        """The status as people see it: "dry run, completed", or "completed, subtasks failed"."""
-        return f"{'dry run, ' * self.dry_run}{self.status}{', subtasks failed' * self.subtasks_failed}"
+        """The status as people see it: "dry run, completed", "running, held" or "completed, subtasks failed"."""
+        more = f"{', held' * self.held}{', subtasks failed' * self.subtasks_failed}"
+        return f"{'dry run, ' * self.dry_run}{self.status}{more}"
 
 
 class ListedSubtask(RunRecord):
     """A run below another one."""
 
     depth: int  # 1 for the run's own subtasks
+
+
+class RunHold(FrozenModel):
+    """A wait of a run on the server, as it must not go on yet."""
+
+    activity: str  # the type of the activity that waits
+    by: str  # what holds it, such as "pause:all"; "" if a person paused it elsewhere
+    why: str  # in words, with who and when
+    since: datetime
 
 
 class RunDetails(FrozenModel):
@@ -80,6 +92,7 @@ class RunDetails(FrozenModel):
     answered: bool  # a worker did
     age_seconds: float
     as_of: datetime | None = omit_default(None)  # the time of the server's record, if no worker answers
+    held_by: RunHold | None = None  # the longest of its holds; null if nothing holds it
     state: RunView | None
     started_by: SentBy | None = None  # null if the start is past retention
     end: RunEnd | None = None  # null while it is open
@@ -114,12 +127,18 @@ async def read_details(
         answered=view is not None,
         age_seconds=max((datetime.now(UTC) - as_of).total_seconds(), 0.0) if as_of else 0.0,
         as_of=as_of,
+        held_by=_hold_of(run),
         state=view,
         started_by=starter,
         end=end,
         handoff=parse_handoff(end.handoff) or None if end else None,
         subtasks=below,
     )
+
+
+def _hold_of(run: RunInfo) -> RunHold | None:
+    held = run.held
+    return RunHold(activity=held.activity_type, by=held.by, why=held.why, since=held.since) if held else None
 
 
 async def _read_end(client: Client, run: RunInfo) -> RunEnd | None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perdure.activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
 from perdure.client.errors import UNEXPECTED_SHAPE
+from perdure.contracts.failures import HELD
 from perdure.contracts.media import Attachment, Attachments
 from perdure.contracts.run.events import ToolResultEvent
 from perdure.contracts.run.signals import ANSWER_REPORT, QUESTION_CLOSED, HumanInput
@@ -26,7 +27,7 @@ from perdure.contracts.run.turn import (
     PolicyVerdicts,
     Summary,
 )
-from perdure.contracts.tool import ToolCall, ToolError, ToolOutcome, error_outcome
+from perdure.contracts.tool import Hold, ToolCall, ToolError, ToolOutcome, error_outcome
 from perdure.decisions.run.question import answer_digest
 from perdure.decisions.text.formatting import call_line
 from perdure.decisions.text.visible_text import cut_text
@@ -278,6 +279,29 @@ class ActivityRetrying(TimedEvent):
 
 
 @dataclass(frozen=True)
+class RunHeld(TimedEvent):
+    """An activity waits on the server, paused, before its call; not in history.
+
+    `by` is what holds it, such as "pause:all", and `why` says it in words. If a person paused it elsewhere,
+    `by` is "".
+    """
+
+    type: ClassVar = "run_held"
+    activity: str
+    by: str
+    why: str
+
+
+@dataclass(frozen=True)
+class HoldEnded(RunHeld):
+    """An activity that was held from `since` to `until` has ended. Only calls and model turns say so."""
+
+    type: ClassVar = "hold_ended"
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True)
 class UnreadableEvent(TimedEvent):
     """An event of the history that this version cannot read: its type in Temporal, and its number."""
 
@@ -298,8 +322,9 @@ ModelEvent = (
 )
 CallEvent = ToolCallStarted | ToolCallFinished | ToolCallRefused | ToolResultReceived | FeatureEvent | ActivityFailed
 PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived | AnswerRejected | QuestionClosed
-LiveEvent = PartialText | RateLimitWait | BatchWait | ActivityRetrying  # not in history
-RunEvent = RunStarted | ModelEvent | CallEvent | PersonEvent | ContinuedAsNew | UnreadableEvent | LiveEvent | RunEnded
+LiveEvent = PartialText | RateLimitWait | BatchWait | ActivityRetrying | RunHeld  # not in history
+OtherEvent = RunStarted | HoldEnded | ContinuedAsNew | UnreadableEvent | RunEnded
+RunEvent = ModelEvent | CallEvent | PersonEvent | OtherEvent | LiveEvent
 
 
 def event_to_json(event: RunEvent) -> str:
@@ -346,6 +371,7 @@ class OpenActivity:
     queue: str = ""
     attempts: int = 0
     worker: str = ""
+    began: datetime | None = None  # its last attempt
 
 
 @dataclass
@@ -386,6 +412,7 @@ class EventReader:
             case "activity_task_started":
                 if activity := self.activities.get(event["scheduled_event_id"]):
                     activity.attempts, activity.worker = event.get("attempt", 1), event.get("identity", "")
+                    activity.began = datetime.fromisoformat(event["at"])
                 return []
             case "activity_task_completed":
                 return self._on_completed(event)
@@ -448,6 +475,9 @@ class EventReader:
 
     def _on_completed(self, event: Event) -> list[RunEvent]:
         activity, result = self.activities.pop(event["scheduled_event_id"]), first_value(event.get("result"))
+        return [*_hold_events(activity, result), *self._result_events(activity, result, event)]
+
+    def _result_events(self, activity: OpenActivity, result: Any, event: Event) -> list[RunEvent]:
         if activity.kind == FUSED_TURN:
             return _fused_events(activity, FusedTurn.model_validate(result))
         if activity.calls:
@@ -466,7 +496,7 @@ class EventReader:
 
     def _on_failed(self, event: Event) -> list[RunEvent]:
         activity = self.activities.pop(event["scheduled_event_id"], None)
-        if activity is None:
+        if activity is None or is_hold(event.get("failure") or {}):  # its run schedules it again
             return []
         if event["type"] == "activity_task_canceled":
             left = [pace.left for pace in paces().values() if activity.queue.endswith(pace.queue_suffix)]
@@ -558,6 +588,15 @@ def _result_events(body: Any) -> list[RunEvent]:
     return [ToolResultReceived(result.step, result.tool, outcome)]
 
 
+def _hold_events(activity: OpenActivity, result: Any) -> list[RunEvent]:
+    """Return the end of the hold that an activity's result tells of, if one does."""
+    told = result.get("hold") if isinstance(result, Mapping) and activity.kind != QUEUED_CALL else None
+    if not told:
+        return []
+    hold = Hold.model_validate(told)
+    return [HoldEnded(activity.kind, hold.by, hold.why, hold.since, activity.began or hold.since)]
+
+
 def _feature_events(kind: str, event: Event) -> list[RunEvent]:
     """Return the run events of a child workflow or activity. One that no feature reads, such as a notice, has none."""
     reader = event_readers().get(kind)
@@ -596,6 +635,11 @@ def _fused_events(activity: OpenActivity, done: FusedTurn) -> list[RunEvent]:
 
 def first_value(values: Any) -> Any:
     return values[0] if isinstance(values, list) and values else None
+
+
+def is_hold(failure: Mapping[str, Any]) -> bool:
+    """Return whether an attempt failed as it was held: it had not begun."""
+    return (failure.get("application_failure_info") or {}).get("type") == HELD
 
 
 def failure_message(failure: Mapping[str, Any]) -> str:

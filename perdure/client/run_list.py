@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse as WorkflowDescription
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.activities.effects.held import HeldActivity, held_activity
 from perdure.activities.telemetry import attributes
 from perdure.client.errors import (
     NotSearchableError,
@@ -117,6 +119,18 @@ class RunInfo:
     @property
     def has_failed_subtasks(self) -> bool:
         return attributes.FAILED_SUBTASKS in self.execution.raw_info.memo.fields
+
+    @property
+    def is_held(self) -> bool:
+        """The run is open, and an activity of it waits on the server, paused."""
+        return self.is_open and bool(self.execution.typed_search_attributes.get(attributes.PAUSE_INFO))
+
+    @property
+    def held(self) -> HeldActivity | None:
+        """What is held longest, if the record is that of the run alone: a list does not say."""
+        pending = getattr(self.execution, "raw_description", WorkflowDescription()).pending_activities
+        paused = (held_activity(self.execution.id, self.execution.run_id, each) for each in pending)
+        return min((held for held in paused if held is not None), key=lambda held: held.since, default=None)
 
     @property
     def is_wedged(self) -> bool:

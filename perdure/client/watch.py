@@ -28,6 +28,7 @@ from temporalio.client import Client
 from temporalio.common import RawValue
 from temporalio.service import RPCError
 
+from perdure.activities.effects.held import held_activity
 from perdure.activities.storage.watchers import keep_watched
 from perdure.client.errors import RunNotFoundError
 from perdure.client.run_events import (
@@ -41,9 +42,11 @@ from perdure.client.run_events import (
     QuestionClosed,
     RateLimitWait,
     RunEvent,
+    RunHeld,
     WaitStarted,
     failure_message,
     first_value,
+    is_hold,
 )
 from perdure.client.run_list import RunInfo, find_run, first_retained, is_retained
 from perdure.client.runs import query_run_state
@@ -301,13 +304,10 @@ class Watch:
                     if pacing := _pacing_of(pending, queue):
                         await self._report_wait(pacing, queue, pending.activity_id)
                     key = (pending.activity_id, pending.attempt)
-                    if pending.attempt > 1 and key not in reported:
+                    if (pending.attempt > 1 or pending.paused) and key not in reported:
                         reported.add(key)
-                        message = failure_message(await history.to_json(pending.last_failure))
-                        retry = ActivityRetrying(
-                            pending.activity_type.name, pending.attempt, truncate(message or "its worker died")
-                        )
-                        await self._put_live(retry)
+                        if delay := await _delay_of(run, pending, history):
+                            await self._put_live(delay)
                     beat = first_value(await history.to_json(pending.heartbeat_details))
                     if pending.activity_type.name == FUSED_TURN and (turn := _turn_in(beat)) > thinking:
                         thinking = turn  # its reads have ended
@@ -364,6 +364,17 @@ def _pacing_of(pending: PendingActivityInfo, task_queue: str) -> Pacing | None:
     """Return the pace of a model call that waits apart from the run's task queue."""
     queue = pending.activity_options.task_queue.name
     return next((pacing for pacing in paces().values() if queue == f"{task_queue}{pacing.queue_suffix}"), None)
+
+
+async def _delay_of(run: RunInfo, pending: PendingActivityInfo, history: HistoryReader) -> RunEvent | None:
+    """Return why an activity is not in its first attempt, or is paused; None for one that has just gone on."""
+    kind = pending.activity_type.name
+    if held := held_activity(run.execution.id, run.execution.run_id, pending):
+        return RunHeld(kind, held.by, held.why)
+    failure = await history.to_json(pending.last_failure)
+    if is_hold(failure):
+        return None
+    return ActivityRetrying(kind, pending.attempt, truncate(failure_message(failure) or "its worker died"))
 
 
 def _turn_in(beat: Any) -> int:

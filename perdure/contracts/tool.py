@@ -150,7 +150,21 @@ class ToolError(FrozenModel):
     """For MCP tools only; leave it out."""
 
 
-class ToolOutcome(SparseModel):
+class Hold(FrozenModel):
+    """A wait on the server, as an activity must not begin. `by` is what held it, such as "pause:all"."""
+
+    by: str
+    why: str
+    since: datetime
+
+
+class Holdable(SparseModel):
+    """The result of an activity that may have been held before it began; for the events of the run alone."""
+
+    hold: Hold | None = omit_default(None)
+
+
+class ToolOutcome(Holdable):
     """The outcome of a call. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
     `media` are images and PDF that the model sees with the result. `artifacts` are the deliverables that the call

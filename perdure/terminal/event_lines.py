@@ -50,6 +50,7 @@ _Delay = (
     | run_events.WaitStarted
     | run_events.BatchWait
     | run_events.RateLimitWait
+    | run_events.RunHeld
 )
 
 
@@ -153,6 +154,11 @@ def _format_delay(event: _Delay) -> EventLines:
             yield format_line("  [yellow]…[/] waiting for ", truncate(about, 300))
         case run_events.BatchWait(text):
             yield format_line("  [yellow]‖[/] ", text)
+        case run_events.HoldEnded(activity, why=reason, since=since, until=until):
+            name, took = escape(RETRIED_NAMES.get(activity, activity)), format_seconds((until - since).total_seconds())
+            yield format_line(f"  [yellow]‖[/] was held before {name} for {took}: ", reason)
+        case run_events.RunHeld(activity, why=reason):
+            yield format_line(f"  [yellow]‖[/] held before {escape(RETRIED_NAMES.get(activity, activity))}: ", reason)
         case run_events.RateLimitWait(reason):
             yield format_line("  [yellow]‖[/] ", truncate(reason))
 

@@ -95,6 +95,10 @@ class Progress:
                 self._end_activity(activity)
             case run_events.WaitStarted(waiting_for=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
+            case run_events.HoldEnded():
+                self.doing.pop("paused", None)
+            case run_events.RunHeld(why=reason):
+                self.doing["paused"] = (f"held: {reason}", at)
             case run_events.RateLimitWait(reason):
                 self.doing["held"] = (reason, at)
             case run_events.BatchWait(text) if self.is_thinking:

@@ -87,7 +87,7 @@ def _print_texts(console: Console, *lines: Text) -> None:
 def _format_waiting_run(run: RunInfo, width: int) -> tuple[Text, Text, Text]:
     """Return the lines of a run that waits for a person: the run, its question, and the command to answer it."""
     run_id, asked = to_one_line(run.run_id), to_one_line(run.waiting_for).removeprefix(HUMAN_PREFIX)
-    wedged = (" (wedged)", "red") if run.is_wedged else ""
+    wedged = (" (wedged)", "red") if run.is_wedged else (", held", "yellow") if run.is_held else ""
     about = "  ".join(filter(None, (to_one_line(run.agent), format_age(run.execution.start_time))))
     dry = ("  dry run", "yellow") if run.is_dry_run else ""
     head = Text.assemble((run_id, "bold yellow"), dry, wedged, "  ", (about, "dim"))
@@ -150,6 +150,10 @@ def print_run(console: Console, details: RunDetails, files: Path) -> None:
         console.print(f"  agent    {escape(run.agent)}")
         if run.waiting_for:
             console.print(f"  waits    {escape(run.waiting_for)}")
+    if details.held_by is not None:
+        held = details.held_by
+        line = f"  [yellow]held[/]     {escape(held.why)}; before {held.activity}, for {format_age(held.since)}"
+        console.print(line, soft_wrap=True)
     if run.wedged:
         console.print(f"  [red]wedged[/]   {escape(run.wedged_by)}: {MEND_ADVICE}", soft_wrap=True)
     if view is not None:

@@ -16,14 +16,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from perdure.activities.effects.attempts import this_attempt, was_lost
-from perdure.activities.effects.holding import (
-    HeldError,
-    HoldInterceptor,
-    find_held,
-    held_query,
-    must_not_be_held,
-    release_held,
-)
+from perdure.activities.effects.held import find_held, held_query, release_held
+from perdure.activities.effects.holding import HeldError, HoldInterceptor, must_not_be_held
 from perdure.contracts.failures import HELD
 from tests.waiting import until
 

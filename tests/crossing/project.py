@@ -216,6 +216,7 @@ AGENTS = {
     "waiter": "tools: []\nfollow_ups: {}",
     "searcher": "search_tools: true\ntools: [look, reserve, refund, send_mail, charge, stock]",
     "seer": "sees: true\ntools: [look]",
+    "paused": "tools: [look]",
     "scribe": "tools: [write_file]",
     "default": "tools: [look]",
     "outside": "mailbox: true",

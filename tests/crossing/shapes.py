@@ -164,6 +164,34 @@ async def cancel(it: Crossing, run_id: str) -> None:
     await asyncio.to_thread(it.perdure, "cancel", run_id)
 
 
+async def begin_held(it: Crossing, name: str) -> str:
+    await asyncio.to_thread(it.perdure, "pause", "--agent", "paused", "--by", "maria", "--why", "wrong prices")
+    payload = {"goal": f"{PREFIX}{name}: do it", "agent": "paused"}
+    return str((await it.http.post("/v1/runs", json={"payload": payload})).json()["run_id"])
+
+
+async def look_and_unpause(it: Crossing, run_id: str) -> None:
+    """A held run is shown as held at each door."""
+
+    async def is_listed() -> bool:
+        rows = map(json.loads, (await asyncio.to_thread(it.perdure, "list", "--json", "--limit", "500")).splitlines())
+        return any(row["run_id"] == run_id and row["held"] for row in rows)
+
+    await until(is_listed)
+    why = "agent paused paused by maria"
+    shown = json.loads(await asyncio.to_thread(it.perdure, "show", run_id, "--json"))
+    served = (await it.http.get(f"/v1/runs/{run_id}")).json()
+    assert (shown["held_by"]["why"].startswith(why), served["held_by"]) == (True, shown["held_by"])
+    assert (shown["status"], shown["held"], served["known"]["held"]) == ("running", True, True)
+    for command in (("show", run_id), ("doctor",), ("pause",)):
+        assert why in " ".join((await asyncio.to_thread(it.perdure, *command)).split()), command
+    async with it.http.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data:") and '"run_held"' in line:
+                break
+    await asyncio.to_thread(it.perdure, "unpause", "--agent", "paused")
+
+
 async def send_result(it: Crossing, run_id: str) -> None:
     pending: list[Any] = []
 
@@ -357,6 +385,9 @@ SHAPES: dict[str, Shape] = {
         shown="a list is written",
     ),
     "tuned": Shape("tuned", [look(), says("in its own way")], start={"context": {"order": "A-1"}}, shown="own way"),
+    "held": Shape(
+        "paused", [look(), says("the prices are right")], act=look_and_unpause, begin=begin_held, shown="wrong prices"
+    ),
     "looped": Shape("clerk", [look()], "cancelled", act=stop, shown="look"),
     "mailed": Shape("scribe", [says("it is written")], begin=begin_from_mail, shown="it is written"),
     "started": Shape("clerk", [says("an issue is answered")], begin=begin_from_event, shown="an issue is answered"),

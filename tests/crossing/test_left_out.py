@@ -25,6 +25,7 @@ EVENTS_ELSEWHERE = {
     "partial_text": "only while a reply is streamed",
     "rate_limited": "only while a provider refuses",
     "batch_wait": "only while a batch is open",
+    "run_held": "only while a run is held; looked for there",
     "activity_retrying": "only while an attempt is awaited",
     "unreadable_event": "none is written by this version",
     "follow_up_commanded": "tests/workflows/test_watch.py",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import Schedule, ScheduleActionStartWorkflow, ScheduleSpec, WorkflowExecutionStatus
 
-from perdure.activities.effects.holding import find_held, release_held
+from perdure.activities.effects.held import find_held, release_held
 from perdure.client.errors import RejectedError
 from perdure.contracts.agent import Agent
 from perdure.contracts.tool import Approval, Effect
@@ -178,11 +178,14 @@ async def test_a_run_that_a_schedule_started_is_known_as_its(world: MakeWorld) -
         try:
             await schedule.trigger()
 
-            async def held() -> list[str]:
-                return [each.workflow_id async for each in find_held(it.client, it.queue)]
+            held: list[str] = []
 
-            await it.until(held)
-            (workflow_id,) = await held()
+            async def is_held() -> bool:
+                held[:] = [each.workflow_id async for each in find_held(it.client, it.queue)]
+                return bool(held)
+
+            await it.until(is_held)
+            (workflow_id,) = held
             assert (await find_facts(it.client, workflow_id)).schedule == "nightly"
             await unpause(it, stop)
             await it.client.get_workflow_handle(workflow_id).result()

@@ -13,7 +13,7 @@ from perdure.contracts.media import Attachments
 from perdure.contracts.run.events import ResumePayload, ToolResultPayload
 from perdure.contracts.run.state import Call, RunState, RunStatus, TurnClose
 from perdure.contracts.run.transcript import Part, Segment
-from perdure.contracts.tool import Effect, ToolOutcome, ToolRoute
+from perdure.contracts.tool import Effect, Holdable, ToolOutcome, ToolRoute
 from perdure.decisions import ids
 from perdure.decisions.run import call_state
 from perdure.decisions.run.journal import forward_journal
@@ -112,9 +112,11 @@ class RunContext:
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
     ) -> R:
         """Run an activity that a cancel of the run stops. Raises ActivityError, and CancelledError of asyncio."""
-        return await self.cancellation.cancellable(
+        result = await self.cancellation.cancellable(
             execute_activity(self.cancellation, activity, request, summary, policy)
         )
+        # For readers of the history; a run that was held goes on as one that was not.
+        return result.evolve(hold=None) if isinstance(result, Holdable) and result.hold else result
 
     async def execute_locally(self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str) -> R:
         """Run a repeatable activity on the run's own files, as a local one first, which a cancel of the run stops.

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from perdure.contracts.models import Duration, FrozenModel, JsonResult, SparseModel, omit_default, omit_no_result
 from perdure.contracts.policy import PolicyContext, PolicyVerdict, Verdict
-from perdure.contracts.tool import ToolCall, ToolOutcome
+from perdure.contracts.tool import Holdable, ToolCall, ToolOutcome
 
 TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the conversation, waiting for the rate limit
 
@@ -104,7 +104,7 @@ class PolicyVerdicts(SparseModel):
     reviews: tuple[PolicyReview, ...] = ()
 
 
-class ModelTurn(SparseModel):
+class ModelTurn(Holdable):
     """A reply of `model`. `content` holds the Messages API's content blocks.
 
     `passed_over` are the models before it in the agent's list. `stop_reason` is the API's. `broken` names the tool
@@ -276,7 +276,7 @@ class FusedTurnRequest(SparseModel):
     time_left_ms: int
 
 
-class FusedTurn(SparseModel):
+class FusedTurn(Holdable):
     """The outcomes, in the order of the reads, and the reply.
 
     An outcome is None if the call must still be made, as a call of its own. `head` is the hash of the conversation

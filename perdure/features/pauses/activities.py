@@ -7,7 +7,7 @@ from temporalio import activity
 from temporalio.client import Client
 
 from perdure.activities.effects.attempts import heartbeating
-from perdure.activities.effects.holding import release_held
+from perdure.activities.effects.held import release_held
 from perdure.activities.parts import WorkerParts
 
 PASS_EVERY = 1.0  # seconds

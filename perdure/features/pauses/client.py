@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.activities.effects.holding import find_held
+from perdure.activities.effects.held import find_held
 from perdure.activities.temporal import IgnoreMissing
 from perdure.client.errors import RejectedError, convert_rpc_errors
 from perdure.client.run_list import convert_list_error

@@ -30,6 +30,7 @@ import {
  * @property {any} [outcome] Of a call.
  * @property {any} [verdict] The policy's, of a call.
  * @property {any} [question] Of a wait.
+ * @property {string} [holds] Of a wait on the server: the activity that must not begin yet.
  * @property {any[]} [answers] To the question, in order.
  * @property {string} [ending] Of a question: answered, expired or withdrawn.
  * @property {any} [reply] Of a turn.
@@ -288,6 +289,33 @@ export class Course {
     );
   }
 
+  /** @param {any} event @param {number} at */
+  on_run_held(event, at) {
+    if (this.openHold(event.activity)) return;
+    const row = this.begin({
+      key: `hold-${this.rows.length}`,
+      kind: "wait",
+      name: "held",
+      note: `before ${words(event.activity)}: ${event.why}`,
+      start: at,
+      end: null,
+      how: "open",
+      holds: event.activity,
+    });
+    this.say("note", event, at, `held ${row.note}`);
+  }
+
+  /** @param {any} event */
+  on_hold_ended(event) {
+    this.on_run_held(event, Date.parse(event.since));
+    this.finish(this.openHold(event.activity), Date.parse(event.until), "good");
+  }
+
+  /** @param {string} activity */
+  openHold(activity) {
+    return this.rows.findLast((row) => row.holds === activity && row.end === null);
+  }
+
   openTurn() {
     return this.rows.findLast((row) => row.kind === "turn" && row.end === null);
   }
@@ -384,7 +412,7 @@ export class Course {
   }
 
   openWaits() {
-    return this.rows.filter((row) => row.kind === "wait" && row.end === null);
+    return this.rows.filter((row) => row.kind === "wait" && row.end === null && !row.holds);
   }
 
   /** @param {any} _event @param {number} at */

@@ -62,13 +62,13 @@ export const words = (text) => text.replaceAll("_", " ");
 
 /**
  * The state of a run, in words and a colour.
- * @param {{ run: { status: string, dry_run?: boolean, subtasks_failed?: boolean, wedged?: boolean } }} props
+ * @param {{ run: { status: string, dry_run?: boolean, subtasks_failed?: boolean, wedged?: boolean, held?: boolean } }} props
  */
 export function Status({ run }) {
   const more = run.subtasks_failed ? ", subtasks failed" : "";
   return html`<span class="state ${MOODS[run.status] ?? "works"}"
       >${run.dry_run ? "dry run, " : ""}${words(run.status)}${more}</span
-    >${run.wedged && html` <span class="state bad">wedged</span>`}`;
+    >${run.held && html` <span class="state waits">held</span>`}${run.wedged && html` <span class="state bad">wedged</span>`}`;
 }
 
 /** @param {{ id: string, children?: any }} props */

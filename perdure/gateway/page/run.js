@@ -26,6 +26,7 @@ import {
   SureButton,
   Time,
   Value,
+  words,
 } from "./parts.js";
 import { About, Arguments, QuestionList } from "./question.js";
 import { CallFacts, CallTable, Conversation, Subtasks, TurnFacts } from "./talk.js";
@@ -163,6 +164,7 @@ function Header({ id, run, course, webUi, namespace }) {
   return html`<header class="run-head">
     <h2 id="run-title" tabindex="-1">${brief(goal, 300) || id}</h2>
     <p>${known && html`<${Status} run=${known} /> `}<span class="id">${id}</span></p>
+    ${run?.held_by && html`<p class="held">Held before ${words(run.held_by.activity)}: ${run.held_by.why}</p>`}
     ${known?.wedged && html`<p class="bad">It cannot go on: ${known.wedged_by}</p>`}
     ${run && !run.answered && !known.closed_at && html`<p class="quiet">No worker answers: this is the server's record, ${durationText(1000 * run.age_seconds)} old.</p>`}
     <dl class="facts">
