@@ -67,6 +67,8 @@ NEEDED: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "resume": (("--detach", "r1"), CLIENT),
     "fork": (("--detach", "r1", "--step", "1"), CLIENT),
     "schedule": (("list",), CLIENT),
+    "pause": (("--all",), CLIENT),
+    "unpause": (("--all",), WHOLE),
     "event": (("event.json",), CLIENT),
     "mail": (("box", "--agent", "ext"), WHOLE),
     "questions": ((), CLIENT),

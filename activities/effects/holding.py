@@ -80,9 +80,9 @@ class _Inbound(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         info = activity.info()
+        _guards.set(self._given.guards)
         if info.activity_type not in self._given.acting or info.is_local:
             return await super().execute_activity(input)
-        _guards.set(self._given.guards)
         try:
             await must_not_be_held()
             result = await super().execute_activity(input)

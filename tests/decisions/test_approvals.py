@@ -15,7 +15,13 @@ from perdure.contracts.run.signals import Decision, HumanInput, Question
 from perdure.contracts.run.state import Call, RunState
 from perdure.contracts.tool import Approval, Effect, ToolKind, ToolRoute
 from perdure.decisions.ids import call_digest
-from perdure.decisions.people.approvals import expire_questions, judge_answer, open_turn_questions, record_answer
+from perdure.decisions.people.approvals import (
+    expire_questions,
+    judge_answer,
+    open_turn_questions,
+    postpone_questions,
+    record_answer,
+)
 from perdure.decisions.people.terms import time_to_decide
 from perdure.decisions.run import next_calls
 from perdure.decisions.text.formatting import waiting_for_people
@@ -226,3 +232,12 @@ def test_an_approval_is_needed_as_the_rules_say_together(facts: list[bool]) -> N
     unplanned = planned and changes
     by_declaration = (unplanned or declared) and not of_tool and not (verdict.loosens and not unplanned)
     assert next_calls.needs_approval(state, call) is (not approved and (asks or by_declaration))
+
+
+@given(st.integers(0, 50))
+def test_a_postponed_question_has_its_whole_time_again_with_the_same_people(hours: int) -> None:
+    state, now = asking(approvers=("finance", "leads"), expires=HOUR, on_expiry="escalate"), NOW + hours * HOUR
+    later: Question = postpone_questions(state, now).asked[0]
+    assert (later.answer, later.group) == (None, 0)
+    assert later.expires_at == (NOW + HOUR if hours < 1 else now + HOUR)
+    assert not isinstance(answer(postpone_questions(state, now), by("ann"), now), str)

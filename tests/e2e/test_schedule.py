@@ -58,7 +58,7 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
     cron = ("--cron", "0 9 1 1 *", "--time-zone", "Asia/Tokyo")
     added = schedule("add", "yearly", *cron, "--goal", "look back", "--jitter", "5m", "--paused")
     when = "0 9 1 1 * (Asia/Tokyo)"
-    assert f"yearly {when}, paused; to start it: perdure schedule resume yearly" in " ".join(added.out.split())
+    assert f"yearly {when}, paused; to start it: perdure schedule unpause yearly" in " ".join(added.out.split())
     row = list_schedules(schedule)["yearly"]
     assert (row["when"], row["time_zone"]) == (when, "Asia/Tokyo")
     assert [start[4:10] for start in row["upcoming"]] == ["-01-01"] * 3

@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from perdure.decisions import ids
 from perdure.features.pauses import client as pauses
 from perdure.features.pauses.client import change_pauses, find_in_flight, find_runs, read_pauses
 from perdure.features.pauses.contract import Pause, PauseChange
-from perdure.features.pauses.facts import find_facts
 from perdure.features.pauses.rules import pause_name, pauses_id
+from perdure.features.pauses.traits import find_traits
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
@@ -186,7 +186,7 @@ async def test_a_run_that_a_schedule_started_is_known_as_its(world: MakeWorld) -
 
             await it.until(is_held)
             (workflow_id,) = held
-            assert (await find_facts(it.client, workflow_id)).schedule == "nightly"
+            assert (await find_traits(it.client, workflow_id)).schedule == "nightly"
             await unpause(it, stop)
             await it.client.get_workflow_handle(workflow_id).result()
         finally:
@@ -215,3 +215,38 @@ async def test_it_is_not_released_by_somebody_elses_end(world: MakeWorld) -> Non
         assert await release_held(it.client, it.queue, "pause:agent:clerk") == 0
         await unpause(it, stop)
         await run.result()
+
+
+async def test_a_deadline_that_passes_while_a_run_is_held_begins_anew(world: MakeWorld) -> None:
+    soon = timedelta(seconds=3)
+    tool = ScriptedTool(
+        "charge", lambda *_: "receipt 7", effect=Effect.once, approval=Approval.always, approval_timeout=soon
+    )
+    async with world([CHARGE, FINISH], tool) as it:
+        stop = await pause(it, agent="default")
+        await unpause(it, stop)
+        await until_over(it)
+        run = await it.start()
+        first = (await it.until_state(run, question=True))["question"]
+        stop = await pause(it, agent="default")
+
+        async def is_postponed() -> bool:
+            question = (await it.state(run))["question"]
+            return bool(question) and question["expires_at"] > first["expires_at"]
+
+        await it.until(is_postponed)
+        await it.answer(run, decision="approve")
+        await until_held(it, run)
+        assert tool.calls == []
+        await unpause(it, stop)
+        await run.result()
+        assert len(tool.calls) == 1
+
+
+async def test_a_deadline_that_passes_otherwise_is_as_it_was(world: MakeWorld) -> None:
+    tool = ScriptedTool(
+        "charge", lambda *_: "", effect=Effect.once, approval=Approval.always, approval_timeout=timedelta(seconds=1)
+    )
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.run_to_end()
+        assert "did not answer" in str((await it.results(run))[0][1]) or tool.calls == []

@@ -12,7 +12,13 @@ from perdure.contracts.people import NoticeKind
 from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
 from perdure.contracts.run.state import Call, ForcedTool
 from perdure.contracts.tool import ToolError, ToolOutcome, error_outcome
-from perdure.decisions.people.approvals import ask_question, expire_questions, options_error, options_in
+from perdure.decisions.people.approvals import (
+    ask_question,
+    expire_questions,
+    options_error,
+    options_in,
+    postpone_questions,
+)
 from perdure.decisions.people.terms import time_to_decide
 from perdure.decisions.run import call_state
 from perdure.decisions.run.loop_detection import reset_detection
@@ -25,6 +31,7 @@ from perdure.decisions.text import formatting
 from perdure.decisions.text.formatting import too_large_to_approve
 from perdure.decisions.text.visible_text import render_visible
 from perdure.registry import load_each
+from perdure.workflows.activities import Activities
 from perdure.workflows.agent_run import events
 from perdure.workflows.agent_run.context import RunContext
 from perdure.workflows.agent_run.turn import take_attachments
@@ -106,12 +113,20 @@ async def _wait_for_answer(run: RunContext, question: Question, *, moves: bool) 
         if moves and run.should_move_wait:
             raise StillWaitingError
         before = run.state
+        if expire_questions(before, workflow.now()) != before and await _is_held(run):
+            run.state = postpone_questions(run.state, workflow.now())
+            continue
         run.state = expire_questions(before, workflow.now())
         events.report_closed(run, before)
         run.show_waits()
         await _announce_questions(run)
         if is_over():
             return
+
+
+async def _is_held(run: RunContext) -> bool:
+    """Look once whether the run is held, as its deadline has passed."""
+    return await run.execute_locally(Activities.is_held, run.state.run_id, "a deadline has passed: is the run held?")
 
 
 async def ask_direction(run: RunContext, forced: ForcedTool, reply: str = "", about: Call | None = None) -> str:
@@ -160,19 +175,24 @@ async def wait_for_result(
     since = call_state.handed_out_at(run.state, step) or workflow.now()
     run.awaited += 1
     run.show_waits()
-    wait = workflow.wait_condition(
-        lambda: step in run.inbox.results or (moves and run.should_move_wait),
-        timeout=max(since + timeout - workflow.now(), AT_ONCE),
-        timeout_summary=f"result of {tool} · step {step}",
-    )
     in_time = False
-    with suppress(TimeoutError):
+    while not in_time:
+        wait = workflow.wait_condition(
+            lambda: step in run.inbox.results or (moves and run.should_move_wait),
+            timeout=max(since + timeout - workflow.now(), AT_ONCE),
+            timeout_summary=f"result of {tool} · step {step}",
+        )
         try:
             await run.cancellation.cancellable(wait)
             in_time = True
+        except TimeoutError:
+            if not await _is_held(run):
+                break
+            since = workflow.now()
         except asyncio.CancelledError:
             if step not in run.inbox.results:  # one that has arrived counts
                 raise
+            break
     run.awaited -= 1
     if in_time and step not in run.inbox.results:
         raise StillWaitingError

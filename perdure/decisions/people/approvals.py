@@ -14,6 +14,7 @@ from perdure.decisions.people.terms import (
     expire_question,
     first_expiry,
     person_of,
+    postpone_question,
     requesters_of,
     unmet_terms,
 )
@@ -156,6 +157,15 @@ def approval_timeout(state: RunState, tool: str) -> timedelta | None:
 def expire_questions(state: RunState, now: datetime) -> RunState:
     """Close the questions whose time has passed, or put them to the next group."""
     return state.evolve(asked=tuple(expire_question(question, now) for question in state.asked))
+
+
+def postpone_questions(state: RunState, now: datetime) -> RunState:
+    """Give the questions whose time has passed their whole time again: the run is held, and so are its answers."""
+    asked = (
+        postpone_question(question, now, approval_timeout(state, question.tool) if question.tool else None)
+        for question in state.asked
+    )
+    return state.evolve(asked=tuple(asked))
 
 
 def judge_answer(

@@ -125,6 +125,18 @@ def expire_question(question: Question, now: datetime) -> Question:
     return question
 
 
+def postpone_question(question: Question, now: datetime, timeout: timedelta | None) -> Question:
+    """Return the question with its whole time again, if its time has passed. `timeout` is that of its tool."""
+    if question.answer is not None or question.expires_at is None or now < question.expires_at:
+        return question
+    if not question.terms:
+        return question.evolve(expires_at=now + (timeout or now - question.asked_at))
+    late = [one for one in unmet_terms(question) if one.expires_at is not None and one.expires_at <= now]
+    again = {id(one): now + (one.expires or timeout or now - question.asked_at) for one in late}
+    terms = (one.evolve(expires_at=again[id(one)]) if id(one) in again else one for one in question.terms)
+    return _with_terms(question, tuple(terms))
+
+
 def _has_next_group(terms: AskedTerms) -> bool:
     return terms.on_expiry == "escalate" and terms.group + 1 < len(terms.approvers)
 

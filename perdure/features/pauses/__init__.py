@@ -5,7 +5,8 @@ client      pause, unpause, what is paused, and what still runs
 commands    `pause`, `unpause`
 contract    a pause, a change of pauses, and the state of `Pauses`
 follow      the pauses as a worker knows them
-rules       which pause holds an activity, and ids
+rules       which pause holds a run, and ids
+traits      what pauses select a run by, as the server has it
 workflow    `Pauses`: the pauses of a task queue
 """
 
@@ -18,8 +19,10 @@ FEATURE = Feature(
     activities=("perdure.features.pauses.activities:Releases",),
     guard="perdure.features.pauses.follow:open_guard",
     commands={
-        "pause": Command(f"{_COMMANDS}:pause_command", "Operations", "Hold runs before their next call; list pauses."),
-        "unpause": Command(f"{_COMMANDS}:unpause_command", "Operations", "Let held runs go on."),
+        "pause": Command(
+            f"{_COMMANDS}:pause_command", "Operations", "Hold runs before their next call, or list pauses."
+        ),
+        "unpause": Command(f"{_COMMANDS}:unpause_command", "Operations", "End a pause, so that its runs go on."),
     },
     server_checks=("perdure.features.pauses.client:check_pauses",),
 )

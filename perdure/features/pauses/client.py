@@ -24,8 +24,8 @@ from perdure.decisions.errors import ReportedError
 from perdure.decisions.ids import query_equals
 from perdure.decisions.text.formatting import truncate
 from perdure.features.pauses.contract import Pause, PauseChange, PauseState
-from perdure.features.pauses.facts import find_facts
 from perdure.features.pauses.rules import ALL, PREFIX, apply_change, find_pause, pause_reason, pauses_id
+from perdure.features.pauses.traits import find_traits
 from perdure.features.schedules.client import ScheduleNotFoundError, find_schedule
 from perdure.process.guard import all_acting
 from perdure.registry import Check
@@ -158,7 +158,7 @@ async def find_in_flight(client: Client, task_queue: str, pause: Pause) -> Async
 
 
 async def _is_held_by(client: Client, pause: Pause, workflow_id: str, execution: str) -> bool:
-    return pause.name == ALL or bool(find_pause([pause], await find_facts(client, workflow_id, execution)))
+    return pause.name == ALL or bool(find_pause([pause], await find_traits(client, workflow_id, execution)))
 
 
 def _in_flight(run_id: str, task_queue: str, pending: PendingActivityInfo) -> InFlight | None:

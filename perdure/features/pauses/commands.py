@@ -79,21 +79,19 @@ def _check_name(ctx: click.Context, param: click.Parameter, value: str | None) -
     return None if value is None else check_server_id(ctx, param, value)
 
 
-@click.command(
-    "pause", epilog=format_examples('pause --all --why "wrong prices"', "pause --agent clerk", "pause", "unpause --all")
-)
+@click.command("pause", epilog=format_examples('pause --all --why "wrong prices"', "pause --agent clerk", "pause"))
 @click.option("--why", default="", callback=require_utf8, help="The reason, which people see at each held run.")
 @click.option("--by", callback=require_utf8, help="Name of the person who pauses. Default: the user.")
 @as_json_option
 @_selecting
 @async_command()
 async def pause_command(selection: Selection, why: str, by: str | None, as_json: bool) -> int:
-    """Hold runs before their next call of a model or a tool, on all workers, until `perdure unpause`.
+    """Hold runs before their next call, or list pauses.
 
-    Within 2 seconds no further call begins. What has begun goes on, and is listed. Nothing is lost and nothing is
-    spent: a held run keeps its place, takes answers, and can be cancelled. Its deadlines go on. --schedule also pauses
-    the schedule, so that it starts no run; `perdure schedule pause` does that alone. --run-query holds the runs that
-    are open now; later ones are not held.
+    They are held before calls of a model or a tool, on all workers, until `perdure unpause`. Within 2 seconds no
+    further call begins; what has begun goes on, and is listed. Nothing is lost and nothing is spent: a held run keeps
+    its place, takes answers, and can be cancelled. --schedule also pauses the schedule, so that it starts no run;
+    `perdure schedule pause` does that alone. --run-query holds the runs that are open now; later ones are not held.
 
     Without an option, list what is paused.
     """
@@ -179,10 +177,10 @@ async def _list_pauses(session: Session, *, as_json: bool) -> int:
 @_selecting
 @async_command()
 async def unpause_command(selection: Selection, as_json: bool) -> int:
-    """End a pause, so that the runs it holds go on. --all ends every pause.
+    """End a pause, so that its runs go on.
 
-    A worker lets them go on, also if this command is stopped. `perdure resume` is something else: it continues a run
-    that has failed.
+    --all ends every pause. A worker lets the runs go on, also if this command is stopped. `perdure resume` is something
+    else: it continues a run that has failed.
     """
     if selection.is_empty:
         raise click.UsageError("what to unpause? --all, or as it was paused; `perdure pause` lists what is paused")

@@ -16,8 +16,8 @@ from perdure.activities.effects.holding import Guard, HeldError
 from perdure.activities.temporal import own_workflow_id
 from perdure.features.pauses.client import find_execution, follow_history
 from perdure.features.pauses.contract import Pause
-from perdure.features.pauses.facts import find_facts
-from perdure.features.pauses.rules import RunFacts, find_pause, needs_facts, pause_reason
+from perdure.features.pauses.rules import RunTraits, find_pause, needs_traits, pause_reason
+from perdure.features.pauses.traits import find_traits
 
 LOOK_EVERY = 1.0  # seconds between looks for a first pause
 IDLE = 60.0  # seconds without a call after which a worker stops following
@@ -41,7 +41,7 @@ class _Follower:
         self._known = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._used_at = 0.0
-        self._facts: OrderedDict[str, RunFacts] = OrderedDict()  # by Temporal run id
+        self._traits: OrderedDict[str, RunTraits] = OrderedDict()  # by Temporal run id
 
     async def must_not_be_paused(self) -> None:
         """Raise HeldError if a pause holds the current activity's run."""
@@ -49,8 +49,8 @@ class _Follower:
         await self._known.wait()
         if not self._pauses:
             return
-        facts = await self._facts_of_caller() if needs_facts(self._pauses) else RunFacts()
-        if (pause := find_pause(self._pauses, facts)) is not None:
+        traits = await self._traits_of_caller() if needs_traits(self._pauses) else RunTraits()
+        if (pause := find_pause(self._pauses, traits)) is not None:
             raise HeldError(pause.name, pause_reason(pause))
 
     def _keep_following(self) -> None:
@@ -96,10 +96,10 @@ class _Follower:
         self._pauses = pauses
         self._known.set()
 
-    async def _facts_of_caller(self) -> RunFacts:
+    async def _traits_of_caller(self) -> RunTraits:
         execution = activity.info().workflow_run_id or ""
-        if (known := self._facts.get(execution)) is None:
-            known = self._facts[execution] = await find_facts(self._client, own_workflow_id(), execution)
-            while len(self._facts) > MAX_KNOWN_RUNS:
-                self._facts.popitem(last=False)
+        if (known := self._traits.get(execution)) is None:
+            known = self._traits[execution] = await find_traits(self._client, own_workflow_id(), execution)
+            while len(self._traits) > MAX_KNOWN_RUNS:
+                self._traits.popitem(last=False)
         return known

@@ -12,7 +12,7 @@ ALL = f"{PREFIX}all"
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RunTraits:
     """What pauses select by. `runs` are the run and the one that all of its ancestors began with."""
 
     runs: frozenset[str] = frozenset()
@@ -49,23 +49,23 @@ def pause_reason(pause: Pause) -> str:
     return f"{describe_pause(pause)} paused by {pause.by} at {pause.at:%Y-%m-%d %H:%M} UTC{why}"
 
 
-def needs_facts(pauses: Sequence[Pause]) -> bool:
-    """Return whether it takes the facts of a run to tell which pause holds it."""
+def needs_traits(pauses: Sequence[Pause]) -> bool:
+    """Return whether it takes the traits of a run to tell which pause holds it."""
     return bool(pauses) and all(pause.name != ALL for pause in pauses)
 
 
-def find_pause(pauses: Sequence[Pause], facts: RunFacts) -> Pause | None:
+def find_pause(pauses: Sequence[Pause], traits: RunTraits) -> Pause | None:
     """Return the pause that holds a run, if one does. The pause of all comes first."""
-    holding = (pause for pause in pauses if _holds(pause, facts))
+    holding = (pause for pause in pauses if _holds(pause, traits))
     return min(holding, key=lambda pause: pause.name != ALL, default=None)
 
 
-def _holds(pause: Pause, facts: RunFacts) -> bool:
+def _holds(pause: Pause, traits: RunTraits) -> bool:
     if pause.agent is not None:
-        return pause.agent == facts.agent
+        return pause.agent == traits.agent
     if pause.schedule is not None:
-        return pause.schedule == facts.schedule
-    return pause.query is None or not facts.runs.isdisjoint(pause.runs)
+        return pause.schedule == traits.schedule
+    return pause.query is None or not traits.runs.isdisjoint(pause.runs)
 
 
 def apply_change(state: PauseState, change: PauseChange) -> PauseState:

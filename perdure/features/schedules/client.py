@@ -185,9 +185,9 @@ async def pause_schedule(client: Client, task_queue: str, name: str) -> None:
     await (await find_schedule(client, task_queue, name))[0].pause(note="paused by perdure")
 
 
-async def resume_schedule(client: Client, task_queue: str, name: str) -> None:
-    """Resume a paused schedule. Raises ScheduleNotFoundError."""
-    await (await find_schedule(client, task_queue, name))[0].unpause(note="resumed by perdure")
+async def unpause_schedule(client: Client, task_queue: str, name: str) -> None:
+    """Let a paused schedule start runs again. Raises ScheduleNotFoundError."""
+    await (await find_schedule(client, task_queue, name))[0].unpause(note="unpaused by perdure")
 
 
 async def trigger_schedule(client: Client, task_queue: str, name: str) -> str | None:

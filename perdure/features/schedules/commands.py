@@ -72,7 +72,7 @@ def schedule_command() -> None:
     "--time-zone", callback=require_utf8, help="Time zone of the cron line, such as Europe/Berlin; UTC by default."
 )
 @click.option("--jitter", type=DurationType(), metavar="DURATION", help="Maximum random delay of each start.")
-@click.option("--paused", is_flag=True, help="Create it paused; `perdure schedule resume` starts it.")
+@click.option("--paused", is_flag=True, help="Create it paused; `perdure schedule unpause` starts it.")
 @as_json_option
 @async_command()
 async def add_schedule_command(
@@ -105,7 +105,7 @@ async def add_schedule_command(
         click.echo(created.model_dump_json())
         return 0
     state = (
-        "paused; to start it: perdure schedule resume " + name
+        "paused; to start it: perdure schedule unpause " + name
         if paused
         else f"next: {_format_starts(created, *created.upcoming)}"
     )
@@ -135,10 +135,12 @@ async def list_schedules_command(as_json: bool) -> int:
     return 0
 
 
-def _add_command(name: str, summary: str, done: str, act: Callable[[Client, str, str], Awaitable[object]]) -> None:
+def _add_command(
+    name: str, summary: str, done: str, act: Callable[[Client, str, str], Awaitable[object]], *, hidden: bool = False
+) -> None:
     """Add a command that calls `act` on one schedule."""
 
-    @schedule_command.command(name, help=summary, epilog=format_examples(f"schedule {name} daily"))
+    @schedule_command.command(name, help=summary, epilog=format_examples(f"schedule {name} daily"), hidden=hidden)
     @name_argument
     @async_command()
     async def command(name: str) -> int:
@@ -150,8 +152,14 @@ def _add_command(name: str, summary: str, done: str, act: Callable[[Client, str,
 
 
 _add_command("remove", "Remove a schedule.\n\nActive runs continue.", "removed", schedules.remove_schedule)
-_add_command("pause", "Start no more runs until `perdure schedule resume`.", "paused", schedules.pause_schedule)
-_add_command("resume", "Resume a paused schedule.", "resumed", schedules.resume_schedule)
+_add_command(
+    "pause",
+    "Start no more runs until `perdure schedule unpause`.\n\nActive runs continue; `pause --schedule` holds them, too.",
+    "paused",
+    schedules.pause_schedule,
+)
+_add_command("unpause", "Let a paused schedule start runs again.", "unpaused", schedules.unpause_schedule)
+_add_command("resume", "The same as `unpause`.", "unpaused", schedules.unpause_schedule, hidden=True)
 
 
 @schedule_command.command("trigger", epilog=format_examples("schedule trigger daily"))

@@ -6,12 +6,12 @@ from temporalio.common import SearchAttributeKey
 from perdure.client.run_list import RunInfo, read_start
 from perdure.contracts.agent import DEFAULT_AGENT
 from perdure.decisions import ids
-from perdure.features.pauses.rules import RunFacts
+from perdure.features.pauses.rules import RunTraits
 
 SCHEDULED_BY = SearchAttributeKey.for_keyword("TemporalScheduledById")
 
 
-async def find_facts(client: Client, workflow_id: str, execution: str | None = None) -> RunFacts:
+async def find_traits(client: Client, workflow_id: str, execution: str | None = None) -> RunTraits:
     """Return what pauses select a run by. Raises RPCError."""
     described = await client.get_workflow_handle(workflow_id, run_id=execution).describe()
     run = RunInfo(ids.run_id_of_workflow(workflow_id), described)
@@ -21,7 +21,7 @@ async def find_facts(client: Client, workflow_id: str, execution: str | None = N
         began = await client.get_workflow_handle(root.workflow_id, run_id=root.run_id).describe()
     runs = {run.run_id, ids.run_id_of_workflow(began.id)}
     schedule = (began.typed_search_attributes.get(SCHEDULED_BY) or "").removeprefix(ids.SCHEDULE_PREFIX)
-    return RunFacts(frozenset(runs), run.agent or await _read_agent(client, run), schedule)
+    return RunTraits(frozenset(runs), run.agent or await _read_agent(client, run), schedule)
 
 
 async def _read_agent(client: Client, run: RunInfo) -> str:
