@@ -1,17 +1,20 @@
 """Logs: one JSON object a line, with the run they belong to."""
 
 import asyncio
+import atexit
 import errno
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic, sleep
 from typing import TextIO
 
 from temporalio import activity, workflow
@@ -39,6 +42,8 @@ DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, err
 
 _log = logging.getLogger(__name__)
 
+MAX_WAITING_LINES = 10_000
+FLUSH_TIME = 2.0  # seconds
 PLACES = ("step", "turn")  # the place in the run
 
 
@@ -141,16 +146,49 @@ def quiet_core(metrics: str | None = None) -> None:
     Runtime.set_default(runtime)
 
 
-class _StandardError(logging.StreamHandler[TextIO]):
-    """A handler for the command's current standard error, also in threads whose tools have another one."""
+class _StandardError(logging.Handler):
+    """Writes to the command's current standard error, also in threads whose tools have another one.
+
+    A thread of its own writes: a reader that stands still, with its pipe full, must not stop the process. So a log call
+    holds no lock while it waits, which the SDK could leave locked as it interrupts a workflow. Lines beyond
+    `MAX_WAITING_LINES` are left out, and counted.
+    """
 
     def __init__(self) -> None:
-        logging.Handler.__init__(self)
+        super().__init__()
+        self.lock = None  # a queue needs none
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._queued = self._written = self._left_out = 0
+        threading.Thread(target=self._write_lines, name="log", daemon=True).start()
+        atexit.register(self.flush)
 
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        stream: TextIO = getattr(sys.stderr, "own", sys.stderr)  # of `perdure.process.streams`
-        return stream
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lines.qsize() >= MAX_WAITING_LINES:
+            self._left_out += 1
+            return
+        try:
+            self._lines.put(self.format(record))  # here: the format reads the caller's context
+            self._queued += 1
+        except Exception:  # noqa: BLE001 - as every handler of the standard library
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all lines are written, but not for a reader that stands still."""
+        deadline = monotonic() + FLUSH_TIME
+        while self._written < self._queued and monotonic() < deadline:
+            sleep(0.005)
+
+    def _write_lines(self) -> None:
+        while True:
+            line = self._lines.get()
+            left_out, self._left_out = self._left_out, 0
+            if left_out:
+                line += f'\n{{"level": "warning", "message": "{left_out} lines are left out: nobody read the log"}}'
+            with suppress(OSError, ValueError, AttributeError):  # full, closed or missing
+                stream: TextIO = getattr(sys.stderr, "own", sys.stderr)  # of `perdure.process.streams`
+                stream.write(f"{line}\n")
+                stream.flush()
+            self._written += 1
 
 
 def log_to_stderr(secrets: Secrets) -> None:

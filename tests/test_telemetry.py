@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import re
+import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -160,3 +161,59 @@ def test_every_logged_event_is_on_the_operators_page() -> None:
     names = {name for text in sources for name in re.findall(r'"(agent(?:_run\.|\.(?:\w+)\.)\w+)"', text)}
     assert {"agent.tool.retry", "agent_run.resume_unsafe"} <= names
     assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+LOGGING = """
+import logging, sys, time
+from perdure.activities.security import NO_SECRETS
+from perdure.process.streams import exit_now
+from perdure.telemetry import log_to_stderr
+
+log_to_stderr(NO_SECRETS)
+for number in range(int(sys.argv[1])):
+    logging.getLogger("x").info("line %d%s", number, " is long" * 20)
+print("logged", flush=True)
+sys.stdin.readline()
+logging.getLogger("x").info("the last one")
+exit_now(0)
+"""
+
+
+def logging_process(lines: int) -> subprocess.Popen[str]:
+    pipe, program = subprocess.PIPE, [sys.executable, "-c", LOGGING, str(lines)]
+    return subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_a_log_that_nobody_reads_stops_no_process_and_says_what_it_left_out() -> None:
+    with logging_process(30_000) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "logged\n"
+        read = [process.stderr.readline() for _ in range(10_001)]  # now somebody reads
+        process.stdin.write("\n")
+        process.stdin.close()
+        read += process.stderr.readlines()
+        assert process.wait(10) == 0
+    messages = [json.loads(line)["message"] for line in read]
+    left_out = [int(message.split()[0]) for message in messages if "left out" in message]
+    assert len(left_out) == 1
+    assert len(messages) == 30_000 - left_out[0] + 2
+    assert messages[-1] == "the last one"
+
+
+def test_a_process_whose_log_is_never_read_ends() -> None:
+    with logging_process(5_000) as process:
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait(20) == 0
+        assert process.stderr
+        process.stderr.close()
+
+
+def test_a_short_log_is_whole_when_a_process_ends() -> None:
+    with logging_process(3) as process:
+        assert process.stdin
+        process.stdin.close()
+        assert process.stderr
+        assert len(process.stderr.readlines()) == 4

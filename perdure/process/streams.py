@@ -53,6 +53,8 @@ def unwrap_stream(stream: Any) -> Any:
 
 def exit_now(code: int) -> NoReturn:
     """Exit at once: the SDK's threads can crash an interpreter that shuts down (sdk-python#300)."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # full, closed or missing
             unwrap_stream(stream).flush()

@@ -21,7 +21,6 @@ from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel
 from tests.preloaded import program
 from tests.waiting import PATIENCE, until
 
-ROOM = 1 << 20  # bytes of output that nobody has read: a process whose log has no room stands still
 ROOT = Path(cli.__file__).parents[1]
 
 # What the person who runs the tests has set is not what the tests are about.
@@ -97,7 +96,6 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            pipesize=ROOM,
         )
         with process:
             try:
