@@ -65,7 +65,7 @@ async def format_end(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
-    if kind in ("EventTopic", "Conversation", "ModelBatches", "Notify", "Inbound", "SharedCalls"):
+    if kind in ("EventTopic", "Conversation", "ModelBatches", "Notify", "Inbound", "SharedCalls", "Pauses"):
         try:
             await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:

@@ -54,6 +54,12 @@ from tests.replay.follow_up_plays import (
     topic_of_a_follow_up,
     topic_without_a_subscriber,
 )
+from tests.replay.pause_plays import (
+    a_held_run,
+    is_paused_beyond_its_deadline,
+    pauses_of_a_held_run,
+    pauses_that_move,
+)
 from tests.replay.people_plays import begins_announced, begins_event, begins_notice, begins_shared_calls
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.replay.run_plays import (
@@ -155,6 +161,17 @@ SCENARIOS = (
         type="ModelBatches",
         rotates=True,
     ),
+    # held
+    Scenario("held", "completed", [FINISH], begins=a_held_run),
+    Scenario(
+        "held-beyond-a-deadline",
+        "completed",
+        [CHARGE, FINISH],
+        (partial(guarded, approval_timeout=timedelta(seconds=3)),),
+        is_paused_beyond_its_deadline,
+    ),
+    Scenario("pauses", "over", [FINISH], begins=pauses_of_a_held_run, type="Pauses"),
+    Scenario("pauses-rotated", "over", [FINISH], begins=pauses_that_move, type="Pauses", rotates=True),
     # completed
     Scenario("finished", "completed", [LOOK, FINISH], (look,)),
     Scenario("finished-in-plain-text", "completed", [says("It is 4.")]),

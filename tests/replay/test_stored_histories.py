@@ -32,6 +32,8 @@ from perdure.features.follow_ups.activities import FollowUps
 from perdure.features.follow_ups.contract import FollowUpFailure
 from perdure.features.follow_ups.workflow import EventTopic, FollowUp
 from perdure.features.notices.activities import Notices
+from perdure.features.pauses.activities import Releases
+from perdure.features.pauses.workflow import Pauses
 from perdure.features.reconciler.activities import Reconciler
 from perdure.features.starts.activities import InboundStarts
 from perdure.process.workflows import all_workflows
@@ -48,7 +50,7 @@ THIS_VERSION = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
 WORKFLOW_DEFINITIONS = [
     workflow._Definition.must_from_class(each)
-    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, ModelBatches)
+    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, ModelBatches, Pauses)
 ]
 OWNERS = (
     Turns,
@@ -65,6 +67,7 @@ OWNERS = (
     Delegations,
     Conversations,
     QueueResults,
+    Releases,
 )
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
 
@@ -119,7 +122,8 @@ def test_the_histories_of_this_version_cover_every_step_of_a_run() -> None:
 
 
 # No offline scenario ends so: the activity `open_run` would have to time out, and it is tried until it does not.
-NOT_RECORDED = {"failed BadProject", "status queued", "status timed_out"}
+# `is_held` is local unless a worker dies in it.
+NOT_RECORDED = {"failed BadProject", "status queued", "status timed_out", "activity is_held"}
 
 
 def all_steps() -> set[str]:
@@ -144,7 +148,14 @@ def all_steps() -> set[str]:
         *(f"activity {name}" for name in activities),
         *(
             f"local {name}"
-            for name in ("open_run", "open_run failed", "join_conversation", "close_segment", "write_batch_request")
+            for name in (
+                "open_run",
+                "open_run failed",
+                "join_conversation",
+                "close_segment",
+                "write_batch_request",
+                "is_held",
+            )
         ),
         *(f"workflow {name}" for each in all_workflows() if (name := workflow._Definition.must_from_class(each).name)),
         *(f"signal {name or OTHER}" for each in WORKFLOW_DEFINITIONS for name in each.signals),
