@@ -159,6 +159,24 @@ def test_a_call_that_is_made_again_is_one_row_and_a_retry_is_a_mark_on_it(page: 
 
 
 @needs_browser
+def test_a_hold_is_a_wait_of_its_own_live_and_later(page: Page) -> None:
+    held = {"activity": "reflect", "by": "pause:all", "why": "all runs paused by maria"}
+    asked = [*BEGUN, {**WAITS, "questions": [QUESTION]}]
+    live = fold(page, *asked, {"type": "run_held", "at": at(3), **held})
+    assert [(row["name"], row["start"], row["end"]) for row in live["rows"]] == [
+        ("plan", 1, 2),
+        ("asks a person", 2, None),
+        ("held", 3, None),
+    ]
+    ended = {"type": "hold_ended", "at": at(8), **held, "since": at(3), "until": at(7)}
+    for before in ([{"type": "run_held", "at": at(4), **held}], []):
+        rows = fold(page, *asked, *before, ended)["rows"]
+        start = 4 if before else 3
+        assert (rows[2]["note"], rows[2]["start"], rows[2]["end"]) == (f"before reflect: {held['why']}", start, 7)
+        assert rows[1]["end"] is None  # its question is still open
+
+
+@needs_browser
 def test_an_event_of_a_later_version_is_a_note(page: Page) -> None:
     course = fold(page, {"type": "something_new", "at": at(0)})
     assert course["said"] == [["note", "something new"]]

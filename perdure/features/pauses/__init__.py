@@ -24,5 +24,6 @@ FEATURE = Feature(
         ),
         "unpause": Command(f"{_COMMANDS}:unpause_command", "Operations", "End a pause, so that its runs go on."),
     },
+    figures="perdure.features.pauses.client:count_held_runs",
     server_checks=("perdure.features.pauses.client:check_pauses",),
 )

@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.activities.effects.held import find_held
+from perdure.activities.effects.held import find_held, held_query
 from perdure.activities.temporal import IgnoreMissing
 from perdure.client.errors import RejectedError, convert_rpc_errors
 from perdure.client.run_list import convert_list_error
@@ -28,7 +28,7 @@ from perdure.features.pauses.rules import ALL, PREFIX, apply_change, find_pause,
 from perdure.features.pauses.traits import find_traits
 from perdure.features.schedules.client import ScheduleNotFoundError, find_schedule
 from perdure.process.guard import all_acting
-from perdure.registry import Check
+from perdure.registry import Check, Figures
 from perdure.settings import Settings
 
 MAX_RUNS = 5000  # of a query: their ids are in each worker's memory
@@ -175,6 +175,12 @@ async def count_held(client: Client, task_queue: str) -> Counter[str]:
     """Return the number of activities by what holds them. Raises TemporalUnavailableError."""
     with convert_rpc_errors("the held runs"):
         return Counter([held.by async for held in find_held(client, task_queue)])
+
+
+async def count_held_runs(client: Client, settings: Settings) -> Figures | None:
+    """Return the number of runs that are held, if there are any. Raises RPCError."""
+    held = await client.count_workflows(held_query(settings.task_queue))
+    return Figures({"held": held.count}) if held.count else None
 
 
 async def pause_starts(client: Client, task_queue: str, name: str) -> None:

@@ -75,12 +75,13 @@ function Filter({ filter, setFilter }) {
   </details>`;
 }
 
-/** What the reconciler finds; runs that cannot go on are listed by themselves. @type {Record<string, string>} */
+/** What features count; runs that cannot go on are listed by themselves. @type {Record<string, string>} */
 const FINDINGS = {
   orphaned: "runs without their parent",
   unattended: "runs that no worker polls",
   claim: "calls that may have happened",
   overdue: "runs that wait too long",
+  held: "runs that are held before their next call",
   left_store: "stores of runs that are gone",
 };
 
