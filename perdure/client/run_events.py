@@ -290,6 +290,7 @@ class RunHeld(TimedEvent):
     activity: str
     by: str
     why: str
+    since: datetime
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,6 @@ class HoldEnded(RunHeld):
     """An activity that was held from `since` to `until` has ended. Only calls and model turns say so."""
 
     type: ClassVar = "hold_ended"
-    since: datetime
     until: datetime
 
 

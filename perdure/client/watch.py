@@ -370,7 +370,7 @@ async def _delay_of(run: RunInfo, pending: PendingActivityInfo, history: History
     """Return why an activity is not in its first attempt, or is paused; None for one that has just gone on."""
     kind = pending.activity_type.name
     if held := held_activity(run.execution.id, run.execution.run_id, pending):
-        return RunHeld(kind, held.by, held.why)
+        return RunHeld(kind, held.by, held.why, held.since)
     failure = await history.to_json(pending.last_failure)
     if is_hold(failure):
         return None

@@ -160,19 +160,18 @@ def test_a_call_that_is_made_again_is_one_row_and_a_retry_is_a_mark_on_it(page: 
 
 @needs_browser
 def test_a_hold_is_a_wait_of_its_own_live_and_later(page: Page) -> None:
-    held = {"activity": "reflect", "by": "pause:all", "why": "all runs paused by maria"}
+    held = {"activity": "reflect", "by": "pause:all", "why": "all runs paused by maria", "since": at(3)}
     asked = [*BEGUN, {**WAITS, "questions": [QUESTION]}]
-    live = fold(page, *asked, {"type": "run_held", "at": at(3), **held})
+    live = fold(page, *asked, {"type": "run_held", "at": at(4), **held})
     assert [(row["name"], row["start"], row["end"]) for row in live["rows"]] == [
         ("plan", 1, 2),
         ("asks a person", 2, None),
         ("held", 3, None),
     ]
-    ended = {"type": "hold_ended", "at": at(8), **held, "since": at(3), "until": at(7)}
+    ended = {"type": "hold_ended", "at": at(8), **held, "until": at(7)}
     for before in ([{"type": "run_held", "at": at(4), **held}], []):
         rows = fold(page, *asked, *before, ended)["rows"]
-        start = 4 if before else 3
-        assert (rows[2]["note"], rows[2]["start"], rows[2]["end"]) == (f"before reflect: {held['why']}", start, 7)
+        assert (rows[2]["note"], rows[2]["start"], rows[2]["end"]) == (f"before reflect: {held['why']}", 3, 7)
         assert rows[1]["end"] is None  # its question is still open
 
 

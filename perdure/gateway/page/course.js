@@ -289,9 +289,10 @@ export class Course {
     );
   }
 
-  /** @param {any} event @param {number} at */
-  on_run_held(event, at) {
+  /** @param {any} event */
+  on_run_held(event) {
     if (this.openHold(event.activity)) return;
+    const at = Date.parse(event.since);
     const row = this.begin({
       key: `hold-${this.rows.length}`,
       kind: "wait",
@@ -307,7 +308,7 @@ export class Course {
 
   /** @param {any} event */
   on_hold_ended(event) {
-    this.on_run_held(event, Date.parse(event.since));
+    this.on_run_held(event);
     this.finish(this.openHold(event.activity), Date.parse(event.until), "good");
   }
 
