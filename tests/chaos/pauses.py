@@ -4,6 +4,7 @@ import asyncio
 import time
 from datetime import UTC, datetime
 
+from perdure.activities.effects.held import held_query
 from perdure.features.pauses.client import KNOWN_AFTER, change_pauses, count_held
 from perdure.features.pauses.contract import Pause, PauseChange
 from perdure.features.pauses.rules import ALL
@@ -14,15 +15,17 @@ from tests.chaos.task import mixed
 from tests.waiting import until as until_true
 
 QUEUE = "r32"
+STARTS_AT_ONCE = 20
 HELD_FOR = 8.0  # seconds, with kills
 
 
-async def paused(context: ScenarioContext, *, runs: int, size: int, kills: int) -> Row:
-    """R32: pause while runs work, kill workers and start others, and unpause."""
+async def paused(context: ScenarioContext, *, runs: int, size: int, kills: int, pause: float) -> Row:
+    """R32: pause while runs work, kill workers and start others, and unpause. `pause` is the model's, in seconds."""
     async with context.environment() as it, it.person():
         workers = it.start_workers(QUEUE, size)
-        for number in range(runs):
-            await it.start(mixed(f"{QUEUE}-{number}", it.random, 6, pause=0.2), QUEUE)
+        tasks = [mixed(f"{QUEUE}-{number}", it.random, 6, pause=pause) for number in range(runs)]
+        for at in range(0, runs, STARTS_AT_ONCE):
+            await asyncio.gather(*(it.start(task, QUEUE) for task in tasks[at : at + STARTS_AT_ONCE]))
         await until(lambda: calls_of(it) > runs)
         began, before = time.monotonic(), calls_of(it)
         stop = Pause(name=ALL, by="maria", at=datetime.now(UTC))
@@ -69,7 +72,7 @@ async def watch_calls(it: Environment, seconds: float) -> float:
 
 
 async def none_held(it: Environment) -> bool:
-    return not await count_held(it.client, QUEUE)
+    return not (await it.client.count_workflows(held_query(QUEUE))).count
 
 
 async def held_soon(it: Environment) -> int:

@@ -34,6 +34,7 @@ from perdure.terminal.report import format_age
 
 SETTLE_TIME = 2.0  # seconds after which no further call begins
 PROGRESS_EVERY = 1.0  # seconds
+MANY = 100
 MAX_SHOWN = 20  # calls in flight
 MAX_WHY = 200  # characters
 
@@ -210,8 +211,8 @@ async def _follow_release(client: Client, queue: str, ended: set[str], *, as_jso
         if not left:
             break
         if not as_json:
-            console.print(f"{left} held runs still to go on")
-        await asyncio.sleep(PROGRESS_EVERY)
+            console.print(f"{left} still to go on")
+        await asyncio.sleep(PROGRESS_EVERY if left < MANY else 5 * PROGRESS_EVERY)  # each look reads each held run
     if as_json:
         click.echo(json.dumps({"ended": sorted(ended), "released": first}))
         return

@@ -19,7 +19,7 @@ from perdure.features.pauses.contract import Pause
 from perdure.features.pauses.rules import RunTraits, find_pause, needs_traits, pause_reason
 from perdure.features.pauses.traits import find_traits
 
-LOOK_EVERY = 1.0  # seconds between looks for a first pause
+LOOK_EVERY = 0.5  # seconds between looks for a first pause
 IDLE = 60.0  # seconds without a call after which a worker stops following
 RETRY_PAUSE = 0.2  # seconds, while the server is away
 UNREADABLE_PAUSE = 5.0  # seconds, while the history cannot be decrypted
