@@ -91,7 +91,7 @@ async def read_pauses(client: Client, task_queue: str) -> Sequence[Pause]:
 
 
 async def change_pauses(client: Client, task_queue: str, change: PauseChange) -> None:
-    """Begin and end pauses. Workers know of it within a second and a half. Raises TemporalUnavailableError."""
+    """Begin and end pauses. Workers know of it within a second. Raises TemporalUnavailableError."""
     with convert_rpc_errors("the pauses"):
         await client.start_workflow(
             "Pauses",

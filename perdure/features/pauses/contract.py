@@ -11,7 +11,7 @@ from perdure.contracts.models import FrozenModel, StrictModel, omit_default
 class Pause(FrozenModel):
     """A pause of all runs, or of those of an `agent`, of a `schedule`, or of `runs` (ids), with their subtasks."""
 
-    name: str = Field(min_length=1, max_length=300)
+    name: str = Field(pattern=r"^\S{1,300}$")
     """Without blanks. The reason that the server keeps of a held activity begins with it."""
     by: str
     at: datetime
