@@ -31,10 +31,10 @@ kills: .venv/ready  ## SIGKILL of workers, servers and clients: the faults of `m
 builds: .venv/ready  ## fresh clones, wheels and installations, in odd paths too, and what a deployment needs
 	@$(SUITE) -m builds
 
-foreign: .venv/ready  ## programs of others: MCP servers from npm, tsc, the temporal command, its Web UI, node, openssl
-	@for each in mcp page; do \
-		npm ci --prefix tests/$$each --ignore-scripts --no-audit --no-fund >/dev/null 2>&1 || \
-		echo "npm installs nothing here: the tests of what is in tests/$$each are skipped"; done
+foreign: .venv/ready  ## programs of others: MCP servers from npm, the AI SDK, tsc, the temporal command, its Web UI, node, openssl
+	@for each in tests/mcp tests/page tests/web_ui examples/web-chat; do \
+		npm ci --prefix $$each --ignore-scripts --no-audit --no-fund >/dev/null 2>&1 || \
+		echo "npm installs nothing here: the tests of what is in $$each are skipped"; done
 	@$(SUITE) -m foreign
 
 release-check: test-all kills builds foreign fuzz crossing chaos  ## everything there is; an hour of it is `make chaos`

@@ -1,7 +1,7 @@
 """The features of Perdure: what a run can do without. Each has one row, which says what it adds to the core.
 
 A target is `module:name`. It is imported when it is first used, so `perdure --help` and `perdure list` import none.
-Another package's feature is an entry point of the group `perdure.features`; a project names it in `[features] use`.
+An optional one, and another package's, an entry point of the group `perdure.features`, is named in `[features] use`.
 """
 
 import tomllib
@@ -31,6 +31,8 @@ BUILT_IN = (
     "pauses",
     "proof",
 )
+# Doors and the like, off until a project names them in `[features] use`. They add nothing to workers.
+OPTIONAL = ("web_ui",)
 
 
 @dataclass(frozen=True)
@@ -195,16 +197,26 @@ def features() -> Mapping[str, Feature]:
     return _rows
 
 
+def optional() -> Mapping[str, Feature]:
+    """Return the rows of all optional features by name, in use or not."""
+    return {name: load(f"perdure.features.{name}:FEATURE") for name in OPTIONAL}
+
+
 def use(names: Iterable[str]) -> None:
-    """Add features of other packages, until this process ends. Raises FeatureError."""
+    """Add optional features and those of other packages, until this process ends. Raises FeatureError."""
     for name in names:
         if name in features():
+            continue
+        if name in OPTIONAL:
+            row = optional()[name]
+            _check_clashes(name, row)
+            _rows[name] = row
             continue
         from importlib.metadata import entry_points  # most projects use none
 
         installed = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name not in installed:
-            others = f"installed are: {', '.join(sorted(installed))}" if installed else "none is installed"
+            others = f"there are: {', '.join(sorted({*installed, *OPTIONAL}))}"
             raise FeatureError(f"there is no feature {name!r}; {others}")
         try:
             row = installed[name].load()

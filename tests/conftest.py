@@ -44,6 +44,7 @@ SLOW = (
     "test_fuzz_inputs.py",
     "test_fuzz_messages.py",
     "test_preloaded.py",
+    "web_ui/test_chats.py",
     "workflows/test_build_moves.py",
     "workflows/test_fairness.py",
     "workflows/test_lane_faults.py",
@@ -79,7 +80,7 @@ GROUPS = {
         "e2e/test_pause_example.py",
         "release/",
     ),
-    # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node, tsc
+    # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node, tsc, the AI SDK
     "foreign": (
         "activities/test_mcp_servers.py",
         "e2e/test_queue_example.py::test_a_worker_in_another_language_does_the_same_calls",
@@ -88,6 +89,8 @@ GROUPS = {
         "e2e/test_web_ui.py",
         "page/test_sources.py::test_the_page_is_formatted",
         "page/test_sources.py::test_the_types_of_the_page_fit",
+        "web_ui/test_client.py",
+        "web_ui/test_page.py",
         "workflows/test_record.py::test_the_verifier_in_node_agrees_on_every_change",
     ),
 }

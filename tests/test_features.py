@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from perdure import cli, registry
 from perdure.process.workflows import build_id
-from perdure.registry import BUILT_IN, FeatureError, features, use, use_of_project, used
+from perdure.registry import BUILT_IN, OPTIONAL, FeatureError, features, optional, use, use_of_project, used
 from perdure.settings import ProjectError, load_settings
 
 TARGET = re.compile(r"[\w.]+:\w+")
@@ -83,10 +83,31 @@ def test_settings_name_the_place_of_a_feature_that_is_not_installed(install: Ins
     path.write_text('[features]\nuse = ["great"]\n')
     with pytest.raises(ProjectError) as refused:
         load_settings({}, tmp_path)
-    assert str(refused.value) == f"{path}, line 2: features.use: there is no feature 'great'; installed are: greet"
+    assert str(refused.value) == f"{path}, line 2: features.use: there is no feature 'great'; there are: greet, web_ui"
     use_of_project(path)  # a command's help works all the same
     path.write_text('[features]\nuse = ["greet"]\n')
     assert load_settings({}, tmp_path).file.features.use == ("greet",)
+
+
+def test_an_optional_feature_is_off_until_a_project_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_rows", dict(features()))
+    path = tmp_path / "perdure.toml"
+    path.write_text("[web_ui]\nversion = 7\n")
+    with pytest.raises(ProjectError, match="web_ui"):
+        load_settings({}, tmp_path)
+    before = build_id()
+    path.write_text('[features]\nuse = ["web_ui"]\n[web_ui]\nversion = 7\n')
+    assert load_settings({}, tmp_path).file.web_ui.version == 7  # type: ignore[attr-defined]  # a feature's table
+    assert {*features()} == {*BUILT_IN, "web_ui"}
+    assert (used(), build_id()) == ({}, before)
+
+
+def test_an_optional_feature_adds_nothing_to_workers() -> None:
+    """So workers of one queue need not name the same ones."""
+    assert not {*OPTIONAL} & {*BUILT_IN}
+    for row in optional().values():
+        added = [row.workflows, row.activities, row.tools, row.events, row.beside_worker, row.paces, row.on_question]
+        assert not any([*added, row.on_end, row.project, row.check_worker, row.on_open, row.tool_source])
 
 
 @pytest.mark.parametrize("text", ["", "[features", "features = 3", "[features]\nuse = 3", "[features]\nuse = [3]"])
@@ -98,7 +119,7 @@ def test_a_file_that_does_not_load_adds_no_feature(text: str, tmp_path: Path) ->
 
 
 def test_every_target_of_a_row_exists() -> None:
-    targets = [*chain.from_iterable(map(_targets, features().values()))]
+    targets = [*chain.from_iterable(map(_targets, (*features().values(), *optional().values())))]
     assert len(targets) > 60
     for target in targets:
         assert registry.load(target) is not None

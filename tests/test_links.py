@@ -16,7 +16,7 @@ from tests.reference.markdown import slug
 
 ROOT = Path(cli.__file__).parents[1]
 PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "perdure/commands/project/*.md")
-PAGES = sorted({page for place in PLACES for page in ROOT.glob(place)})
+PAGES = sorted({page for place in PLACES for page in ROOT.glob(place) if "node_modules" not in page.parts})
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 

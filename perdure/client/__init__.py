@@ -14,5 +14,6 @@ run_events  the events of a run, and reading them from its history
 run_list    runs as the server lists them, and the sender that started one
 runs        operations on one run: start, resume, fork, query, answer, signal, wait for its end
 watch       a run's history, and the run as a stream of events
+course/     the course of a run, for protocols of other front ends
 records/    records of runs: facts, export, signed record
 """

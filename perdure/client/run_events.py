@@ -152,6 +152,17 @@ class ToolResultReceived(TimedEvent):
 
 
 @dataclass(frozen=True)
+class SubtaskMove:
+    """A subtask as an event reports it. `run_id` is empty for a peer that lives outside."""
+
+    id: str
+    agent: str
+    run_id: str
+    status: str
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
 class FeatureEvent(TimedEvent, ABC):
     """An event of a feature, whose reader is in the feature's row. It says itself how it is shown."""
 
@@ -166,6 +177,11 @@ class FeatureEvent(TimedEvent, ABC):
     def doing(self) -> str:
         """The work of the run from now on; empty: none."""
         return ""
+
+    @property
+    def subtasks(self) -> tuple[SubtaskMove, ...]:
+        """The subtasks that it is about."""
+        return ()
 
     @abstractmethod
     def lines(self, width: int | None) -> Iterator[Any]:
@@ -248,10 +264,11 @@ class ContinuedAsNew(TimedEvent):
 
 @dataclass(frozen=True)
 class PartialText(TimedEvent):
-    """The model's answer so far; not in history yet."""
+    """The model's answer so far, or the end of a long one; not in history yet. `turn` is 0 if it is not known."""
 
     type: ClassVar = "partial_text"
     text: str
+    turn: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)

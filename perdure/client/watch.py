@@ -384,4 +384,7 @@ def _turn_in(beat: Any) -> int:
 def _partial_text(beat: Any) -> PartialText:
     if not isinstance(beat, dict):
         return PartialText("")
-    return RateLimitWait(str(beat["held"])) if beat.get("held") else PartialText(str(beat.get("text", "")))
+    turn = _turn_in(beat)
+    if beat.get("held"):
+        return RateLimitWait(str(beat["held"]), turn=turn)
+    return PartialText(str(beat.get("text", "")), turn=turn)

@@ -163,6 +163,12 @@ def run_id_for_caller(caller: str, key: str) -> str:
     return "k-" + blake2b(named, digest_size=10, person=b"caller").hexdigest()
 
 
+def chat_conversation_id(caller: str, chat: str) -> str:
+    """Return the conversation of a caller's chat. No other caller's chat, and no other door, has the same one."""
+    named = f"{caller}\0{chat}".encode("utf-8", "surrogatepass")
+    return "ui-" + blake2b(named, digest_size=10, person=b"chat").hexdigest()
+
+
 def digest(data: bytes, size: int) -> str:
     """Return the blake2b hash of `size` bytes, in hex."""
     return blake2b(data, digest_size=size).hexdigest()

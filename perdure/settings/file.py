@@ -268,10 +268,10 @@ class ProjectSettings(StrictModel):
 
 
 class FeatureSettings(StrictModel):
-    """Features of other packages."""
+    """Features that are off until they are named: optional ones, and those of other packages."""
 
     use: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], ...] = ()
-    """The installed [features](../features.md) that this project uses, by name. All its workers must use the same."""
+    """The [features](../features.md) that this project uses, by name. All its workers must use the same."""
 
     @field_validator("use")
     @classmethod

@@ -7,7 +7,7 @@ from perdure.cli import commands
 from perdure.client import run_events
 from perdure.contracts.run.signals import QuestionKind
 from perdure.gateway.app import ROUTERS
-from perdure.registry import event_readers, load
+from perdure.registry import event_readers, load, optional
 from tests.crossing.doors import DOORS
 from tests.crossing.shapes import SHAPES, Crossing
 
@@ -53,6 +53,10 @@ ROUTES_ELSEWHERE = {
     "/v1/runs/{run_id}/resume": "",
     "/v1/runs/{run_id}/steer": "",
     "/v1/schedules": "tests/gateway/test_lists.py",
+    "/v1/ui/chat": "tests/web_ui, as the next three",
+    "/v1/ui/chat/{chat_id}/messages": "",
+    "/v1/ui/chat/{chat_id}/stream": "",
+    "/v1/ui/runs/{run_id}/messages": "",
 }
 
 
@@ -79,5 +83,6 @@ async def test_each_kind_of_question_is_asked(crossing: Crossing) -> None:
 async def test_each_route_is_requested(crossing: Crossing) -> None:
     lines = (crossing.project.folder / "gateway.log").read_text(encoding="utf-8").splitlines()
     requested = {json.loads(line).get("route") for line in lines if line.startswith("{")}
-    routes = {getattr(route, "path", "") for router in ROUTERS for route in router.routes}
+    optional_ones = [load(row.routes) for row in optional().values() if row.routes]
+    routes = {getattr(route, "path", "") for router in (*ROUTERS, *optional_ones) for route in router.routes}
     assert routes - requested - set(ROUTES_ELSEWHERE) == set()

@@ -25,6 +25,9 @@ SCOPES = ("runs:start", "runs:read", "tools:result", "human:answer", "events:pub
 SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
 PLAIN_SECRET = "a secret that is only for tests"
 PROJECT = """
+[features]
+use = ["web_ui"]
+
 [tools.charge]
 kind = "signal"
 effect = "once"

@@ -32,8 +32,9 @@ def test_nothing_breaks_and_nothing_undocumented_comes_back(gateway: Gateway, tm
     command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{gateway.url}/openapi.json"]
     command += ["--header", f"Authorization: Bearer {gateway.token}", "--checks", "all", "--exclude-checks", EXCLUDED]
     command += ["--phases", "examples,coverage,fuzzing", "--max-examples", "12", "--max-time", str(SECONDS)]
-    command += ["--seed", "7", "--continue-on-failure", "--no-color", "--request-timeout", "30"]
+    command += ["--seed", "7", "--continue-on-failure", "--no-color", "--request-timeout", "45"]
     command += ["--generation-database", "none", "--suppress-health-check", "all"]
+    command += ["--max-response-time", "40"]  # a result may be waited for 30 s
     # Streams of runs that go on do not end; test_live has them.
     command += ["--exclude-path", "/v1/runs/{run_id}/events"]
     plain = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
@@ -60,7 +61,7 @@ async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> Non
     rows = [line.split("|")[1:3] for line in text.splitlines() if ROUTE.match(line, 2)]
     table = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
     paths = (await gateway.get("/openapi.json")).json()["paths"]
-    plain = {"run_id": "id", "conversation_id": "id", "name": "name"}
+    plain = {"run_id": "id", "conversation_id": "id", "chat_id": "id", "name": "name"}
     served = {
         # A second id keeps its name.
         f"{method.upper()} {re.sub(r'{(.*?)}', lambda name: '{' + plain[name[1]] + '}', path, count=1)}": operation

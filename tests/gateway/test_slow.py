@@ -208,7 +208,7 @@ async def test_a_silent_stream_sends_keep_alives_and_ends_when_stopped(monkeypat
         yield 2
         await asyncio.Event().wait()
 
-    paced = perdure.gateway.routes.sse._with_keep_alive(values(), stopping)
+    paced = perdure.gateway.routes.sse.with_keep_alive(values(), stopping)
     assert [await anext(paced) for _ in range(3)] == [1, None, None]
     more.set()
     while (value := await anext(paced)) is None:

@@ -53,6 +53,10 @@ ROUTES = [
     ("GET", "/v1/runs/nobody/artifacts", "runs:read"),
     ("GET", "/v1/runs/nobody/artifacts/{path}", "runs:read"),
     ("GET", "/v1/runs/nobody/media/{sha256}", "runs:read"),
+    ("POST", "/v1/ui/chat", "runs:read"),
+    ("GET", "/v1/ui/chat/nobody/stream", "runs:read"),
+    ("GET", "/v1/ui/chat/nobody/messages", "runs:read"),
+    ("GET", "/v1/ui/runs/nobody/messages", "runs:read"),
     *(
         ("GET", f"/v1/{lists}", "runs:read")
         for lists in ("overview", "agents", "conversations", "follow-ups", "schedules", "mailboxes", "dead-letters")
@@ -139,7 +143,10 @@ async def test_the_matrix_names_every_route(gateway: Gateway) -> None:
     paths = (await gateway.get("/openapi.json")).json()["paths"]
     served = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     named = {(method, path.replace("nobody", "{id}")) for method, path, _ in ROUTES} | OPEN
-    plain = {(m, p.replace("{run_id}", "{id}").replace("{conversation_id}", "{id}")) for m, p in served}
+    plain = {
+        (m, p.replace("{run_id}", "{id}").replace("{conversation_id}", "{id}").replace("{chat_id}", "{id}"))
+        for m, p in served
+    }
     assert plain == named
 
 

@@ -11,6 +11,7 @@ from perdure.features.follow_ups.settings import OutboxSettings
 from perdure.features.mcp.settings import _Http, _Stdio
 from perdure.features.notices.settings import NotifySettings
 from perdure.features.starts.settings import StartSettings
+from perdure.features.web_ui.settings import WebUiSettings
 from perdure.settings.agents import _FrontMatter
 from perdure.settings.file import (
     FeatureSettings,
@@ -95,6 +96,7 @@ def _environment() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "project": _of(ProjectSettings),
     "features": _of(FeatureSettings),
+    "web_ui": _of(WebUiSettings),
     "model": _of(ModelSettings, "providers"),
     "providers": _of(ProviderSettings),
     "prices": _of(PriceSettings),

@@ -15,6 +15,7 @@ from perdure.gateway.app import ROUTERS, make_app
 from perdure.gateway.auth import Gateway
 from perdure.gateway.problems import ProblemDetails
 from perdure.gateway.tokens import Scope
+from perdure.registry import load, optional
 from tests.reference import events, workflow
 from tests.reference.fields import Fields
 from tests.reference.markdown import code, page, slug, table
@@ -35,11 +36,16 @@ ELSEWHERE = (
 
 def http() -> str:
     nothing = SimpleNamespace(session=SimpleNamespace(settings=SimpleNamespace(secrets=NO_SECRETS)))
-    whole = make_app(cast(Gateway, nothing)).openapi()
+    app = make_app(cast(Gateway, nothing))
+    added = [load(row.routes) for row in optional().values() if row.routes]
+    for router in added:
+        if router not in ROUTERS:
+            app.include_router(router)
+    whole = app.openapi()
     described = whole["paths"]
     routes = [
         route
-        for router in ROUTERS
+        for router in (*(router for router in ROUTERS if router not in added), *added)
         for route in router.routes
         if isinstance(route, APIRoute) and route.include_in_schema
     ]

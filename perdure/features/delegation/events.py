@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from perdure.client.run_events import ActivityFailed, Event, FeatureEvent, RunEvent, failure_message, first_value
+from perdure.client.run_events import (
+    ActivityFailed,
+    Event,
+    FeatureEvent,
+    RunEvent,
+    SubtaskMove,
+    failure_message,
+    first_value,
+)
+from perdure.contracts.run.limits import SubtaskStatus
 from perdure.features.delegation.contract import DelegationRequest, DelegationState, DelegationStatus
 from perdure.features.delegation.rules import begin_delegation, failed_subtasks
 from perdure.terminal.console import fit_line
@@ -31,6 +40,13 @@ class DelegationStarted(FeatureEvent):
         return f"{self._count} · step {self.step}"
 
     @property
+    def subtasks(self) -> tuple[SubtaskMove, ...]:
+        return tuple(
+            SubtaskMove(task.id, task.agent, self.runs.get(task.id, ""), SubtaskStatus.waiting)
+            for task in self.request.subtasks
+        )
+
+    @property
     def _count(self) -> str:
         return format_count(len(self.request.subtasks), "subtask")
 
@@ -46,6 +62,12 @@ class DelegationFinished(FeatureEvent):
     type: ClassVar = "delegation_finished"
     activity: ClassVar = DELEGATION
     state: DelegationState
+
+    @property
+    def subtasks(self) -> tuple[SubtaskMove, ...]:
+        return tuple(
+            SubtaskMove(task.id, task.agent, task.run_id, task.status, task.outcome) for task in self.state.subtasks
+        )
 
     def lines(self, width: int | None) -> EventLines:
         state, failed = self.state, len(failed_subtasks(self.state))

@@ -74,8 +74,8 @@ class EventStream(PatientStream):
 
     media_type = "text/event-stream"
 
-    def __init__(self, content: Any, gateway: Gateway, patience: float) -> None:
-        super().__init__(content, gateway, patience, 200, HEADERS)
+    def __init__(self, content: Any, gateway: Gateway, patience: float, headers: dict[str, str] = HEADERS) -> None:
+        super().__init__(content, gateway, patience, 200, headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._gateway.streams += 1
@@ -89,14 +89,22 @@ class AccessEndedError(Exception):
     """The token of a stream was revoked or has expired, or its session is over."""
 
 
+BROKEN = (RPCError, OSError, TemporalUnavailableError, RunNotFoundError, RejectedError, AccessEndedError)
+
+
 def open_event_stream(
     gateway: Gateway, caller: Caller, run_id: str, after: EventPosition | None, *, rendered: bool = False
 ) -> EventStream:
     """Return the stream of a run; `rendered` makes invisible characters visible. Raises ApiError at the limit."""
+    require_free_stream(gateway)
+    return EventStream(_format_events(gateway, caller, run_id, after, rendered=rendered), gateway, CLIENT_READ_TIMEOUT)
+
+
+def require_free_stream(gateway: Gateway) -> None:
+    """Raises ApiError 429 if the gateway has as many streams as it serves."""
     if gateway.streams >= MAX_STREAMS:
         reason = f"this gateway has {MAX_STREAMS} streams, its limit; try again"
         raise ApiError(429, reason, kind=ProblemKind.too_many_streams, headers={"Retry-After": "5"})
-    return EventStream(_format_events(gateway, caller, run_id, after, rendered=rendered), gateway, CLIENT_READ_TIMEOUT)
 
 
 async def _format_events(
@@ -108,7 +116,7 @@ async def _format_events(
     try:
         async with (
             aclosing(run.watch(after).positioned_events()) as entries,
-            aclosing(_with_keep_alive(entries, gateway.stopping, lambda: caller.is_over(gateway.tokens))) as paced,
+            aclosing(with_keep_alive(entries, gateway.stopping, lambda: caller.is_over(gateway.tokens))) as paced,
         ):
             async for entry in paced:
                 if entry is None:
@@ -120,14 +128,7 @@ async def _format_events(
         if not gateway.stopping.is_set():
             end = json.dumps({"run_id": run_id, **asdict(await run.end())})
             yield format_sse_event(event="end", data_str=finish(end), id=str(last) if last else None)
-    except (
-        RPCError,
-        OSError,
-        TemporalUnavailableError,
-        RunNotFoundError,
-        RejectedError,
-        AccessEndedError,
-    ):  # Temporal or a store is down, or the access has ended: the client reconnects, if it may
+    except BROKEN:  # Temporal or a store is down, or the access has ended: the client reconnects, if it may
         return
 
 
@@ -135,7 +136,7 @@ def _render_json(text: str) -> str:
     return json.dumps(render_values(json.loads(text)))
 
 
-async def _with_keep_alive(
+async def with_keep_alive(
     values: AsyncGenerator[V], stopping: asyncio.Event, is_over: Callable[[], bool] = bool
 ) -> AsyncGenerator[V | None]:
     """Yield values as they arrive, until `stopping`, with a gap marker after each silent `KEEP_ALIVE`.

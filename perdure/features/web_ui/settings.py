@@ -1,0 +1,34 @@
+"""`[web_ui]`: the door for front ends of the AI SDK."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from perdure.contracts.conversation import MAX_ID_LENGTH
+from perdure.contracts.models import StrictModel
+from perdure.settings import ProjectError, Settings
+from perdure.settings.problems import format_suggestion
+from perdure.settings.tables import Table
+
+
+class WebUiSettings(StrictModel):
+    """The door for [front ends of the AI SDK](../web-front-ends.md), with `use = ["web_ui"]` in `[features]`."""
+
+    version: Literal[6, 7] = 6
+    """The major version of `ai` in the pages. 7 takes back the text of a model call that is made again, and hears of
+    approvals that were given elsewhere; 6 refuses such parts."""
+    agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """The agent of the chats; by default `default`."""
+
+
+WEB_UI = Table("web_ui", WebUiSettings, WebUiSettings())
+
+
+def read_web_ui(settings: Settings, _: Mapping[str, str]) -> WebUiSettings:
+    """Return the door's settings. Raises ProjectError."""
+    door = WEB_UI.of(settings.file)
+    if door.agent is not None and door.agent not in {*settings.agents, *settings.roster.faulty}:
+        hint = format_suggestion(door.agent, settings.agents)
+        raise ProjectError(f"{settings.at('web_ui')}: there is no agent {door.agent!r}{hint}")
+    return door
