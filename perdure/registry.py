@@ -22,6 +22,7 @@ BUILT_IN = (
     "delegation",
     "mailbox",
     "notices",
+    "project_questions",
     "starts",
     "mcp",
     "mcp_server",
@@ -169,6 +170,9 @@ class Feature:
     """A function of a project and its settings: a line for each setting that can never work."""
     gateway: str | None = None
     """A function of the settings and the environment: the feature's part of a gateway. It raises ProjectError."""
+    on_answer: Mapping[str, str] = field(default_factory=dict)
+    """By the subject of a project question: `async (parts, question, answer)`, which carries out an answer, with the
+    `WorkerParts`, the `QuestionInput` and the `ProjectAnswer`. It may be called again. It raises ApplicationError."""
     dead_letters: Mapping[str, str] = field(default_factory=dict)
     """The inputs of workflows that are dead letters when they fail, by workflow type."""
     addressed: Mapping[str, Addressed] = field(default_factory=dict)

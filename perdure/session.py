@@ -113,7 +113,7 @@ class Session:
             return "no worker is running; start one with: perdure worker"
         if is_locked(worker_lock_path(self.settings, "starting"), fcntl.LOCK_EX):
             return "no worker is running yet; one is starting, and takes the work up then"
-        command = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.FOLLOW_UP_PREFIX) else "dev"
+        command = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.ADDRESSED_PREFIXES) else "dev"
         return f"no worker is running; start one with: perdure {command}"
 
     @property

@@ -1,7 +1,7 @@
 """What is held: activities that wait on the server, paused. It is read, and released, without a worker."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -51,8 +51,11 @@ def held_query(task_queue: str) -> str:
     return f"ExecutionStatus = 'Running' AND TemporalPauseInfo IS NOT NULL AND {query_equals('TaskQueue', task_queue)}"
 
 
-async def find_held(client: Client, task_queue: str) -> AsyncIterator[HeldActivity]:
-    """Yield the activities of a task queue that paused themselves. The list is about a second old. Raises RPCError."""
+async def find_held(client: Client, task_queue: str, known: Iterable[str] = ()) -> AsyncIterator[HeldActivity]:
+    """Yield the activities of a task queue that paused themselves. The list is about a second old. Raises RPCError.
+
+    `known` are workflows that it may not have yet.
+    """
     limit = asyncio.Semaphore(RELEASES_AT_ONCE)
 
     async def describe(workflow_id: str, execution: str) -> list[HeldActivity]:
@@ -67,9 +70,14 @@ async def find_held(client: Client, task_queue: str) -> AsyncIterator[HeldActivi
         found = (held_activity(workflow_id, execution, pending) for pending in activities)
         return [held for held in found if held is not None and held.by]
 
+    seen = set(known)
+    for listed in await asyncio.gather(*(describe(workflow_id, "") for workflow_id in seen)):
+        for held in listed:
+            yield held
     page = client.list_workflows(held_query(task_queue), page_size=200)
     while await _fetch_next(page):
-        for listed in await asyncio.gather(*(describe(row.id, row.run_id) for row in page.current_page or ())):
+        rows = [row for row in page.current_page or () if row.id not in seen]
+        for listed in await asyncio.gather(*(describe(row.id, row.run_id) for row in rows)):
             for held in listed:
                 yield held
 
@@ -81,23 +89,27 @@ async def _fetch_next(page: Any) -> bool:
     return True
 
 
-async def release_held(client: Client, task_queue: str, by: str) -> int:
+async def release_held(client: Client, task_queue: str, by: str, known: Iterable[str] = ()) -> int:
     """Unpause the activities that `by` holds, and return their number. They begin anew. Raises RPCError."""
     limit, released = asyncio.Semaphore(RELEASES_AT_ONCE), 0
 
     async def release(held: HeldActivity) -> None:
-        execution = WorkflowExecution(workflow_id=held.workflow_id, run_id=held.execution)
-        request = UnpauseActivityRequest(
-            namespace=client.namespace, execution=execution, identity=IDENTITY, id=held.activity_id
-        )
         async with limit:
-            try:
-                await client.workflow_service.unpause_activity(request, retry=True)
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:  # else it has ended
-                    raise
+            await unpause(client, held.workflow_id, held.execution, held.activity_id)
 
-    tasks = [asyncio.create_task(release(held)) async for held in find_held(client, task_queue) if held.by == by]
+    found = find_held(client, task_queue, known)
+    tasks = [asyncio.create_task(release(held)) async for held in found if held.by == by]
     released = len(tasks)
     await asyncio.gather(*tasks)
     return released
+
+
+async def unpause(client: Client, workflow_id: str, execution: str, activity_id: str) -> None:
+    """Let a paused activity begin anew, unless it has ended. Raises RPCError."""
+    run = WorkflowExecution(workflow_id=workflow_id, run_id=execution)
+    request = UnpauseActivityRequest(namespace=client.namespace, execution=run, identity=IDENTITY, id=activity_id)
+    try:
+        await client.workflow_service.unpause_activity(request, retry=True)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise

@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from perdure.activities.effects.attempts import HOLD_KEY, HOLDS_KEY, Attempt, this_attempt
-from perdure.activities.effects.held import IDENTITY
+from perdure.activities.effects.held import IDENTITY, unpause
 from perdure.activities.providers.rate_limit import RateLimitedError
 from perdure.activities.temporal import own_workflow_id
 from perdure.contracts.failures import HELD
@@ -50,6 +50,19 @@ class HeldError(RateLimitedError):
 
 Guard = Callable[[], Awaitable[None]]  # raises HeldError if the current activity must not go on
 _guards: ContextVar[Sequence[Guard]] = ContextVar("_guards", default=())
+
+
+Confirm = Callable[[], Awaitable[bool]]
+_confirms: ContextVar[list[Confirm]] = ContextVar("_confirms")
+
+
+def confirm_hold(confirm: Confirm) -> None:
+    """Have `confirm` awaited once the current activity is paused. If it returns False, nothing holds it any more.
+
+    So a release is never missed that comes between the decision to wait and the pause.
+    """
+    if (confirms := _confirms.get(None)) is not None:
+        confirms.append(confirm)
 
 
 async def must_not_be_held() -> None:
@@ -83,6 +96,8 @@ class _Inbound(ActivityInboundInterceptor):
         _guards.set(self._given.guards)
         if info.activity_type not in self._given.acting or info.is_local:
             return await super().execute_activity(input)
+        confirms: list[Confirm] = []
+        _confirms.set(confirms)
         try:
             await must_not_be_held()
             result = await super().execute_activity(input)
@@ -90,6 +105,8 @@ class _Inbound(ActivityInboundInterceptor):
             if held.type != HELD:
                 raise
             await _pause_own(self._given.client, held)
+            if not all([await confirm() for confirm in confirms]):
+                await unpause(self._given.client, own_workflow_id(), info.workflow_run_id or "", info.activity_id)
             # After the pause: the answer to a heartbeat of a paused activity would cancel it.
             attempt = this_attempt()
             activity.heartbeat(

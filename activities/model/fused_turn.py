@@ -15,7 +15,7 @@ from perdure.activities.telemetry.metrics import observed
 from perdure.activities.telemetry.trace import write_trace
 from perdure.activities.temporal import own_run_id
 from perdure.activities.tools.call import ToolCalls
-from perdure.contracts.failures import WORKER_SHUTDOWN
+from perdure.contracts.failures import HELD, WORKER_SHUTDOWN
 from perdure.contracts.run.turn import (
     READS_TIME,
     ContextFull,
@@ -91,7 +91,7 @@ class FusedTurns:
     async def _read_until_settled(self, read: FusedRead) -> ToolOutcome | None:
         """Make a read, again after a transient failure (B1).
 
-        Return None if a person must decide first, or the worker stops.
+        Return None if a person must decide first, or the worker stops: the run makes the read by itself then.
         """
         for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
             try:
@@ -102,7 +102,7 @@ class FusedTurns:
                 failure = ApplicationError(str(error), type=type(error).__name__)
             else:
                 return None if outcome.error is not None and outcome.error.definition is not None else outcome
-            if failure.type == WORKER_SHUTDOWN:
+            if failure.type in (WORKER_SHUTDOWN, HELD):
                 return None
             if failure.non_retryable or delay is None:
                 break

@@ -1,4 +1,4 @@
-"""The open questions of all runs and follow-ups, with filters: one inbox for people."""
+"""The open questions of all runs and follow-ups, and of the project, with filters: one inbox for people."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator
@@ -11,8 +11,8 @@ from temporalio.client import Client
 from perdure.activities.temporal import QueryCache
 from perdure.client.errors import RunNotFoundError
 from perdure.client.run_list import RunInfo, iterate_waiting
-from perdure.client.runs import query_addressed
-from perdure.contracts.models import FrozenModel
+from perdure.client.runs import AddressedView, query_addressed
+from perdure.contracts.models import FrozenModel, omit_default
 from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import QuestionView, TermsView
 from perdure.decisions.text.visible_text import render_visible
@@ -31,6 +31,7 @@ class ListedQuestion(FrozenModel):
     waiting_for: str
     started_at: datetime
     question: QuestionView | None
+    runs: int | None = omit_default(None)  # of a project question: the runs that wait for it
 
 
 class QuestionList(FrozenModel):
@@ -128,12 +129,14 @@ class _Reader:
 
     async def read(self, run: RunInfo) -> Iterable[ListedQuestion]:
         goal: str | None = None
+        runs: int | None = None
         views: Collection[QuestionView | None] = (None,)
         async with self._slots:
             with suppress(RunNotFoundError):
                 view = await query_addressed(self._client, run.run_id, self._patience, self._cache)
                 if view is not None:
                     goal, views = view.goal, view.questions
+                    runs = view.runs if isinstance(view, AddressedView) else None
         return [
             ListedQuestion(
                 run_id=run.run_id,
@@ -142,6 +145,7 @@ class _Reader:
                 waiting_for=run.waiting_for,
                 started_at=run.execution.start_time,
                 question=question,
+                runs=runs,
             )
             for question in views
         ]

@@ -152,14 +152,15 @@ class RunInfo:
 
 
 async def find_run(client: Client, run_id: str) -> RunInfo:
-    """Describe a run. Raises RunNotFoundError, and RejectedError for a follow-up."""
-    if run_id.startswith(ids.FOLLOW_UP_PREFIX):
-        raise RejectedError(f"{run_id} is a follow-up, not a run; see it with: perdure show {run_id}")
+    """Describe a run. Raises RunNotFoundError, and RejectedError for a follow-up or a project question."""
+    if run_id.startswith(ids.ADDRESSED_PREFIXES):
+        kind = "follow-up" if run_id.startswith(ids.FOLLOW_UP_PREFIX) else "question of the project"
+        raise RejectedError(f"{run_id} is a {kind}, not a run; see it with: perdure show {run_id}")
     return await find_workflow(client, run_id)
 
 
 async def find_workflow(client: Client, run_id: str) -> RunInfo:
-    """Describe a run, or the follow-up `wf:<workflowId>`. Raises RunNotFoundError."""
+    """Describe a run, the follow-up `wf:<workflowId>`, or the `question:<id>`. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     with convert_rpc_errors(f"run {run_id}"):
         execution = await handle.describe()
@@ -409,7 +410,7 @@ async def iterate_waiting(
 def _build_query(only: RunFilter, after: datetime | None, *, waiting: bool = False, follow_ups: bool = False) -> str:
     types = "WorkflowType = 'FollowUp'" if follow_ups else ALL_RUNS
     if waiting:
-        types = "WorkflowType IN ('AgentRun', 'FollowUp')"
+        types = "WorkflowType IN ('AgentRun', 'FollowUp', 'ProjectQuestion')"
         types += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
     return types + only.terms(after)
 

@@ -223,7 +223,7 @@ def run_id_error(run_id: str) -> str | None:
     if escape_unprintable(run_id) != run_id:
         return f"a run id has printable characters only, unlike {truncate(escape_unprintable(run_id), 80)}"
     if ids.addressed_workflow_id(run_id) != ids.run_workflow_id(run_id):
-        return f"a run id does not begin with {ids.RUN_PREFIX} or {ids.FOLLOW_UP_PREFIX}"
+        return f"a run id does not begin with {ids.RUN_PREFIX}, {' or '.join(ids.ADDRESSED_PREFIXES)}"
     return None
 
 
@@ -254,6 +254,8 @@ class AddressedView:
     questions: tuple[QuestionView, ...]
     execution: str
     answer_keys: Mapping[str, str]
+    runs: int | None = None
+    """The number of runs that wait for the answer, if it is none of a run's own."""
 
 
 async def query_addressed(

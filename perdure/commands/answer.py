@@ -17,7 +17,7 @@ from perdure.contracts.people import CLI
 from perdure.contracts.run.signals import CancelRequest, Decision, HumanInput, QuestionKind
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.contracts.strict_input import parse_strict_json
-from perdure.decisions.ids import FOLLOW_UP_PREFIX
+from perdure.decisions.ids import ADDRESSED_PREFIXES, QUESTION_PREFIX
 from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.visible_text import render_visible
 from perdure.python_client import Perdure, Run
@@ -64,16 +64,24 @@ def add_answer_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @run_argument
 @click.argument("text", required=False)
 @attach_option
+@click.option("--text", "more", metavar="TEXT", help="With an option of a project question: what you add to it.")
 @click.option("--decision", type=DecisionType(DECISIONS), help="The decision, for a question that takes one.")
 @add_answer_options
 @async_command()
 async def answer_command(
-    run_id: str, text: str | None, attach: tuple[Path, ...], decision: str | None, **named: str | None
+    run_id: str, text: str | None, attach: tuple[Path, ...], more: str | None, decision: str | None, **named: str | None
 ) -> int:
     """Answer the open question of a run.
 
     TEXT is the answer in words, or the result for the decision use_result. A TEXT that begins with "-" goes after "--".
+    For a question of the project, question:ID, it is one of its options.
     """
+    if run_id.startswith(QUESTION_PREFIX) and text is not None:
+        return await _send_answer(run_id, attach, option=text, text=more, decision=decision, **named)
+    if more is not None:
+        raise click.UsageError(
+            "--text adds something to an option of a project question: perdure answer question:ID OPTION --text …"
+        )
     if decision is not None and decision not in DECISIONS:
         await _reject_decision(run_id, decision)
     return await _send_answer(run_id, attach, text=text, decision=decision, **named)
@@ -239,7 +247,7 @@ async def _find_call(run: Run, body: HumanInput) -> QuestionView | None:
     """Return the open question about a call that the answer is for, if it is for exactly one."""
     view = None
     with suppress(RunNotFoundError):
-        view = None if run.id.startswith(FOLLOW_UP_PREFIX) else await run.state()
+        view = None if run.id.startswith(ADDRESSED_PREFIXES) else await run.state()
     questions = view.questions if view else ()
     asked = [q for q in questions if body.question_id in (None, q.id) and body.call in (None, q.call)]
     return asked[0] if len(asked) == 1 and asked[0].call is not None else None

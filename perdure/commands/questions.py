@@ -100,11 +100,14 @@ def _format_question(listed: ListedQuestion) -> Iterator[Text]:
         title = QUESTIONS[question.kind].title
         about = [question.id, f"{title}: {question.tool}" if question.tool else title, *about]
         groups = dict.fromkeys(" or ".join(terms.approvers) for terms in question.terms if not terms.is_met)
+        about += [f"{format_count(listed.runs, 'run')} asked for it"] if listed.runs is not None else []
         about.append(" and ".join(f"for {asked}" for asked in groups if asked))
     yield Text.assemble((run_id, "bold yellow"), "  ", ("  ".join(filter(None, map(to_one_line, about))), "dim"))
     yield Text(f"  {to_one_line(question.text if question else listed.waiting_for)}")
     command = f"perdure show {shlex.quote(listed.run_id)}"
-    if question is not None and QUESTIONS[question.kind].is_textual:  # a call must be seen before it is approved
+    if question is not None and question.kind == QuestionKind.project:
+        command = f"perdure answer {shlex.quote(listed.run_id)} {'|'.join(map(shlex.quote, question.options))}"
+    elif question is not None and QUESTIONS[question.kind].is_textual:  # a call must be seen before it is approved
         command = f'perdure answer {shlex.quote(listed.run_id)} --question {question.id} "…"'
     yield Text(f"  {command}", style="dim")
 

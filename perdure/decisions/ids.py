@@ -11,6 +11,8 @@ CallArguments = Mapping[str, Any]
 RESUMED_MARK = ".r"
 RUN_PREFIX = "run:"
 FOLLOW_UP_PREFIX = "wf:"
+QUESTION_PREFIX = "question:"
+ADDRESSED_PREFIXES = (FOLLOW_UP_PREFIX, QUESTION_PREFIX)  # of workflows that are no runs, and that people name
 CONVERSATION_PREFIX = "conversation:"
 SCHEDULE_PREFIX = "schedule:"
 NOTICE_PREFIX = "notice:"
@@ -35,8 +37,8 @@ def run_id_of_workflow(workflow_id: str) -> str:
 
 
 def addressed_workflow_id(named: str) -> str:
-    """Return the id of the workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
-    return named if named.startswith(FOLLOW_UP_PREFIX) else run_workflow_id(run_id_of_workflow(named))
+    """Return the id of the workflow that a person names: a run by its id, others with one of `ADDRESSED_PREFIXES`."""
+    return named if named.startswith(ADDRESSED_PREFIXES) else run_workflow_id(run_id_of_workflow(named))
 
 
 def run_start_id(first_execution: str, continued: str | None, *, is_retry: bool) -> str:

@@ -21,6 +21,7 @@ from perdure.contracts.agent import Agent
 from perdure.contracts.models import NO_RESULT
 from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import QuestionView, RunStatus, RunView
+from perdure.decisions.ids import QUESTION_PREFIX
 from perdure.decisions.people.terms import format_sent_by
 from perdure.decisions.run.outcome import event_text, parse_handoff
 from perdure.decisions.run.question import QUESTIONS
@@ -94,7 +95,8 @@ def _format_waiting_run(run: RunInfo, width: int) -> tuple[Text, Text, Text]:
     question = Text(f"  {asked}")
     question.truncate(width, overflow="ellipsis")
     # A person must see a call before they approve it: `show` prints the call, and the commands to decide.
-    needs_context = asked.startswith(CONTEXT_PREFIXES) or len(split_waits(run.waiting_for)) > 1
+    is_shown = asked.startswith(CONTEXT_PREFIXES) or run.run_id.startswith(QUESTION_PREFIX)
+    needs_context = is_shown or len(split_waits(run.waiting_for)) > 1
     command = "perdure show {}" if needs_context else 'perdure answer {} "…"'
     return head, question, Text(f"  {command.format(shlex.quote(run_id))}", style="dim")
 

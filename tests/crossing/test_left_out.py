@@ -36,6 +36,7 @@ QUESTIONS_ELSEWHERE = {
     "definition_changed": "needs a resume by another project: tests/workflows",
     "choice": "needs a start that asks: tests/workflows",
     "recovery": "needs a context that fills up again and again: tests/workflows",
+    "project": "is asked by features: tests/workflows",
 }
 ROUTES_ELSEWHERE = {
     "/healthz": "reads no run",

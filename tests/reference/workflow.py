@@ -30,6 +30,7 @@ from perdure.decisions import ids
 from perdure.features.batches import policies as batch_policies
 from perdure.features.delegation.contract import DelegationState
 from perdure.features.follow_ups.contract import FollowUpState, TopicState
+from perdure.features.project_questions.contract import QuestionInput, QuestionState
 from perdure.process.workflows import all_workflows
 from perdure.workflows import handlers
 from perdure.workflows.execution import (
@@ -67,6 +68,7 @@ IDS = (
     ("Delegation", ids.delegation_workflow_id("<run id>", 3).replace("3", "<step>")),
     ("FollowUp", ids.follow_up_workflow_id("<workflowId>")),
     ("EventTopic", ids.topic_workflow_id("<platform>:<channel>:<message>")),
+    ("ProjectQuestion", f"{ids.QUESTION_PREFIX}<id>"),
 )
 OTHER_IDS = (
     ("the run of a `dedupe_key`", code("k-<digest of the key>"), "two starts with one key find the same run"),
@@ -86,6 +88,7 @@ INPUTS = {
     "Delegation": "a run's own; started by runs alone",
     "FollowUp": "[`cmd.workflow.create`](events.md#cmdworkflowcreate)",
     "EventTopic": '`{"key"}`: the id without `topic:`',
+    "ProjectQuestion": "[QuestionInput](#questioninput)",
 }
 ANSWERS: tuple[type[BaseModel], ...] = (
     RunView,
@@ -95,8 +98,9 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     DelegationState,
     FollowUpState,
     TopicState,
+    QuestionState,
 )
-TAKEN: tuple[type[BaseModel], ...] = (ConversationStart,)
+TAKEN: tuple[type[BaseModel], ...] = (ConversationStart, QuestionInput)
 INNER = ("Snapshot",)  # answers that are a run's own business, and not laid out here
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
 from perdure.features.notices.channels import Channel
 from perdure.features.notices.contract import Notice, NoticeRequest
+from perdure.features.project_questions.contract import QuestionInput
 from perdure.features.starts.contract import InboundEvent, InboundRequest
 from perdure.features.starts.rules import compile_start
 from tests.workflows.conftest import Run, World
@@ -75,6 +76,25 @@ async def begins_shared_calls(it: World) -> Run:
         await shared.execute_update("reserve", {"run": run, "calls": [call], "needs_history": True})
     await shared.cancel()
     return shared
+
+
+def begins_question(*, is_settled: bool) -> Callable[[World], Awaitable[Run]]:
+    """A question of the project, which is settled by its feature, or answered by a person."""
+
+    async def begin(it: World) -> Run:
+        _open_project(it)
+        name = f"q-{it.queue}"
+        question = QuestionInput(id=name, subject="gone", text="may it go on?", options=("yes", "no"))
+        asked = await it.start_raw(question, workflow_type="ProjectQuestion", id=f"question:{name}")
+        await asked.signal("wait", {"workflow_id": "run:waits"})
+        if is_settled:
+            await asked.signal("human_input", {"option": "perhaps"})
+            await asked.signal("settle", {"option": "yes", "by": "ann"})
+        else:
+            await asked.execute_update("answer", {"option": "yes", "by": "ann"})
+        return asked
+
+    return begin
 
 
 def begins_event(start: str) -> Callable[[World], Awaitable[Run]]:

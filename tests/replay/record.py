@@ -65,7 +65,17 @@ async def format_end(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
-    if kind in ("EventTopic", "Conversation", "ModelBatches", "Notify", "Inbound", "SharedCalls", "Pauses"):
+    ends = (
+        "EventTopic",
+        "Conversation",
+        "ModelBatches",
+        "Notify",
+        "Inbound",
+        "SharedCalls",
+        "Pauses",
+        "ProjectQuestion",
+    )
+    if kind in ends:
         try:
             await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:

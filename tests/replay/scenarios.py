@@ -60,7 +60,13 @@ from tests.replay.pause_plays import (
     pauses_of_a_held_run,
     pauses_that_move,
 )
-from tests.replay.people_plays import begins_announced, begins_event, begins_notice, begins_shared_calls
+from tests.replay.people_plays import (
+    begins_announced,
+    begins_event,
+    begins_notice,
+    begins_question,
+    begins_shared_calls,
+)
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.replay.run_plays import (
     BUSY,
@@ -445,6 +451,8 @@ SCENARIOS = (
     Scenario("event-begins-a-run", "over", [FINISH], type="Inbound", begins=begins_event("run")),
     Scenario("event-begins-a-turn", "over", [FINISH], type="Inbound", begins=begins_event("turn")),
     Scenario("event-begins-nothing", "cancelled", [FINISH], type="Inbound", begins=begins_event("unusable")),
+    Scenario("project-question", "over", [], type="ProjectQuestion", begins=begins_question(is_settled=False)),
+    Scenario("project-question-settled", "over", [], type="ProjectQuestion", begins=begins_question(is_settled=True)),
     Scenario("shared-calls", "cancelled", [], type="SharedCalls", begins=begins_shared_calls),
     # rotated
     Scenario(

@@ -60,6 +60,8 @@ class HumanInput(StrictModel):
     call; optional before."""
     text: str | None = Field(default=None, max_length=200_000)
     """The answer, the reason for a denial, or the result for `use_result`."""
+    option: str | None = Field(default=None, max_length=100, exclude_if=lambda option: option is None)
+    """The option of a [project question](../approvals.md#project-questions), to which `text` may add something."""
     attachments: Attachments = omit_default(())
     """Images and PDF that belong to the answer of a `question`."""
     decision: Decision | None = None
@@ -118,6 +120,7 @@ class QuestionKind(StrEnum):
     thrash = "thrash"  # the agent is in a loop
     choice = "choice"  # a choice before the work begins
     recovery = "recovery"  # the context fills up faster than it can be cleared
+    project = "project"  # many runs wait for one answer, such as a login
 
 
 class AskedTerms(ApprovalTerms):

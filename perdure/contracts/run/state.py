@@ -351,6 +351,8 @@ class QuestionView(FrozenModel):
     """The number of times that a person changed the call. Then an answer must name the call by its digest."""
     group: int = omit_default(0)
     """The number of times that the question was passed on to another group, as the time of the one before was over."""
+    link: str = omit_default("")
+    """A path of the gateway. A POST to it returns `url`, an address at which a person settles the matter."""
 
 
 class PendingView(FrozenModel):

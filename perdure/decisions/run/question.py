@@ -47,6 +47,7 @@ QUESTIONS: Mapping[str, QuestionRow] = {
         "the agent loses context", "losing context", (Decision.proceed, Decision.stop), takes_own_words=True
     ),
     QuestionKind.choice: QuestionRow("an input has to be chosen", "choose: {text}"),
+    QuestionKind.project: QuestionRow("the project asks", "asks: {text}"),
 }
 
 HAS_CHANGED = "a person has changed its arguments; look at the call as it is now, and answer with its digest"
@@ -97,6 +98,8 @@ def answer_rejection(question: Question, answer: HumanInput, requesters: Sequenc
 
 
 def _is_beyond_the_call(question: Question, answer: HumanInput) -> str | None:
+    if answer.option is not None and question.kind is not QuestionKind.project:
+        return f"question {question.id} takes no option"
     approves = (question.kind, answer.decision) == (QuestionKind.approval, Decision.approve)
     if answer.arguments is not None and not approves:
         return f"question {question.id} takes changed arguments only with the approval of a call"
@@ -109,8 +112,8 @@ def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
     row = QUESTIONS[question.kind]
     if answer.attachments and question.kind is not QuestionKind.question:
         return f"question {question.id} takes no attachments"
-    if question.kind is QuestionKind.choice:
-        is_one = answer.text in question.options
+    if question.kind in (QuestionKind.choice, QuestionKind.project):
+        is_one = (answer.option or answer.text) in question.options
         return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"
     says_something = bool((answer.text or "").strip() or answer.attachments)
     if row.is_textual:

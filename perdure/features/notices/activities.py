@@ -11,10 +11,17 @@ from perdure.activities.parts import WorkerParts
 from perdure.activities.project import Project
 from perdure.activities.security import redact_model
 from perdure.activities.temporal import IgnoreMissing
-from perdure.contracts.run.state import RunView
+from perdure.contracts.models import FrozenModel
+from perdure.contracts.run.state import QuestionView
 from perdure.decisions.ids import run_workflow_id
 from perdure.features.notices.channels import NOT_DELIVERED, channels_of
 from perdure.features.notices.contract import NoticeDelivery, OpenQuestion
+
+
+class _Asking(FrozenModel):
+    """The open questions, of a run or of the project."""
+
+    questions: tuple[QuestionView, ...] = ()
 
 
 class Notices:
@@ -51,7 +58,7 @@ class Notices:
         if (await handle.describe()).close_time is not None:
             return False
         try:
-            view: RunView = await handle.query("state", result_type=RunView)
+            view: _Asking = await handle.query("state", result_type=_Asking)
         except WorkflowQueryFailedError:  # rejected at its start
             return False
         wanted = question.question_id, question.group, question.call

@@ -190,7 +190,8 @@ export function usePlace() {
 
 function readPlace() {
   const [path, query = ""] = location.hash.slice(1).split("?");
-  const parts = path.startsWith("/") ? path.slice(1).split("/") : path ? ["run", path] : ["now"];
+  const isRun = path && !decodeURIComponent(path).startsWith("question:");
+  const parts = path.startsWith("/") ? path.slice(1).split("/") : isRun ? ["run", path] : ["now"];
   const [screen, id = "", tab = ""] = parts.map(decodeURIComponent);
   return { screen, id, tab, query: new URLSearchParams(query) };
 }

@@ -13,10 +13,11 @@ export const TITLES = {
   thrash: "The agent goes in circles",
   recovery: "The agent loses context",
   choice: "An input has to be chosen",
+  project: "The project asks",
 };
 /** @type {Record<string, string>} */
 const LABELS = { approve_tool: "approve for this run" };
-const TAKE_TEXT = ["question", "thrash", "recovery", "resume_unsafe", "approval"];
+const TAKE_TEXT = ["question", "thrash", "recovery", "resume_unsafe", "approval", "project"];
 const FILES = "image/png,image/jpeg,image/webp,image/gif,application/pdf";
 
 /**
@@ -84,13 +85,15 @@ export function QuestionCard({ asked, tools, chosen, choose, canAnswer, withRun 
     </header>
     ${
       withRun &&
-      html`<p class="about"><${RunLink} id=${runId} /> · ${asked.agent}${asked.goal && html` · ${brief(asked.goal, 200)}`}</p>`
+      (question?.kind === "project"
+        ? html`<p class="about">${countText(asked.runs ?? 0, "run")} asked for it · <code>${runId}</code></p>`
+        : html`<p class="about"><${RunLink} id=${runId} /> · ${asked.agent}${asked.goal && html` · ${brief(asked.goal, 200)}`}</p>`)
     }
     ${
       question
         ? html`<${About} question=${question} />
           <${Terms} question=${question} />
-          ${withRun && !runId.startsWith("wf:") && html`<${Before} runId=${runId} />`}
+          ${withRun && !runId.startsWith("wf:") && question.kind !== "project" && html`<${Before} runId=${runId} />`}
           ${canAnswer && html`<${AnswerForm} key=${question.call ?? ""} ...${{ runId, question, tools, onDone }} />`}`
         : html`<p class="quiet">No worker answers now, so the question itself is not known.</p>`
     }
@@ -209,6 +212,7 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const { busy, error, act } = useAction();
   const isApproval = question.kind === "approval" && question.arguments;
   const isTextual = question.kind === "question" || question.kind === "choice";
+  const isProject = question.kind === "project";
   const schema = tools?.get(question.tool)?.input_schema ?? schemaOf(question.arguments ?? {});
   const faults = edited === null ? [] : faultsIn(schema, edited);
   const send = (/** @type {any} */ answer) =>
@@ -216,7 +220,7 @@ function AnswerForm({ runId, question, tools, onDone }) {
       if (files.length) answer.attachments = await uploadAll(files);
       await request(runPath(runId, "/answer"), { body: { ...namedIn(question), ...answer } });
       onDone?.(
-        `${runId}: ${question.tool ? `${question.tool} ` : ""}${words(answer.decision ?? "answered")}`,
+        `${runId}: ${question.tool ? `${question.tool} ` : ""}${answer.option ?? words(answer.decision ?? "answered")}`,
       );
       lookAgain();
     });
@@ -226,9 +230,18 @@ function AnswerForm({ runId, question, tools, onDone }) {
       ...(text.trim() ? { text: text.trim() } : {}),
       ...(edited !== null && option === "approve" ? { arguments: edited } : {}),
     });
+  /** Go where a person settles the matter, such as a login. */
+  const follow = () =>
+    act(async () => {
+      const { url } = await request(question.link, { method: "POST" });
+      if (!/^https?:/.test(url)) throw new Error("the address is no web page");
+      location.assign(url);
+    });
+  const choose = (/** @type {string} */ option) =>
+    send({ option, ...(text.trim() ? { text: text.trim() } : {}) });
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
-    if (question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button only, not by Enter
+    if (isProject || question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button only, not by Enter
     if (text.trim() || files.length) send(text.trim() ? { text: text.trim() } : {});
   };
   return html`<form class="answer" onSubmit=${submit}>
@@ -255,10 +268,15 @@ function AnswerForm({ runId, question, tools, onDone }) {
     />`
     }
     <span class="decisions">
+      ${
+        question.link &&
+        html`<button type="button" class="first" data-option="link" disabled=${busy} onClick=${follow}>go there</button>`
+      }
       ${question.options.map((/** @type {string} */ option) => {
         const isFirst = option === "approve";
-        const label = LABELS[option] ?? (isTextual ? option : words(option));
-        const act = () => (isTextual ? send({ text: option }) : decide(option));
+        const label = LABELS[option] ?? (isTextual || isProject ? option : words(option));
+        const act = () =>
+          isProject ? choose(option) : isTextual ? send({ text: option }) : decide(option);
         return html`<button
           type="button"
           data-option=${option}

@@ -100,6 +100,8 @@ class AnswerBody(StrictModel):
     """The text of the question as the person saw it, for the record."""
     text: str | None = Field(default=None, max_length=200_000)
     """The answer; for a denial, the reason; with `use_result`, the result."""
+    option: str | None = Field(default=None, max_length=100)
+    """The option of a project question."""
     decision: Decision | None = None
     """A decision that the [question](events.md#decisions) allows."""
     attachments: Attachments = ()
@@ -351,7 +353,7 @@ async def read_run_record(gateway: CurrentGateway, run_id: RunId, response: Resp
 
 @router.post("/{run_id}/answer", dependencies=[needs_scope(Scope.answer)])
 async def answer_run(gateway: CurrentGateway, holder: CurrentCaller, run_id: RunId, body: AnswerBody) -> RunReference:
-    """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
+    """Answer the open question of a run, a follow-up (`wf:…`) or the project (`question:…`); 409 if it is rejected."""
     require_readable(holder, body.attachments)
     try:
         await gateway.perdure.get_run(run_id).send_answer(HumanInput(**body.model_dump(), by=holder.name))
