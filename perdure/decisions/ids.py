@@ -18,6 +18,7 @@ SCHEDULE_PREFIX = "schedule:"
 NOTICE_PREFIX = "notice:"
 INBOUND_PREFIX = "start:"
 UPLOADS_STORE = "files:uploads"  # the store of uploaded files; no id of a run
+GRANTS_STORE = "mcp:grants"  # the store of OAuth grants, and of logins; no id of a run
 GATEWAY_STORE = "gateway:keys"  # the store of the key that signs sessions of the page; no id of a run
 _DELEGATION = "/delegation:"
 _AGAIN = re.compile(r"~[0-9a-f]{12}$")  # the end of a `key_id`

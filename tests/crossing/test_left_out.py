@@ -47,6 +47,8 @@ ROUTES_ELSEWHERE = {
     "/v1/dead-letters": "tests/gateway/test_lists.py",
     "/v1/events": "tests/gateway/test_webhooks.py",
     "/v1/follow-ups": "tests/gateway/test_lists.py",
+    "/v1/mcp/callback": "tests/gateway/test_mcp_logins.py, as the next one",
+    "/v1/mcp/{name}/login": "",
     "/v1/mailboxes": "tests/gateway/test_lists.py",
     "/v1/overview": "tests/gateway/test_lists.py",
     "/v1/runs/{run_id}/fork": "tests/gateway/test_runs.py, as the next three",

@@ -50,6 +50,7 @@ ROUTES = [
     ("POST", "/v1/events", "events:publish"),
     ("POST", "/v1/files", "runs:start"),
     ("POST", "/v1/runs/nobody/answers", "human:answer"),
+    ("POST", "/v1/mcp/{name}/login", "human:answer"),
     ("GET", "/v1/runs/nobody/artifacts", "runs:read"),
     ("GET", "/v1/runs/nobody/artifacts/{path}", "runs:read"),
     ("GET", "/v1/runs/nobody/media/{sha256}", "runs:read"),
@@ -66,6 +67,7 @@ OPEN = {
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("POST", "/v1/webhooks/{name}"),
+    ("GET", "/v1/mcp/callback"),
     *((method, "/v1/session") for method in ("GET", "POST", "DELETE")),
 }
 

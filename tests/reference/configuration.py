@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from perdure.contracts.run.limits import LimitOverrides
 from perdure.decisions.run.limits import DEFAULTS
 from perdure.features.follow_ups.settings import OutboxSettings
-from perdure.features.mcp.settings import _Http, _Stdio
+from perdure.features.mcp.settings import McpAccessSettings, _Http, _Stdio
 from perdure.features.notices.settings import NotifySettings
 from perdure.features.starts.settings import StartSettings
 from perdure.features.web_ui.settings import WebUiSettings
@@ -102,6 +102,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "prices": _of(PriceSettings),
     "tools": _tools,
     "fetch": _of(FetchSettings),
+    "mcp": _of(McpAccessSettings),
     "outbox": _of(OutboxSettings),
     "notify": _of(NotifySettings),
     "start": _of(StartSettings),

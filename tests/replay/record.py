@@ -28,6 +28,16 @@ HISTORIES = Path(__file__).parent / "histories"
 AT_A_TIME = 6
 PATIENCE = 120.0  # seconds for a scenario that takes a few
 SUFFIX = ".json.gz"
+RETURNING = (
+    "EventTopic",
+    "Conversation",
+    "ModelBatches",
+    "Notify",
+    "Inbound",
+    "SharedCalls",
+    "Pauses",
+    "ProjectQuestion",
+)
 
 
 @cache

@@ -1,10 +1,14 @@
 """The MCP client: tools of the servers in `.mcp.json`, pinned as a person accepted them.
 
-commands     the MCP servers of `tools`
+commands     the MCP servers of `tools`, and the logins to them
+login        a login by OAuth: its link, and the code that comes back
+loopback     a login at the terminal
 offer        the tools of the servers, as accepted in the lock file
+questions    the question of the project that asks for a login
+routes       logins at the gateway
 rules        names and effects of the tools, and changes to their definitions
-settings     `.mcp.json`
-activities/  connections to servers, the lock file, and the tool kind `mcp`
+settings     `.mcp.json` and `[mcp.NAME]`
+activities/  connections to servers, grants, the lock file, and the tool kind `mcp`
 """
 
 from perdure.registry import Feature, ToolSource
@@ -19,5 +23,8 @@ FEATURE = Feature(
         print_servers="perdure.features.mcp.commands:print_servers",
         print_unseen="perdure.features.mcp.commands:print_unseen_servers",
     ),
+    tables=("perdure.features.mcp.settings:MCP",),
+    routes="perdure.features.mcp.routes:router",
+    gateway="perdure.features.mcp.routes:open_logins",
     project_checks=("perdure.features.mcp.commands:check_servers",),
 )

@@ -1,19 +1,35 @@
-"""The MCP servers in `perdure tools`: comparing their tools with the accepted ones, and accepting them."""
+"""The MCP servers in `perdure tools`: their tools beside the accepted ones, and accepting them; and logins."""
 
+import getpass
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.contracts.tool import Pin, PinState
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.tools import schema_texts
+from perdure.features.mcp.activities.config import HttpServer
 from perdure.features.mcp.activities.lock import LOCK_FILE_NAME
-from perdure.features.mcp.offer import ServerStatus, accept_tools, read_accepted, server_statuses
+from perdure.features.mcp.offer import (
+    ServerStatus,
+    accept_tools,
+    open_grants,
+    read_accepted,
+    server_statuses,
+    servers_with_access,
+)
 from perdure.features.mcp.rules import effect_of, render_visible_line, tool_name
 from perdure.registry import Check
-from perdure.settings import Settings
-from perdure.terminal.command import console
+from perdure.session import Needs, open_session
+from perdure.settings import ProjectError, Settings, load_settings
+from perdure.terminal.command import as_json_option, async_command, console, format_examples
+from perdure.terminal.report import format_age
+
+if TYPE_CHECKING:
+    from perdure.features.mcp.activities.grants import Grant
 
 PIN_STATE_TEXTS = {
     PinState.pinned: "as accepted",
@@ -38,6 +54,8 @@ async def print_servers(settings: Settings, take: str | None, *, as_json: bool) 
     else:
         for server in servers:
             _print_server(server, PIN_STATE_TEXTS if take is None else ACCEPTED_TEXTS)
+        for row in await read_logins(settings):
+            console.print(f"{row['server']}: {row['state']}", soft_wrap=True, markup=False, highlight=False)
         if not servers:
             console.print("there is no MCP server in .mcp.json")
         elif take is not None and any(server.down is None for server in servers):
@@ -93,7 +111,11 @@ async def check_servers(settings: Settings) -> list[Check]:
     except ReportedError as error:
         return [Check("MCP servers", ok=False, found=str(error))]
     found = "; ".join(map(_format_server_status, servers))
-    return [Check("MCP servers", ok=all(server.is_settled for server in servers), found=found)]
+    checks = [Check("MCP servers", ok=all(server.is_settled for server in servers), found=found)]
+    if logins := await read_logins(settings):
+        stated = "; ".join(f"{row['server']}: {row['state']}" for row in logins)
+        checks.append(Check("MCP logins", ok=not any(row["needs_login"] for row in logins), found=stated))
+    return checks
 
 
 def _format_server_status(standing: ServerStatus) -> str:
@@ -104,3 +126,85 @@ def _format_server_status(standing: ServerStatus) -> str:
     other = [f"{tool} {state}" for tool, state in standing.tools.items() if state is not PinState.pinned]
     refused = "".join(f"; {tool!a} is not offered: {reason}" for tool, reason in standing.refused.items())
     return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}{refused}"
+
+
+@click.command("login", epilog=format_examples("mcp login tickets", "mcp login tickets --no-browser"))
+@click.argument("name", metavar="NAME")
+@click.option("--browser/--no-browser", default=True, help="Open the link here; it is printed in any case.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port that the login comes back to.")
+@click.option("--by", help="Your name, kept with the grant.")
+@async_command()
+async def login_command(name: str, *, browser: bool, port: int, by: str | None) -> int:
+    """Log in to a remote MCP server by OAuth, for the whole project.
+
+    The server is one of .mcp.json, with auth = "oauth" in [mcp.NAME] of perdure.toml. Runs that wait for it go on.
+    """
+    from perdure.features.mcp.loopback import log_in
+    from perdure.features.mcp.questions import settle_login
+
+    settings = load_settings(strict=False)
+    server = servers_with_access(settings).get(name)
+    if not isinstance(server, HttpServer) or server.oauth is None:
+        raise ProjectError(f'MCP server {name} has no auth = "oauth": write it to [mcp.{name}] of perdure.toml')
+    if server.oauth.is_machine:
+        raise ProjectError(f"MCP server {name} is used by client credentials, which need no login")
+    store = open_grants(settings)
+    grant = await log_in(server, store, port, by or getpass.getuser(), _show_link(is_opened=browser))
+    console.print(f"logged in to {name}", markup=False)
+    async with open_session(settings, Needs.nothing) as session:
+        await settle_login(session.client, store, grant)
+    return 0
+
+
+def _show_link(*, is_opened: bool) -> Callable[[str], None]:
+    def show(url: str) -> None:
+        click.echo(f"open this link to log in:\n{url}")
+        if is_opened:
+            click.launch(url)
+
+    return show
+
+
+@click.command("logins", epilog=format_examples("mcp logins", "mcp logins --json"))
+@as_json_option
+@async_command()
+async def logins_command(*, as_json: bool) -> int:
+    """List the logins to remote MCP servers, without their secrets.
+
+    The exit code is 1 if a server needs a login.
+    """
+    rows = await read_logins(load_settings(strict=False))
+    for row in rows:
+        click.echo(json.dumps(row) if as_json else f"{row['server']}: {row['state']}")
+    if not rows and not as_json:
+        console.print('no MCP server has auth = "oauth" in perdure.toml', markup=False)
+    return 1 if any(row["needs_login"] for row in rows) else 0
+
+
+async def read_logins(settings: Settings) -> list[dict[str, Any]]:
+    """Return the logins as JSON, without secrets. Raises ReportedError."""
+    servers = [each for each in servers_with_access(settings).values() if isinstance(each, HttpServer) and each.oauth]
+    if not servers:
+        return []
+    store, rows = open_grants(settings), list[dict[str, Any]]()
+    for server in servers:
+        grant = await store.read(server.name)
+        needs = not (server.oauth and server.oauth.is_machine) and (grant is None or bool(grant.ended))
+        fields = {"by", "granted_at", "scope", "issuer", "generation"}
+        known = grant.model_dump(mode="json", include=fields) if grant else {}
+        state = _format_login(server.name, grant, needs=needs)
+        rows.append({"server": server.name, "needs_login": needs, "state": state, **known})
+    return rows
+
+
+def _format_login(server: str, grant: "Grant | None", *, needs: bool) -> str:
+    if needs:
+        return f"needs a login{f': {grant.ended}' if grant else ''}: perdure mcp login {server}"
+    if grant is None:
+        return "client credentials, not used yet"
+    ends = (
+        f"{datetime.fromtimestamp(grant.expires_at, UTC):%Y-%m-%d %H:%M:%S} UTC" if grant.expires_at else "no set time"
+    )
+    is_renewed = grant.refresh_token or grant.by == "client credentials"
+    then = "renewed by itself" if is_renewed else "then it needs a login"
+    return f"logged in by {grant.by}, {format_age(grant.granted_at)} ago; its token lasts until {ends}, {then}"

@@ -4,17 +4,19 @@ The MCP SDK takes a second to load, so functions that need it import it.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perdure.activities.tools.interface import Tool
+from perdure.codec import CODEC_KEYS_VARIABLE
 from perdure.contracts.agent import Agent
 from perdure.contracts.tool import Pin, PinnedProgram, PinState, ToolRoute
+from perdure.decisions.ids import GRANTS_STORE
 from perdure.decisions.tools import SEPARATOR, api_rejection, server_of_tool
-from perdure.features.mcp.activities.config import HttpServer, McpServer, StdioServer, program_of
+from perdure.features.mcp.activities.config import HttpServer, McpServer, OAuthAccess, StdioServer, program_of
 from perdure.features.mcp.activities.lock import (
     LOCK_FILE_NAME,
     AcceptedTools,
@@ -24,6 +26,7 @@ from perdure.features.mcp.activities.lock import (
     read_lock,
 )
 from perdure.features.mcp.rules import diff_pins, effect_of, is_looser, pin_states, tool_name
+from perdure.features.mcp.settings import MCP, McpAccessSettings
 from perdure.process.project import ToolOffer
 from perdure.settings import ProjectError, Settings
 from perdure.settings.problems import format_suggestion
@@ -31,6 +34,7 @@ from perdure.settings.tools import McpToolSettings, tool_route
 
 if TYPE_CHECKING:
     from perdure.features.mcp.activities.connection import Connections, McpUnreachableError
+    from perdure.features.mcp.activities.grants import GrantKeeper, GrantStore
 
 _log = logging.getLogger(__name__)
 
@@ -116,18 +120,66 @@ def _create_connections(settings: Settings, pins: AcceptedTools | None = None) -
     """Return connections to all servers; with `pins`, they start accepted programs only."""
     from perdure.features.mcp.activities.connection import Connections
 
-    servers = _servers_of(settings).values()
-    return Connections(servers, settings.secrets.redact, None if pins is None else pins.programs)
+    servers = servers_with_access(settings)
+    programs = None if pins is None else pins.programs
+    return Connections(servers.values(), settings.secrets.redact, programs, keepers_of(settings, servers.values()))
 
 
-def _servers_of(settings: Settings) -> dict[str, McpServer]:
-    """Return the servers of the settings as `read_servers` made them."""
-    return {name: row for name, row in settings.servers.items() if isinstance(row, StdioServer | HttpServer)}
+def keepers_of(settings: Settings, servers: Iterable[McpServer]) -> dict[str, "GrantKeeper"]:
+    """Return what keeps the tokens of the servers that need one. Raises ProjectError."""
+    remote = [server for server in servers if isinstance(server, HttpServer) and server.oauth]
+    if not remote:
+        return {}
+    from perdure.features.mcp.activities.grants import GrantKeeper
+    from perdure.features.mcp.login import MachineKeeper
+
+    store = open_grants(settings)
+    return {
+        server.name: MachineKeeper(server, store) if server.oauth.is_machine else GrantKeeper(server.name, store)
+        for server in remote
+        if server.oauth
+    }
 
 
 def _programs_of(settings: Settings, names: Iterable[str]) -> dict[str, PinnedProgram]:
     servers = [settings.servers[name] for name in names]
     return {server.name: program_of(server) for server in servers if isinstance(server, StdioServer)}
+
+
+def servers_with_access(settings: Settings) -> dict[str, McpServer]:
+    """Return the servers as `read_servers` made them, with their access. Raises ProjectError."""
+    rows = MCP.of(settings.file)
+    own = {name: row for name, row in settings.servers.items() if isinstance(row, StdioServer | HttpServer)}
+    return own | dict(_read_access(settings, own, rows))
+
+
+def _read_access(
+    settings: Settings, servers: Mapping[str, McpServer], rows: Mapping[str, McpAccessSettings]
+) -> Iterator[tuple[str, HttpServer]]:
+    for name, row in rows.items():
+        place, server = settings.at("mcp", name), servers.get(name)
+        if server is None:
+            raise ProjectError(
+                f"{place}: there is no MCP server {name!r} in .mcp.json{format_suggestion(name, servers)}"
+            )
+        if not isinstance(server, HttpServer):
+            raise ProjectError(f"{place}: auth is for a server at a URL, and {name} is a program")
+        if any(header.lower() == "authorization" for header in server.headers):
+            raise ProjectError(f"{place}: .mcp.json gives {name} a header Authorization: remove it, or auth")
+        secret = settings.access["mcp"][name]
+        if row.client_secret_env and secret is None:
+            raise ProjectError(f"{place}: {row.client_secret_env} is not set")
+        access = OAuthAccess(row.grant == "client", row.client_id, secret, row.scope, row.approvers)
+        yield name, replace(server, oauth=access)
+
+
+def open_grants(settings: Settings) -> "GrantStore":
+    """Return the grants of the project. Raises ProjectError if they could not be encrypted."""
+    if settings.codec is None:
+        raise ProjectError(f"OAuth grants are encrypted: set {CODEC_KEYS_VARIABLE} for workers and commands alike")
+    from perdure.features.mcp.activities.grants import GrantStore
+
+    return GrantStore(settings.stores.of(GRANTS_STORE), settings.codec)
 
 
 async def _accept_new_servers(settings: Settings, connections: "Connections", names: list[str]) -> AcceptedTools:

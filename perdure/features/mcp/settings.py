@@ -1,21 +1,28 @@
-"""`.mcp.json`: the MCP servers of a project, in the format that other agents read too.
+"""`.mcp.json`: the MCP servers of a project, in the format that other agents read too; and `[mcp.NAME]`.
 
-Unknown fields are ignored, because they may belong to other agents.
+Unknown fields of `.mcp.json` are ignored, because they may belong to other agents.
 """
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from perdure.contracts.models import MAX_NESTING
+from perdure.contracts.models import MAX_NESTING, StrictModel
 from perdure.contracts.strict_input import JsonError, parse_strict_json
 from perdure.decisions.errors import format_validation_error
 from perdure.features.mcp.activities.config import START_TIMEOUT, HttpServer, McpServer, StdioServer
 from perdure.features.mcp.rules import is_server_name
-from perdure.settings.problems import ProjectError, collecting, path_from, read_project_text, resolve_path
+from perdure.settings.problems import (
+    ProjectError,
+    collecting,
+    path_from,
+    read_project_text,
+    resolve_path,
+)
+from perdure.settings.tables import Table
 
 HTTP = ("http", "streamable-http")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -117,3 +124,46 @@ def _expand_variables(value: Any, env: Mapping[str, str], missing: list[str]) ->
             return [_expand_variables(inner, env, missing) for inner in value]
         case _:
             return value
+
+
+class McpAccessSettings(StrictModel):
+    """How a remote server of `.mcp.json` is used: by [OAuth](../mcp.md#log-in-by-oauth)."""
+
+    auth: Literal["oauth"]
+    """`oauth`."""
+    grant: Literal["project", "client", "requester"] = "project"
+    """`project`: a person logs in for the project. `client`: the client's own credentials, without a person."""
+    client_id: str | None = Field(default=None, min_length=1, max_length=2000)
+    """The client's id, if the authorization server does not register clients by itself."""
+    client_secret_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The variable that holds the client's secret."""
+    scope: str | None = Field(default=None, max_length=2000)
+    """The scopes to ask for, separated by blanks. By default those that the server names."""
+    approvers: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
+    """The groups of `[people]` whose members may log in at the gateway. By default only `perdure mcp login` can."""
+
+    @model_validator(mode="after")
+    def _check_grant(self) -> Self:
+        if self.grant == "requester":
+            raise ValueError('grant = "requester" is not supported yet: a grant belongs to the project')
+        if self.grant == "client" and not (self.client_id and self.client_secret_env):
+            raise ValueError('grant = "client" needs client_id and client_secret_env')
+        if self.grant == "client" and self.approvers:
+            raise ValueError('approvers are for a login: grant = "client" needs none')
+        return self
+
+
+def _read_client_secrets(
+    rows: Mapping[str, McpAccessSettings], env: Mapping[str, str], _faults: list[ProjectError]
+) -> dict[str, str | None]:
+    """Return the client secrets by server; None if there is none, or its variable is not set."""
+    return {name: env.get(row.client_secret_env or "") or None for name, row in rows.items()}
+
+
+MCP: Table[dict[str, McpAccessSettings]] = Table(
+    "mcp",
+    dict[str, McpAccessSettings],
+    {},
+    read=_read_client_secrets,
+    secrets=lambda rows: [row.client_secret_env for row in rows.values()],
+)

@@ -34,6 +34,7 @@ from perdure.decisions.run.outcome import event_text
 from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.formatting import truncate
 from perdure.decisions.text.visible_text import render_values
+from perdure.features.mcp.commands import login_command, logins_command
 from perdure.python_client import Perdure
 from perdure.session import Needs, Session, open_session
 from perdure.settings import load_settings
@@ -41,18 +42,23 @@ from perdure.terminal.command import format_examples, run_async
 from perdure.terminal.follow import stop_event
 
 
-@click.command("mcp", epilog=format_examples("mcp", "mcp --may-approve"))
+@click.group(
+    "mcp", invoke_without_command=True, epilog=format_examples("mcp", "mcp --may-approve", "mcp login tickets")
+)
 @click.option(
     "--may-approve",
     is_flag=True,
     help="Let the client decide questions for people: approvals, and calls with an unknown outcome.",
 )
-def mcp_command(may_approve: bool) -> None:
+@click.pass_context
+def mcp_command(context: click.Context, may_approve: bool) -> None:
     """Serve runs to an MCP client over standard input and output.
 
     It exits when the input is closed. The client can start, inspect, await, answer and cancel runs. The client is a
     model, so approvals are left to a person: see perdure approve.
     """
+    if context.invoked_subcommand is not None:  # of the MCP client: its servers
+        return
     sent, received = _claim_stdio()  # before any module is loaded that could print
 
     async def main() -> int:
@@ -72,6 +78,10 @@ def mcp_command(may_approve: bool) -> None:
         return 0
 
     run_async(main)
+
+
+mcp_command.add_command(login_command)
+mcp_command.add_command(logins_command)
 
 
 def _claim_stdio() -> tuple[int, int]:

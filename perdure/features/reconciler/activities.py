@@ -317,8 +317,8 @@ class StoreChecks:
         if run_id is None:
             self.unjudged += 1
             return
-        if run_id == ids.GATEWAY_STORE or ids.conversation_id_of(run_id) != run_id:
-            return  # the gateways' own, or a conversation's, which stays: the conversation may continue
+        if run_id in (ids.GATEWAY_STORE, ids.GRANTS_STORE) or ids.conversation_id_of(run_id) != run_id:
+            return  # the gateways', grants, or a conversation's, which stays: the conversation may continue
         store = self._stores.of(run_id)
         try:
             if run_id == ids.UPLOADS_STORE:

@@ -3,6 +3,7 @@
 config      The servers of `.mcp.json`
 connection  One shared connection a server
 listing     The tools of a server
+grants      Tokens by OAuth, their lease and their refresh
 lock        `mcp.lock.json`
 stdio       Servers that run as programs
 tool        The kind `mcp`

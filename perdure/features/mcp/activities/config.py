@@ -40,6 +40,17 @@ class StdioServer:
 
 
 @dataclass(frozen=True)
+class OAuthAccess:
+    """How a server is used by OAuth (`[mcp.NAME]`). `is_machine`: by client credentials, without a person."""
+
+    is_machine: bool = False
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    scope: str | None = None
+    approvers: tuple[str, ...] = ()  # groups whose members may log in at the gateway
+
+
+@dataclass(frozen=True)
 class HttpServer:
     """A server at a URL, over streamable HTTP."""
 
@@ -48,6 +59,7 @@ class HttpServer:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     missing: str | None = None
     start_timeout: float = START_TIMEOUT  # seconds to start and to list its tools
+    oauth: OAuthAccess | None = None
 
     @property
     def env(self) -> Mapping[str, str]:

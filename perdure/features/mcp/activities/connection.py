@@ -32,6 +32,7 @@ from perdure.contracts.bounds import Backoff
 from perdure.contracts.tool import Pin, PinnedProgram
 from perdure.decisions.errors import format_validation_error
 from perdure.features.mcp.activities.config import HttpServer, McpServer, StdioServer, program_of
+from perdure.features.mcp.activities.grants import GrantError, GrantKeeper, NeedsLoginError, StoredAuth
 from perdure.features.mcp.activities.listing import list_offerable_tools
 from perdure.features.mcp.activities.stdio import MAX_MESSAGE_LINE, running_server
 from perdure.features.mcp.rules import render_visible_line
@@ -74,7 +75,9 @@ class _Decoded(httpx2.AsyncByteStream):
         await self.stream.aclose()
 
 
-def http_client(server: HttpServer, connect: float, on_said: Callable[[str], None]) -> httpx2.AsyncClient:
+def http_client(
+    server: HttpServer, connect: float, on_said: Callable[[str], None], auth: httpx2.Auth | None = None
+) -> httpx2.AsyncClient:
     """Return the client. `connect` is in seconds; there is no read timeout, since calls have their own."""
 
     async def report_refusal(response: httpx2.Response) -> None:
@@ -84,6 +87,7 @@ def http_client(server: HttpServer, connect: float, on_said: Callable[[str], Non
     return httpx2.AsyncClient(
         transport=_Bounded(trust_env=False),
         headers=dict(server.headers),
+        auth=auth,
         timeout=httpx2.Timeout(connect, read=None),
         event_hooks={"response": [report_refusal]},
     )
@@ -124,9 +128,14 @@ class Connection:
     """The connection to one server. Nothing is started before the first call."""
 
     def __init__(
-        self, server: McpServer, redact: Callable[[str], str] = str, accepted: PinnedProgram | None = None
+        self,
+        server: McpServer,
+        redact: Callable[[str], str] = str,
+        accepted: PinnedProgram | None = None,
+        keeper: GrantKeeper | None = None,
     ) -> None:
         self.server = server
+        self.keeper = keeper
         self._program = accepted
         self._redact = redact
         self._link: _Link | None = None
@@ -143,8 +152,27 @@ class Connection:
     async def tools(self, *, refresh: bool = False) -> Mapping[str, Pin]:
         """Return the tools that can be offered. Raises McpUnreachableError.
 
-        They are listed again if the server reported a change, and always with `refresh`.
+        They are listed again if the server reported a change, and always with `refresh`. Raises NeedsLoginError.
         """
+        await self.authorize()
+        try:
+            return await self._list_tools(refresh=refresh)
+        except McpUnreachableError:
+            await self.authorize()  # the server may have rejected the token
+            raise
+
+    async def authorize(self) -> None:
+        """Have a token for a server that needs one. Raises NeedsLoginError, McpUnreachableError."""
+        if self.keeper is None:
+            return
+        try:
+            await self.keeper.current()
+        except NeedsLoginError:
+            raise
+        except (GrantError, OSError) as error:
+            raise McpUnreachableError(self._format_failure(f"cannot be used: {error}")) from None
+
+    async def _list_tools(self, *, refresh: bool) -> Mapping[str, Pin]:
         link, client = await self._open_link()
         try:
             if refresh or self._is_stale or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
@@ -194,6 +222,7 @@ class Connection:
         Raises McpUnreachableError, McpConnectionLostError and McpTimeoutError; MCPError if the server rejects the call;
         RuntimeError if the answer is not valid.
         """
+        await self.authorize()
         link, client = await self._open_link()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
             raise McpUnreachableError(self._format_failure("changed its tools just now"))  # after the preflight
@@ -307,7 +336,8 @@ class Connection:
             if self._program not in (None, program):
                 raise ValueError(_changed_program(server.name, program, self._program))
             return running_server(replace(server, command=program.path), on_end, self._record_line)
-        http = await stack.enter_async_context(http_client(server, server.start_timeout, self._record_line))
+        auth = StoredAuth(self.keeper) if self.keeper else None
+        http = await stack.enter_async_context(http_client(server, server.start_timeout, self._record_line, auth))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_LINE)
 
     async def _on_message(self, message: ServerNotification | Exception | Any) -> None:
@@ -363,8 +393,13 @@ class Connections:
         servers: Iterable[McpServer],
         redact: Callable[[str], str] = str,
         accepted: Mapping[str, PinnedProgram] | None = None,
+        keepers: Mapping[str, GrantKeeper] | None = None,
     ) -> None:
-        self._all = {server.name: Connection(server, redact, (accepted or {}).get(server.name)) for server in servers}
+        programs, tokens = accepted or {}, keepers or {}
+        self._all = {
+            server.name: Connection(server, redact, programs.get(server.name), tokens.get(server.name))
+            for server in servers
+        }
 
     def __getitem__(self, name: str) -> Connection:
         return self._all[name]
@@ -377,6 +412,8 @@ class Connections:
                 return await self._all[name].tools()
             except McpUnreachableError as error:
                 return error
+            except NeedsLoginError as error:
+                return McpUnreachableError(str(error))
 
         servers = list(dict.fromkeys(names))
         return dict(zip(servers, await asyncio.gather(*map(tools_of, servers)), strict=True))

@@ -20,6 +20,7 @@ from mcp_types import (
     TextContent,
     TextResourceContents,
 )
+from temporalio import activity
 
 from perdure.activities.media.store import ResultFiles
 from perdure.activities.tools.interface import CallContext, PreflightTool, TransientToolError
@@ -33,7 +34,10 @@ from perdure.features.mcp.activities.connection import (
     McpTimeoutError,
     McpUnreachableError,
 )
+from perdure.features.mcp.activities.grants import NeedsLoginError
+from perdure.features.mcp.questions import LOGGED_IN, login_question
 from perdure.features.mcp.rules import diff_pins, effect_of, is_looser, strictest_effect
+from perdure.features.project_questions.client import ask_project, wait_for_answer
 
 MAX_ANSWER_FILES = 50  # in one answer
 TEXT_ONLY = "the tool declares structured output and sent text only"
@@ -135,6 +139,8 @@ class McpTool(PreflightTool):
         try:
             async with asyncio.timeout(seconds):
                 tools = await self._connection.tools(refresh=self._connection.is_remote)
+        except NeedsLoginError as needs:
+            return await self._wait_for_login(needs)
         except McpUnreachableError as error:
             raise TransientToolError(ToolFault.unreachable, str(error)) from None
         except TimeoutError:
@@ -149,6 +155,29 @@ class McpTool(PreflightTool):
                 ToolFault.changed, f"{message}; {_UNSENT}. A new run can, once the tool is accepted as it is"
             )
         return self._reject_changed(now, accepts, self._connection.rejected_tools.get(self._name))
+
+    async def _wait_for_login(self, needs: NeedsLoginError) -> ToolOutcome:
+        """Have the run wait until a person has logged in, or refused to. Raises HeldError, TransientToolError."""
+        server = self._connection.server
+        answer = await wait_for_answer(activity.client(), login_question(server, needs))
+        if answer.option == LOGGED_IN:
+            raise TransientToolError(ToolFault.unreachable, str(needs))
+        by = f"{answer.by} refused" if answer.by else "a person refused"
+        return error_outcome(ToolFault.denied, f"{by} to log in to {server.name}; {_UNSENT}")
+
+    async def _ask_for_rights(self, scope: str) -> ToolOutcome:
+        """Ask people for more rights. A call that may not be repeated is over; another one waits. Raises HeldError."""
+        keeper = self._connection.keeper
+        if keeper is None:
+            raise AssertionError("only a server with a token refuses one")
+        needs = await keeper.want(scope)
+        if self.route.effect is not Effect.once:
+            return await self._wait_for_login(needs)
+        question = login_question(self._connection.server, needs)
+        await ask_project(activity.client(), activity.info().task_queue, question)
+        return error_outcome(
+            ToolFault.denied, f"{self.route.name} needs more rights ({scope}), and people are asked for them; {_UNSENT}"
+        )
 
     def _reject_changed(self, now: Pin | None, accepts: str | None, reason: str | None) -> ToolOutcome | None:
         if now is None:
@@ -167,7 +196,7 @@ class McpTool(PreflightTool):
         try:
             accepted = (self._accepted.sha256, context.accepts)
             answer = await self._connection.call(self._name, arguments, timeout, accepted)
-        except McpUnreachableError as error:
+        except (McpUnreachableError, NeedsLoginError) as error:
             return self._fail_unsent(str(error))
         except McpConnectionLostError as error:
             if self.route.effect is Effect.once:
@@ -177,6 +206,8 @@ class McpTool(PreflightTool):
             raise TransientToolError(ToolFault.timeout, str(error)) from None
         except MCPError as error:
             if error.message == NO_ANSWER:
+                if self._connection.keeper and (scope := self._connection.keeper.take_lack(self._name)):
+                    return await self._ask_for_rights(scope)
                 raise TransientToolError(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
             message = f"{self.route.name}: {error.message[:2000]} (code {error.code})"
             if self.route.effect is Effect.once and error.code not in UNMADE_CODES:
