@@ -21,6 +21,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from perdure.activities.effects.attempts import heartbeating
+from perdure.activities.effects.holding import HeldError
 from perdure.activities.model.accept import JudgeCase, Judgement, ask_judge
 from perdure.activities.model.transcript_cache import TranscriptCache
 from perdure.activities.project import Project
@@ -164,6 +165,8 @@ class Reviews:
                 raise ValueError(f"it returned {verdict!r}")  # noqa: TRY301 - reported as any other failure
         except TimeoutError:
             return Verdict.ask, f"the review by {name} took too long"
+        except HeldError:
+            raise
         except Exception as error:  # noqa: BLE001 - the user's code and the model may raise anything
             return Verdict.ask, f"the review by {name} failed: {describe_exception(error)}"
         return Verdict(verdict), f"{name}: {reason}" if reason else name

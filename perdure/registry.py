@@ -30,6 +30,7 @@ BUILT_IN = (
     "batches",
     "schedules",
     "pauses",
+    "budgets",
     "proof",
 )
 # Doors and the like, off until a project names them in `[features] use`. They add nothing to workers.
@@ -143,6 +144,9 @@ class Feature:
     object; returns a list of `perdure.client.run_events.RunEvent`). An activity's is its end, with its `request`."""
     beside_worker: str | None = None
     """A function of the client and the task queue: a context manager that is open while a worker runs."""
+    admission: str | None = None
+    """A function of the client, the settings, the project and an exit stack: what admits a worker's runs and model
+    calls (`perdure.activities.providers.port.Admission`), or None. One feature has it. It raises ProjectError."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Commands of `perdure`, by name."""
     routes: str | None = None

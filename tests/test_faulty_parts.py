@@ -69,6 +69,7 @@ NEEDED: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "schedule": (("list",), CLIENT),
     "pause": (("--all",), CLIENT),
     "unpause": (("--all",), WHOLE),
+    "budget": (("list",), CLIENT),
     "event": (("event.json",), CLIENT),
     "mail": (("box", "--agent", "ext"), WHOLE),
     "questions": ((), CLIENT),

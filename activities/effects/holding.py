@@ -72,7 +72,9 @@ async def must_not_be_held() -> None:
 
 
 class HoldInterceptor(Interceptor):
-    """Pauses activities that are held. `acting` are the types that may call a model or have an effect outside."""
+    """Pauses activities that are held. `acting` are the types that may call a model or have an effect outside: before
+    each of their attempts the guards are asked.
+    """
 
     def __init__(self, client: Client, guards: Sequence[Guard], acting: Sequence[str]) -> None:
         self.client = client
@@ -94,12 +96,13 @@ class _Inbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         info = activity.info()
         _guards.set(self._given.guards)
-        if info.activity_type not in self._given.acting or info.is_local:
+        if info.is_local:
             return await super().execute_activity(input)
         confirms: list[Confirm] = []
         _confirms.set(confirms)
         try:
-            await must_not_be_held()
+            if info.activity_type in self._given.acting:
+                await must_not_be_held()
             result = await super().execute_activity(input)
         except ApplicationError as held:  # redacted, it is no HeldError any more
             if held.type != HELD:

@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from perdure.activities.effects.attempts import Attempt, counting_attempts, heartbeating, was_lost
+from perdure.activities.effects.holding import HeldError
 from perdure.activities.media.store import MediaReader
 from perdure.activities.model.transcript_cache import TranscriptCache
 from perdure.activities.policy import PolicyChecks, SharedCallsUnavailableError
@@ -244,7 +245,7 @@ class Turns:
             asked = RequestedCalls(turn.content, {*turn.broken, *turn.repeated, *turn.invalid_results})
             try:
                 judged = await self.policies.judge_calls(policies, asked, prepared.parts, call.definition)
-            except SharedCallsUnavailableError:
+            except (SharedCallsUnavailableError, HeldError):
                 if policies.context is None or not policies.context.policy:
                     raise
                 return turn  # the run asks for the verdicts again, and the model is not paid twice

@@ -36,12 +36,35 @@ REFUSED_PHRASES = ("image input is not supported", "failed to parse tool call ar
 MAX_PROVIDER_MESSAGE = 2000  # characters of a provider's message
 
 
+class NoReplyError(ApplicationError):
+    """The provider has made no reply, so it charges nothing."""
+
+
 class WrongApiError(Exception):
     """The server's answer is not of the expected API. The message names that, and describes the answer."""
 
 
 def to_model_failure(error: Any, secret: str | None = None) -> ApplicationError:
     """Return the provider's failure as a named kind. `secret` is removed: some servers quote the key."""
+    failure = _name_failure(error, secret)
+    if not _made_no_reply(error):
+        return failure
+    return NoReplyError(
+        failure.message,
+        type=failure.type,
+        non_retryable=failure.non_retryable,
+        next_retry_delay=failure.next_retry_delay,
+    )
+
+
+def _made_no_reply(error: Any) -> bool:
+    """Return whether the server answered with an error in place of a reply, or was not reached."""
+    cause = error.__cause__ or error
+    unsent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError)
+    return getattr(error, "status_code", 200) >= 300 or isinstance(cause, unsent)
+
+
+def _name_failure(error: Any, secret: str | None) -> ApplicationError:
     message = _error_message(error)
     message = (message.replace(secret, "[key]") if secret else message)[:MAX_PROVIDER_MESSAGE]
     status, kinds = _status_of(error), _kinds_of(error)

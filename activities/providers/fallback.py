@@ -8,7 +8,7 @@ from time import monotonic
 from temporalio.exceptions import ApplicationError
 
 from perdure.activities.effects.holding import must_not_be_held
-from perdure.activities.providers.port import Model, ModelCall, ModelReply
+from perdure.activities.providers.port import Admission, Model, ModelCall, ModelReply
 from perdure.activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
 from perdure.activities.telemetry.facts import record_facts
 from perdure.contracts.bounds import Backoff
@@ -68,8 +68,9 @@ class _Rest:
 class FallbackModel:
     """The providers of one worker. `DEFAULT` is always among them."""
 
-    def __init__(self, providers: Mapping[str, Provider]) -> None:
+    def __init__(self, providers: Mapping[str, Provider], admission: Admission | None = None) -> None:
         self._providers = providers
+        self._admission = admission
         self._rests = CircuitBreaker()
 
     async def reply(self, call: ModelCall) -> ModelReply:
@@ -77,7 +78,7 @@ class FallbackModel:
 
         A model that fails or is rate-limited for long is skipped; a resting model is tried last. If a provider rejects
         a key, a name or a request, no other model is tried: a person must correct it. Raises as `MessagesModel` does,
-        and RateLimitedError.
+        RateLimitedError, and as `Admission`.
         """
         failures: list[ApplicationError] = []
         names = call.definition.models
@@ -123,7 +124,7 @@ class FallbackModel:
         self._rests.record_attempt(name)
         definition = call.definition.evolve(model=model, fallbacks=())
         try:
-            reply = await provider.endpoint.reply(replace(call, definition=definition, limit=limit))
+            reply = await self._ask(name, replace(call, definition=definition, limit=limit), provider.endpoint)
         except ApplicationError as failure:
             if failure.type == RunFailure.rate_limited:
                 delay = provider.pace.record_refusal(began, call.caller, failure.next_retry_delay)
@@ -135,6 +136,11 @@ class FallbackModel:
         self._rests.record_success(name)
         shown = reply.model if provider_name == DEFAULT else f"{provider_name}:{reply.model}"
         return replace(reply, model=shown, waited=waited)
+
+    async def _ask(self, name: str, call: ModelCall, endpoint: Model) -> ModelReply:
+        if self._admission is None:
+            return await endpoint.reply(call)
+        return await self._admission.make_call(name, call, endpoint.reply)
 
     def _explain_unknown_provider(self, failure: ApplicationError, name: str) -> ApplicationError:
         """Add a hint to a rejection of a name like `locl:llama3`, whose prefix is not a known provider."""

@@ -20,6 +20,8 @@ from perdure.activities.media.store import copy_missing
 from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptCursor, digest_of_record, write_segment
 from perdure.activities.policy import copy_policy, peer_sources, write_policy
 from perdure.activities.project import Project
+from perdure.activities.providers.port import Admission
+from perdure.activities.run.account import write_account
 from perdure.activities.run.definition import (
     agent_of,
     build_definition,
@@ -53,17 +55,20 @@ from perdure.registry import load_each
 
 
 class RunFiles:
-    def __init__(self, client: Client, transcripts: TranscriptCache, project: Project) -> None:
+    def __init__(
+        self, client: Client, transcripts: TranscriptCache, project: Project, admission: Admission | None = None
+    ) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
+        self._admission = admission
 
     @activity.defn
     async def open_run(self, request: StartSnapshotRequest) -> StartSnapshot:
         """Take the run's snapshot of its agent, and create its workspace.
 
-        Raises ApplicationError `UnknownAgent`, or `InvalidInput` if the start's context, output schema or plan is not
-        valid.
+        Raises ApplicationError `UnknownAgent`, `InvalidInput` if the start's context, output schema or plan is not
+        valid, or as `Admission.admit_run`.
         """
         async with heartbeating(own_run_id):
             agent = agent_of(self._project, request.agent)
@@ -84,6 +89,11 @@ class RunFiles:
             policy = policy if policy is not None and policy.governs(agent.name) else None
             if policy is not None:
                 await asyncio.to_thread(write_policy, store, policy)
+            account = None
+            if self._admission is not None:
+                account = await self._admission.open_account(request.account)
+                await asyncio.to_thread(write_account, store, account)
+                await self._admission.admit_run(agent.name, account)
         peers = agent.peers if definition.may_delegate else ()
         return StartSnapshot(
             agent=agent.name,
@@ -105,6 +115,7 @@ class RunFiles:
             fuse_reads=self._project.fuse_reads if agent.fuse_reads is None else agent.fuse_reads,
             pace=request.pace or agent.pace or self._project.pace,
             planned=planned,
+            account=account,
             **self._fields_of_features(agent),
         )
 
@@ -215,6 +226,8 @@ class Inheritances:
                 await asyncio.to_thread(self._project.workspace(own).write_own, "memory.md", journal)
                 if state.definition:
                     await asyncio.to_thread(write_definition, target, await read_definition(source, state.definition))
+                if state.account is not None:
+                    await asyncio.to_thread(write_account, target, state.account)
                 policy = await copy_policy(self._project, source, target, state)
                 if policy and request.step is not None:  # the files of later steps are copied, too
                     past = read_past(conversation.parts, None, partial(peer_sources, self._project))

@@ -73,7 +73,9 @@ async def _work_of_caller(client: Client) -> Work | None:
     with convert_rpc_errors(workflow_id):
         state = (await read_snapshot(client.get_workflow_handle(workflow_id), ANSWER_WITHIN)).state
     is_governed = state.policy or state.work or any(call.verdict for call in state.calls)
-    return work_of(state).with_sources(_readable_sources(state)) if is_governed else None
+    if not is_governed:
+        return Work(account=state.account) if state.account else None
+    return work_of(state).with_sources(_readable_sources(state))
 
 
 def _readable_sources(state: RunState) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from perdure.contracts.model_settings import ModelOptions, ModelOverrides, Pace
 from perdure.contracts.models import FrozenModel, omit_default
-from perdure.contracts.people import NoticeRoute
+from perdure.contracts.people import Account, NoticeRoute
 from perdure.contracts.policy import Rubric
 from perdure.contracts.run.events import PlanInForce
 from perdure.contracts.run.limits import LimitOverrides, Limits
@@ -106,6 +106,7 @@ class StartSnapshot(FrozenModel):
     policy: str = omit_default("")  # as in `RunState`
     accept: str = omit_default("")  # as in `RunState`
     planned: PlanInForce | None = omit_default(None)  # as in `RunState`
+    account: Account | None = omit_default(None)  # as in `RunState`
 
 
 class StartSnapshotRequest(FrozenModel):
@@ -113,7 +114,7 @@ class StartSnapshotRequest(FrozenModel):
 
     `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit, and `pace` its own
     pace. `execution` is as in `RunState`, `output_schema` as in `StartPayload`. `context` is set to be checked.
-    `planned` is the plan of the start, which is to be looked up.
+    `planned` is the plan of the start, which is to be looked up; `account` is that of the run that has set it off.
     """
 
     agent: str
@@ -126,3 +127,4 @@ class StartSnapshotRequest(FrozenModel):
     output_schema: dict[str, Any] | None = omit_default(None)
     context: dict[str, Any] | None = omit_default(None)
     planned: PlanInForce | None = omit_default(None)
+    account: Account | None = omit_default(None)

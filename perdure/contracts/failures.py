@@ -42,6 +42,8 @@ class Stop(StrEnum):
     """The agent's definition changed since the run began. The run asks a person."""
     context_too_long = "ContextTooLong"
     """The conversation does not fit the model's window. The run shortens it and retries."""
+    budget_used_up = "BudgetUsedUp"
+    """A budget of the project does not cover the call. The run escalates."""
 
 
 class ToolFault(StrEnum):
@@ -105,6 +107,8 @@ class Escalation(StrEnum):
     """`budget_tokens` is used up. Start again with a higher budget, or fork the run: a fork starts at zero."""
     money_budget = "money_budget"
     """`budget_usd` is used up. Start again with a higher budget, or fork the run: a fork starts at zero."""
+    shared_budget = "shared_budget"
+    """A budget of the project is used up. Wait until it resets, or raise it: `perdure budget`; then fork the run."""
     context = "context"
     """The conversation does not fit the model's window, even after all recoveries. Split the goal."""
     step_never_issued = "step_never_issued"

@@ -25,8 +25,21 @@ class NoticeRoute(FrozenModel):
     patience: Duration | None = omit_default(None)
 
 
+class Account(FrozenModel):
+    """Whose work a run is, for the budgets of a project. Subtasks, follow-ups and mails have that of the first run."""
+
+    requester: str = ""
+    """The token or person that started the first run; `unknown` if a Temporal client did."""
+    owner: str = ""
+    """The requester of the conversation's first request; of a run by itself, its own."""
+    schedule: str = omit_default("")
+    """The name of the schedule that started it."""
+    key: str = omit_default("")
+    """The `budget_key` of the start."""
+
+
 class Work(FrozenModel):
-    """The work of one request. Set by Perdure, if a policy is about it."""
+    """The work of one request. Set by Perdure, if a policy is about it, or if the project has budgets."""
 
     root: str = omit_default("")
     """The first run of the request: calls are counted over all runs with the same root."""
@@ -34,6 +47,8 @@ class Work(FrozenModel):
     """The sources of the text that a run begins with."""
     requesters: tuple[str, ...] = omit_default(())
     """The people whose request it is."""
+    account: Account | None = omit_default(None)
+    """Whose work it is, if the project has budgets."""
 
     def with_sources(self, sources: tuple[str, ...]) -> "Work":
         """Return the work of a run that begins with text of these sources, too."""

@@ -38,6 +38,7 @@ class Scope(StrEnum):
     result = "tools:result"  # bring the results of tools outside
     answer = "human:answer"  # answer, approve and cancel, as a person does
     publish = "events:publish"  # publish events from outside
+    budget = "budget:raise"  # raise and reset budgets
 
 
 class Token(StrictModel):

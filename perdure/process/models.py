@@ -11,7 +11,7 @@ from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVerte
 
 from perdure.activities.providers.anthropic import MessagesModel
 from perdure.activities.providers.fallback import FallbackModel, Provider
-from perdure.activities.providers.port import Model
+from perdure.activities.providers.port import Admission, Model
 from perdure.activities.providers.rate_limit import RateLimiter
 from perdure.activities.providers.replies.stream import bound_body
 from perdure.decisions.model_names import DEFAULT
@@ -39,7 +39,7 @@ SYSTEMS = {
 ModelClient: TypeAlias = "AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex | AsyncOpenAI"
 
 
-def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
+def open_models(settings: Settings, closing: AsyncExitStack, admission: Admission | None = None) -> FallbackModel:
     """Return the clients of all providers, which `closing` closes. Raises ProjectError before it opens one."""
     described = settings.file.model.providers
     providers: dict[str, Provider] = {}
@@ -49,7 +49,7 @@ def open_models(settings: Settings, closing: AsyncExitStack) -> FallbackModel:
         limiter = RateLimiter(name, provider.requests_per_minute)
         system = "rehearsal" if name == DEFAULT and settings.is_rehearsal else system_of(name, provider.kind, client)
         providers[name] = Provider(_create_endpoint(client), limiter, system)
-    return FallbackModel(providers)
+    return FallbackModel(providers, admission)
 
 
 def system_of(name: str, kind: str, client: ModelClient) -> str:

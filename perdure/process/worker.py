@@ -30,7 +30,7 @@ from perdure.activities.model.turn import Turns
 from perdure.activities.parts import WorkerParts, activities_of
 from perdure.activities.policy import PolicyChecks, Reviewer, reserve_shared_calls
 from perdure.activities.project import Project
-from perdure.activities.providers.port import Model
+from perdure.activities.providers.port import Admission, Model
 from perdure.activities.redaction import RedactionInterceptor
 from perdure.activities.run.files import Inheritances, RunFiles
 from perdure.activities.run.status import RunWatcher
@@ -87,8 +87,12 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
     deployment: Deployment | None = None,
     observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
+    admission: Admission | None = None,
 ) -> WorkerConfig:
-    """Return the parts and options of a worker. `observers` see redacted data (default: `MetricsInterceptor`)."""
+    """Return the parts and options of a worker. `observers` see redacted data (default: `MetricsInterceptor`).
+
+    `admission` is that of the model.
+    """
     sizes = sizes or WorkerSettings()
     transcripts = TranscriptCache(client, project.stores)
     policies = PolicyChecks(transcripts, project, Reviewer(model, project), partial(reserve_shared_calls, client))
@@ -98,7 +102,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         client=client,
         task_queue=task_queue,
         workflows=all_workflows(),
-        activities=_all_activities(parts),
+        activities=_all_activities(parts, admission),
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         interceptors=[
             *guard_interceptors(client),
@@ -136,7 +140,7 @@ def _as_worker(configure: Callable[P, WorkerConfig]) -> Callable[P, Worker]:
 build_worker = _as_worker(configure_worker)  # a worker with all workflows and activities
 
 
-def _all_activities(parts: WorkerParts) -> list[Callable[..., Any]]:
+def _all_activities(parts: WorkerParts, admission: Admission | None) -> list[Callable[..., Any]]:
     """Return the activities of the core and of the features."""
     client, project, model, transcripts, turns = (
         parts.client,
@@ -155,7 +159,7 @@ def _all_activities(parts: WorkerParts) -> list[Callable[..., Any]]:
         Summaries(model, transcripts, project),
         Acceptances(client, model, project),
         QueueResults(client, project),
-        RunFiles(client, transcripts, project),
+        RunFiles(client, transcripts, project, admission),
         Inheritances(client, transcripts, project),
         Conversations(client, transcripts, project),
         RunWatcher(client),
@@ -202,7 +206,8 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
     warnings = unpriced_budgets(project), ignored_options(project), find_project_flaws(project, settings)
     for line in chain(faults, *warnings):
         logging.getLogger(__name__).warning(line)
-    model = open_models(settings, closing)
+    admission = open_admission(client, settings, project, closing)
+    model = open_models(settings, closing, admission)
     observers = [observation, *export_spans(client, settings, closing)]
     return configure_worker(
         client,
@@ -212,7 +217,14 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
         deployment,
         observers,
         settings.file.worker,
+        admission,
     )
+
+
+def open_admission(client: Client, settings: Settings, project: Project, closing: AsyncExitStack) -> Admission | None:
+    """Return what admits the worker's runs and calls, if the project limits them. Raises ProjectError."""
+    opened = (open_one(client, settings, project, closing) for open_one in load_each("admission"))
+    return next((admission for admission in opened if admission is not None), None)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ COMMANDS_ELSEWHERE = {
     "dev": "tests/e2e/test_operations.py",
     "redeliver": "tests/e2e/test_people.py",
     "schedule": "tests/e2e/test_schedule.py",
+    "budget": "tests/gateway/test_budgets.py",
     "deny": "the same code as approve",
     "demo": "has a project of its own: tests/e2e/test_demo.py",
 }
@@ -41,6 +42,9 @@ QUESTIONS_ELSEWHERE = {
 ROUTES_ELSEWHERE = {
     "/healthz": "reads no run",
     "/readyz": "reads no run",
+    "/v1/budgets": "tests/gateway/test_budgets.py, as the next two",
+    "/v1/budgets/{name}/raise": "",
+    "/v1/budgets/{name}/reset": "",
     "/v1/conversations": "tests/gateway/test_lists.py",
     "/v1/conversations/{conversation_id}/turns/{run_id}": "drops a turn before it begins",
     "/v1/agents": "reads no run",

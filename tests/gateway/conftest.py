@@ -21,7 +21,7 @@ from tests.waiting import until
 
 __all__ = ["make_project", "site"]  # fixtures
 
-SCOPES = ("runs:start", "runs:read", "tools:result", "human:answer", "events:publish")
+SCOPES = ("runs:start", "runs:read", "tools:result", "human:answer", "events:publish", "budget:raise")
 SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
 PLAIN_SECRET = "a secret that is only for tests"
 PROJECT = """

@@ -48,6 +48,8 @@ ROUTES = [
     ("DELETE", "/v1/conversations/nobody/turns/nobody", "human:answer"),
     ("GET", "/v1/questions", "runs:read"),
     ("POST", "/v1/events", "events:publish"),
+    ("POST", "/v1/budgets/{name}/raise", "budget:raise"),
+    ("POST", "/v1/budgets/{name}/reset", "budget:raise"),
     ("POST", "/v1/files", "runs:start"),
     ("POST", "/v1/runs/nobody/answers", "human:answer"),
     ("POST", "/v1/mcp/{name}/login", "human:answer"),
@@ -60,7 +62,16 @@ ROUTES = [
     ("GET", "/v1/ui/runs/nobody/messages", "runs:read"),
     *(
         ("GET", f"/v1/{lists}", "runs:read")
-        for lists in ("overview", "agents", "conversations", "follow-ups", "schedules", "mailboxes", "dead-letters")
+        for lists in (
+            "overview",
+            "agents",
+            "conversations",
+            "follow-ups",
+            "schedules",
+            "mailboxes",
+            "dead-letters",
+            "budgets",
+        )
     ),
 ]
 OPEN = {

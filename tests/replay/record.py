@@ -84,6 +84,7 @@ async def format_end(client: Client, workflow_id: str, kind: str) -> str:
         "SharedCalls",
         "Pauses",
         "ProjectQuestion",
+        "Budgets",
     )
     if kind in ends:
         try:

@@ -23,6 +23,7 @@ from tests.replay.batch_plays import (
     a_pool_that_is_left,
     is_stopped_in_a_batch,
 )
+from tests.replay.budget_plays import begins_budgeted, begins_budgets, begins_over_runs
 from tests.replay.delegation_plays import (
     ANY,
     ASKED,
@@ -128,6 +129,7 @@ from tests.replay.tools import (
     working,
 )
 
+PRICED = {"prices": {"scripted": Price(input=1, output=5, cache_read=0.1, cache_write=1.25)}}
 TYPED = {**GOAL, "payload": {"goal": "do it", "output_schema": {"type": "object", "required": ["total"]}}}
 CHECKED = [Agent(name="default", tools=(), accept="tests.workflows.checks:has_good_outcome")]
 SMALL = {"window": 20_000, "max_steps": 50}
@@ -454,6 +456,21 @@ SCENARIOS = (
     Scenario("project-question", "over", [], type="ProjectQuestion", begins=begins_question(is_settled=False)),
     Scenario("project-question-settled", "over", [], type="ProjectQuestion", begins=begins_question(is_settled=True)),
     Scenario("shared-calls", "cancelled", [], type="SharedCalls", begins=begins_shared_calls),
+    # shared budgets
+    Scenario(
+        "budget-used-up",
+        "escalated shared_budget",
+        lambda _: LOOK,
+        (look,),
+        limits=PRICED,
+        begins=begins_budgeted(usd=0.012),
+    ),
+    Scenario("budget-of-runs-used-up", "escalated shared_budget", [FINISH], limits=PRICED, begins=begins_over_runs),
+    Scenario(
+        "budget-waited-for", "completed", [FINISH], limits=PRICED, begins=begins_budgeted(usd=1e-6, when_used_up="wait")
+    ),
+    Scenario("budgets", "cancelled", [], type="Budgets", begins=begins_budgets()),
+    Scenario("budgets-rotated", "cancelled", [], type="Budgets", begins=begins_budgets(60), rotates=True),
     # rotated
     Scenario(
         "rotated",

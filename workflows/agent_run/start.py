@@ -18,7 +18,7 @@ from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import Continuation, InheritRequest, RunState, RunStatus
 from perdure.decisions import ids
 from perdure.decisions.people.plan import adopt_plan
-from perdure.decisions.people.terms import sources_of_start
+from perdure.decisions.people.terms import sources_of_start, split_account
 from perdure.decisions.run.limits import (
     DEFAULTS,
     apply_requested,
@@ -74,12 +74,14 @@ def _begin_new_run(event: BeginEvent) -> RunContext:
         transcript.append(part)
     if reason := start_rejection(parts):
         raise invalid_input(reason)
+    work, account = split_account(event.work)
     state = _new_state(payload, event.sender).evolve(
         requested=requested,
         headers=event.headers,
         is_turn=event.is_turn,
         assignment=event.assignment,
-        work=event.work,
+        work=work,
+        account=account,
         share=event.share,
         choices=event.choices,
         output_schema=payload.output_schema,
@@ -218,6 +220,7 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
         output_schema=run.state.output_schema,
         context=run.state.context if _has_own_context(run) else None,
         planned=None if run.state.definition else run.state.planned,
+        account=run.state.account,
     )
     try:
         opening = await run.execute_locally(Activities.open_run, request, "read agent, tools and limits")

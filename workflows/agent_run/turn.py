@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from perdure.contracts.conversation import Steered
-from perdure.contracts.failures import RunFailure
+from perdure.contracts.failures import Escalation, RunFailure, Stop
 from perdure.contracts.media import Attached, Attachments, AttachRequest
 from perdure.contracts.models import NO_RESULT
 from perdure.contracts.policy import PolicyCheckRequest, PolicyVerdict
@@ -21,7 +21,13 @@ from perdure.decisions.people.terms import add_requester, sources_of_start
 from perdure.decisions.run import call_state, loop, state
 from perdure.decisions.run.limits import longest_turn
 from perdure.decisions.run.loop_detection import detection_key
-from perdure.decisions.run.outcome import escalate_unchecked, rejection_note, settle_acceptance
+from perdure.decisions.run.outcome import (
+    drop_unaccepted,
+    escalate_run,
+    escalate_unchecked,
+    rejection_note,
+    settle_acceptance,
+)
 from perdure.decisions.run.recovery import FailureKind
 from perdure.decisions.run.reply import was_refused
 from perdure.decisions.run.transcript import call_part, note_part, said_part
@@ -128,7 +134,10 @@ async def check_outcome(run: RunContext) -> None:
     except ActivityError as error:
         if classify_failure(error) is FailureKind.cancelled or run.cancellation.reason is not None:
             raise asyncio.CancelledError from None
-        run.state = escalate_unchecked(run.state, str(error.cause or error))
+        if isinstance(error.cause, ApplicationError) and error.cause.type == Stop.budget_used_up:
+            run.state = escalate_run(drop_unaccepted(run.state), Escalation.shared_budget, error.cause.message)
+        else:
+            run.state = escalate_unchecked(run.state, str(error.cause or error))
         return
     run.state = settle_acceptance(state.add_reply_cost(run.state, acceptance), acceptance.rejection)
     if acceptance.rejection is not None:
@@ -164,6 +173,9 @@ def fail_run(run: RunContext, error: ActivityError, default: RunFailure) -> None
     if classify_failure(error) is FailureKind.cancelled or run.cancellation.reason is not None:
         raise asyncio.CancelledError from None
     cause = error.cause
+    if isinstance(cause, ApplicationError) and cause.type == Stop.budget_used_up:
+        run.state = escalate_run(run.state, Escalation.shared_budget, cause.message)
+        return
     text, reason = f"{error.activity_type} did not end in time", default
     if isinstance(cause, ApplicationError):
         text = cause.message

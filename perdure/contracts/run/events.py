@@ -98,6 +98,10 @@ class StartPayload(StrictModel):
     """The calls of a dry run that the starter approves; not with `dry_run`."""
     quiet: bool = omit_default(default=False)
     """`true` for a trial: no notice, no message of its follow-ups and no mail of it leaves. Dry runs are quiet, too."""
+    budget_key: str | None = Field(
+        default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda key: key is None
+    )
+    """Whose allowance the run uses, such as a customer's, of a [budget](../budgets.md) with `per = "key"`."""
 
     @model_validator(mode="after")
     def _check_plan(self) -> "StartPayload":

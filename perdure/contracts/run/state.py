@@ -10,7 +10,7 @@ from perdure.contracts.bounds import Latest, LatestNotices
 from perdure.contracts.conversation import Choice, Headers, SteerRequest
 from perdure.contracts.model_settings import Pace
 from perdure.contracts.models import FrozenModel, JsonResult, StrictModel, omit_default, omit_no_result
-from perdure.contracts.people import NoticeRoute, Sender, Work
+from perdure.contracts.people import Account, NoticeRoute, Sender, Work
 from perdure.contracts.policy import PolicyVerdict
 from perdure.contracts.run.events import DryCall, PlanInForce, ShownCall
 from perdure.contracts.run.journal import Journal
@@ -149,6 +149,7 @@ class RunRequest(FrozenModel):
     planned: PlanInForce | None = omit_default(None)  # calls that the starter approved
     assignment: Assignment | None = omit_default(None)
     work: Work | None = omit_default(None)  # the request that it works for, if another run has set it off
+    account: Account | None = omit_default(None)  # whose work it is, if the project has budgets
     share: Share | None = omit_default(None)  # for a run that resumes a follow-up: the remaining budget of its chain
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from perdure.contracts.people import Sender, SentBy, Work
+from perdure.contracts.people import Account, Sender, SentBy, Work
 from perdure.contracts.policy import ApprovalTerms
 from perdure.contracts.run.signals import AskedTerms, Decision, HumanInput, Question
 from perdure.contracts.run.state import Call, RunState
@@ -194,13 +194,23 @@ def sources_of_call(call: Call) -> tuple[str, ...]:
 def pass_on(state: RunState, call: Call) -> Work | None:
     """Return the work of the runs that the call sets off."""
     is_governed = state.policy or state.work or call.verdict
-    return work_of(state).with_sources(sources_of_call(call)) if is_governed else None
+    if not is_governed:
+        return Work(account=state.account) if state.account else None
+    return work_of(state).with_sources(sources_of_call(call))
 
 
 def work_of(state: RunState) -> Work:
     """Return the work of a run that continues this one."""
     has_read = sources_of_start(state.sender, state.work)
-    return Work(root=root_of(state), has_read=has_read, requesters=requesters_of(state))
+    return Work(root=root_of(state), has_read=has_read, requesters=requesters_of(state), account=state.account)
+
+
+def split_account(work: Work | None) -> tuple[Work | None, Account | None]:
+    """Return the work as rules of a policy are about it, None if there is no such, and its account."""
+    if work is None or work.account is None:
+        return work, None
+    rest = work.evolve(account=None)
+    return None if rest == Work() else rest, work.account
 
 
 def add_requester(state: RunState, sender: Sender | None) -> RunState:

@@ -41,6 +41,7 @@ def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
         secret=state.secret or snapshot.secret,  # keeps the nonces that were sent
         answer_keys=state.answer_keys or snapshot.answer_keys,
         window=None,  # perhaps of another model
+        account=state.account or snapshot.account,
     )
 
 

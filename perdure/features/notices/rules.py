@@ -16,7 +16,7 @@ from perdure.features.notices.contract import Notice, NoticeRequest
 
 MAX_TITLE = 150  # characters; Slack's header has 150
 MAX_TEXT = 1500  # characters of a card
-_BUDGETS = (Escalation.token_budget, Escalation.money_budget)
+_BUDGETS = (Escalation.token_budget, Escalation.money_budget, Escalation.shared_budget)
 _ENDED = (RunStatus.completed, RunStatus.escalated, RunStatus.cancelled, RunStatus.timed_out, RunStatus.failed)
 PATIENCE = timedelta(hours=1)  # before `waiting_long`, by default
 

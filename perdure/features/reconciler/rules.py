@@ -26,7 +26,16 @@ UPLOADS_KEPT = timedelta(days=30)  # from the last upload of a file; each run co
 MAX_FINDINGS = 20  # findings of one problem
 
 # Workflows that never end. They move to the current build when they are woken; a run stays on its build until it ends.
-MOVING_TYPES = ("Conversation", "FollowUp", "EventTopic", "ModelBatches", "ProjectQuestion", "SharedCalls", "Pauses")
+MOVING_TYPES = (
+    "Conversation",
+    "FollowUp",
+    "EventTopic",
+    "ModelBatches",
+    "SharedCalls",
+    "Pauses",
+    "ProjectQuestion",
+    "Budgets",
+)
 
 _CUT_SHORT = (WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out)
 _VIOLATIONS = (Escalation.step_never_issued, Escalation.wrong_tool)

@@ -1,0 +1,16 @@
+"""A run's account: whose work it is, for the budgets of a project. It is kept in the run's store."""
+
+from perdure.activities.storage.store import Store, read_model
+from perdure.contracts.people import Account
+
+ACCOUNT_FILE = "account.json"
+
+
+def write_account(store: Store, account: Account) -> None:
+    """Store the account of a run. Raises OSError."""
+    store.write(ACCOUNT_FILE, account.model_dump_json().encode())
+
+
+def read_account(store: Store) -> Account | None:
+    """Return the account of a run; None if it began in a project without budgets. Raises OSError."""
+    return read_model(store, ACCOUNT_FILE, Account)

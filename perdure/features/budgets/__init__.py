@@ -1,0 +1,34 @@
+"""Budgets: allowances of money, tokens, runs and steps that many runs and workers share.
+
+activities  the notice that a budget is nearly used up, and the release of runs that wait for one
+admission   which allowances a call needs, what it may cost at most, and what it cost
+client      the budgets of a task queue for people: their list, raises and resets, checks
+commands    `budget`
+contract    what workers and the entity of all budgets say to each other
+journal     what a worker has spent, beside it
+purse       what a worker holds of each allowance
+routes      the budgets at the gateway
+rules       windows, leases, and the marks that people hear of
+settings    `[[budget]]`
+workflow    `Budgets`: the entity of all budgets
+"""
+
+from perdure.registry import Command, Feature
+
+FEATURE = Feature(
+    workflows=("perdure.features.budgets.workflow:Budgets",),
+    activities=("perdure.features.budgets.activities:BudgetActivities",),
+    admission="perdure.features.budgets.admission:open_budgets",
+    beside_worker="perdure.features.budgets.admission:serve_purse",
+    tables=("perdure.features.budgets.settings:BUDGETS",),
+    commands={
+        "budget": Command(
+            "perdure.features.budgets.commands:budget_command",
+            "Operations",
+            "List, raise and reset budgets that runs share.",
+        )
+    },
+    routes="perdure.features.budgets.routes:router",
+    server_checks=("perdure.features.budgets.client:check_budgets",),
+    figures="perdure.features.budgets.client:count_spend",
+)
