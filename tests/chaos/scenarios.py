@@ -9,6 +9,7 @@ from tests.chaos import (
     answers,
     approvals,
     batches,
+    budgets,
     followups,
     full_disk,
     inbox,
@@ -162,6 +163,13 @@ SCENARIOS = (
         inbox.answered_at_once,
         {"questions": 20, "gateways": 3},
         {"questions": 100, "gateways": 3},
+    ),
+    Scenario(
+        "R31",
+        "a budget of many runs",
+        budgets.limited,
+        {"runs": 8, "size": 4, "kills": 4, "calls": 40},
+        {"runs": 60, "size": 4, "kills": 12, "calls": 240},
     ),
     Scenario(
         "R32",

@@ -1,0 +1,116 @@
+"""A shared budget under load: workers die, the entity is terminated, and the provider's own count stays within it."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from random import Random
+from time import time
+
+from temporalio.service import RPCError
+
+from perdure.features.budgets.contract import USD, AllowanceView, BudgetChange, BudgetsState, Terms
+from perdure.features.budgets.purse import start_budgets
+from perdure.features.budgets.rules import budgets_id, view_all
+from perdure.features.pauses.client import count_held
+from perdure.testkit.model_server import ScriptedAnswer
+from perdure.testkit.rehearsal.sse import Json
+from tests.chaos.auditor import audit
+from tests.chaos.context import Row, ScenarioContext, row
+from tests.chaos.environment import Environment, until
+from tests.chaos.task import mixed, script
+from tests.waiting import until as until_true
+
+QUEUE = "r31"
+KEY = "all/usd/"
+INPUT, OUTPUT, MOST = 1.0, 5.0, 1024  # prices in USD per million tokens, and `max_tokens`
+WITHIN = timedelta(seconds=10)
+PROJECT = """
+[model]
+default = "scripted"
+max_tokens = {most}
+[prices.scripted]
+input = {input}
+output = {output}
+cache_read = 0.1
+cache_write = 1.0
+[[budget]]
+name = "all"
+usd = {limit}
+when_used_up = "wait"
+"""
+
+
+@dataclass
+class Provider:
+    """A provider that bills each request as it comes, also one whose client dies before it has the reply."""
+
+    random: Random
+    billed: int = 0  # micro-USD
+    calls: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, request: Json) -> ScriptedAnswer:
+        with self._lock:
+            sent, received = self.random.randint(200, 1500), self.random.randint(20, MOST)
+            self.billed += round(sent * INPUT + received * OUTPUT)
+            self.calls += 1
+        return replace(script(request), usage={"input_tokens": sent, "output_tokens": received})  # type: ignore[type-var]
+
+
+async def limited(context: ScenarioContext, *, runs: int, size: int, kills: int, calls: int) -> Row:
+    """R31: a budget of about so many `calls`, reached among kills of workers; then it is raised, and all runs end."""
+    provider = Provider(Random(context.seed))
+    limit = round(calls * (850 * INPUT + MOST / 2 * OUTPUT))
+    described = PROJECT.format(most=MOST, input=INPUT, output=OUTPUT, limit=limit / USD)
+    async with context.environment(says=provider, more=described) as it, it.person():
+        workers = it.start_workers(QUEUE, size)
+        for number in range(runs):
+            await it.start(mixed(f"{QUEUE}-{number}", it.random, 8, pause=0.2), QUEUE)
+        for number in range(kills):
+            await until(lambda number=number: provider.calls > (number + 1) * calls / (kills + 2))  # type: ignore[misc]
+            await workers.fault("kill")
+            if number == kills // 2:
+                await it.client.get_workflow_handle(budgets_id(QUEUE)).terminate("a test")
+        await until_true(lambda: all_held(it, runs))
+        spent, made = provider.billed, provider.calls
+        over, unused = max(spent - limit, 0), max(limit - spent, 0) / limit
+        held = await look(it)
+        terms = Terms(limit=limit, waits=True)
+        await start_budgets(it.client, QUEUE, WITHIN)
+        change = BudgetChange(key=KEY, amount=100 * USD, terms=terms)
+        await it.client.get_workflow_handle(budgets_id(QUEUE)).execute_update("change_allowance", change)
+        it.fault(counts=False)
+        late = await it.all_ended()
+        found = await audit(it, late=late)
+        await until_true(lambda: is_settled(it, provider))
+        if over:
+            found.violations.append(f"{over} micro-USD over a budget of {limit}")
+        if unused > 0.25:
+            found.violations.append(f"{unused:.0%} of the budget were left")
+        used = (await look(it)).used
+        return row(
+            it,
+            found,
+            f"{spent / USD:.4f} of {limit / USD:.4f} USD spent in {made} calls, {over} over, {unused:.1%} unused "
+            f"({held.leased + held.unaccounted} micro-USD held); in the end {used} counted, {provider.billed} billed",
+        )
+
+
+async def look(it: Environment) -> AllowanceView:
+    state = await it.client.get_workflow_handle(budgets_id(QUEUE)).query("state", result_type=BudgetsState)
+    return next(view for view in view_all(state, time()) if view.name == "all")
+
+
+async def all_held(it: Environment, runs: int) -> bool:
+    await asyncio.sleep(1)
+    return (await count_held(it.client, QUEUE)).total() == runs
+
+
+async def is_settled(it: Environment, provider: Provider) -> bool:
+    """The workers have settled: no less is counted than the provider bills."""
+    try:
+        view = await look(it)
+    except RPCError:
+        return False
+    return view.used >= provider.billed and not view.leased
