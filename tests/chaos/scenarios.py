@@ -168,8 +168,8 @@ SCENARIOS = (
         "R31",
         "a budget of many runs",
         budgets.limited,
-        {"runs": 8, "size": 4, "kills": 4, "calls": 40},
-        {"runs": 60, "size": 4, "kills": 12, "calls": 240},
+        {"runs": 8, "steps": 8, "size": 4, "kills": 4, "calls": 40},
+        {"runs": 20, "steps": 30, "size": 4, "kills": 8, "calls": 240},
     ),
     Scenario(
         "R32",

@@ -262,3 +262,55 @@ async def test_a_run_without_budgets_sends_what_it_always_sent(world: MakeWorld)
         run = await it.run_to_end()
         history = await it.raw_history(run)
     assert b"account" not in history
+
+
+async def asked(has: Budgeted) -> Run:
+    """The open question about a budget."""
+    found: list[str] = []
+
+    async def is_asked() -> bool:
+        query = f"WorkflowType = 'ProjectQuestion' AND TaskQueue = '{has.it.queue}' AND ExecutionStatus = 'Running'"
+        found[:] = [row.id async for row in has.it.client.list_workflows(query)]
+        return bool(found)
+
+    await has.it.until(is_asked)
+    [name] = found
+    return has.it.client.get_workflow_handle(name)
+
+
+async def answer(question: Run, option: str) -> None:
+    await question.execute_update("answer", {"option": option, "by": "ines"})
+    await question.result()
+
+
+async def test_people_are_asked_once_and_their_answer_frees_all_runs(world: MakeWorld, tmp_path: Path) -> None:
+    budgets = [budget(usd=0.000001, when_used_up="ask")]
+    async with budgeted(world, lambda _: FINISH, budgets=budgets, folder=tmp_path / "b") as has:
+        runs = [await has.it.start() for _ in range(3)]
+        for run in runs:
+            await held(has, run)
+        first = await asked(has)
+        text = (await first.query("state"))["question"]["text"]
+        assert text.startswith("Budget team: 0 USD of 0 USD are used, and what is left does not cover another call.")
+        await answer(first, "raise")
+        second = await asked(has)
+        assert second.id != first.id, "one micro-USD more does not cover a call"
+        for run in runs:
+            await held(has, run)
+        await answer(second, "stop")
+        events = [await result_of(run) for run in runs]
+        late = await result_of(await has.it.start())
+        assert {event["payload"]["reason"] for event in (*events, late)} == {Escalation.shared_budget}
+        assert len(has.it.model.requests) == 0
+        assert (await has.views())[USD].limit == 2
+
+
+async def test_a_raise_at_the_terminal_overtakes_the_answer_to_a_question(world: MakeWorld, tmp_path: Path) -> None:
+    budgets = [budget(usd=0.000001, when_used_up="ask")]
+    async with budgeted(world, lambda _: FINISH, budgets=budgets, folder=tmp_path / "b") as has:
+        run = await has.it.start()
+        question = await asked(has)
+        await has.change(USD, 1_000_000)
+        assert (await result_of(run))["type"] == "agent.completed"
+        await answer(question, "stop")
+        assert (await result_of(await has.it.start()))["type"] == "agent.completed"

@@ -29,6 +29,7 @@ FEATURE = Feature(
         )
     },
     routes="perdure.features.budgets.routes:router",
+    on_answer={"budget": "perdure.features.budgets.activities:carry_out_answer"},
     server_checks=("perdure.features.budgets.client:check_budgets",),
     figures="perdure.features.budgets.client:count_spend",
 )

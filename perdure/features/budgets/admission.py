@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +20,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from perdure.activities.effects.holding import HeldError
+from perdure.activities.effects.holding import HeldError, confirm_hold
 from perdure.activities.project import Project
 from perdure.activities.providers.errors import NoReplyError, model_refused_error
 from perdure.activities.providers.port import ModelCall, ModelReply
@@ -183,7 +184,10 @@ class BudgetAdmission:
         try:
             return await self.purse.reserve(needs)
         except UsedUpError as used_up:
-            raise _refuse(used_up, needs[used_up.key]) from None
+            error = _refuse(used_up, needs[used_up.key])
+            if isinstance(error, HeldError):
+                confirm_hold(partial(self.purse.is_denied, used_up.key))
+            raise error from None
         except (AwayError, OSError) as error:
             raise RateLimitedError(
                 f"held back: {error}",
@@ -227,7 +231,7 @@ def _refuse(used_up: UsedUpError, need: Need) -> ApplicationError:
     whose = format_whose(name, value)
     resets = "" if used_up.seconds is None else f"; it resets in {format_duration(used_up.seconds)}"
     message = f"budget {whose}: what is left of its {measure} does not cover another call{resets}"
-    if not need.terms.waits:
+    if used_up.is_stopped or not need.terms.waits:
         return ApplicationError(message, type=Stop.budget_used_up, non_retryable=True)
     return HeldError(holder_of(used_up.key), message)
 

@@ -46,6 +46,7 @@ class Every(StrEnum):
 class WhenUsedUp(StrEnum):
     """What happens to a run whose next call the rest does not cover."""
 
+    ask = "ask"
     wait = "wait"
     stop = "stop"
 
@@ -54,7 +55,7 @@ class Terms(FrozenModel):
     """The terms of allowances, as a worker's `perdure.toml` has them. Without a `limit` they are only counted.
 
     `has_credit`: each worker may spend a part of one before it asks, as there may be thousands of them. If one `waits`,
-    runs go on once its window ends.
+    runs go on once its window ends; if it `asks`, too, people are asked meanwhile.
     """
 
     limit: int | None = None
@@ -63,6 +64,7 @@ class Terms(FrozenModel):
     raise_by: tuple[str, ...] = omit_default(())
     has_credit: bool = omit_default(default=False)
     waits: bool = omit_default(default=False)
+    asks: bool = omit_default(default=False)
 
 
 class KeyTurn(FrozenModel):
@@ -105,10 +107,13 @@ class Window(FrozenModel):
 class BudgetAnswer(FrozenModel):
     """The answer of `turn`: what the worker has been granted in each window, as sums.
 
+    Runs that need the `stopped` allowances end.
+
     `changes` counts raises and resets.
     """
 
     granted: dict[str, int]
+    stopped: tuple[str, ...] = omit_default(())
     windows: dict[str, Window]
     changes: int
 
@@ -118,6 +123,7 @@ class KeyState(FrozenModel):
 
     `holdings` has what each worker was granted and what it has spent of that; `lost` was granted to workers without
     a turn for a month. `is_used_up`: a call was refused, as the rest does not cover it.
+    `is_stopped`: a person has answered that runs end then.
     """
 
     window: int = omit_default(0)
@@ -126,6 +132,7 @@ class KeyState(FrozenModel):
     lost: int = omit_default(0)
     announced: tuple[str, ...] = omit_default(())
     is_used_up: bool = omit_default(default=False)
+    is_stopped: bool = omit_default(default=False)
     holdings: dict[str, tuple[int, int]] = omit_default({})
 
 
@@ -173,6 +180,10 @@ class BudgetChange(StrictModel):
     """As in the query `state`: `name/measure/value`."""
     amount: int = Field(default=0, ge=0)
     """By how much it is raised."""
+    stops: bool = omit_default(default=False)
+    """`true`: it is not raised or reset, and runs that it does not cover end."""
+    unless_after: int | None = omit_default(None)
+    """If the allowances were changed more often than this, nothing is done: the answer to a question comes late."""
     terms: Terms
     sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""
@@ -202,3 +213,5 @@ class BudgetNews(FrozenModel):
     allowance: AllowanceView
     mark: str
     window: int
+    changes: int = 0
+    terms: Terms = Terms.model_construct()

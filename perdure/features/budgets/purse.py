@@ -59,11 +59,14 @@ class AwayError(Exception):
 
 
 class UsedUpError(Exception):
-    """The rest of an allowance does not cover a call. `seconds`: until its window ends, None: it never does."""
+    """The rest of an allowance does not cover a call. `seconds`: until its window ends, None: it never does.
 
-    def __init__(self, key: str, seconds: float | None) -> None:
+    `is_stopped`: a person has answered that runs end then.
+    """
+
+    def __init__(self, key: str, seconds: float | None, *, is_stopped: bool) -> None:
         super().__init__(key)
-        self.key, self.seconds = key, seconds
+        self.key, self.seconds, self.is_stopped = key, seconds, is_stopped
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Pot:
     reserved: int = 0
     mean: float = 0.0
     is_denied: bool = False
+    is_stopped: bool = False
     is_lean: bool = False  # the last block covered no call: more are not fetched early
 
 
@@ -137,7 +141,8 @@ class Purse:
             if denied is None:
                 await self._refill(short)
             elif not await self._was_changed():
-                raise UsedUpError(denied, self._seconds_left(self._pots[denied].terms))
+                pot = self._pots[denied]
+                raise UsedUpError(denied, self._seconds_left(pot.terms), is_stopped=pot.is_stopped)
         self._open_journal()
         bounds = {key: (self._pot(key, need.terms).window, need.most) for key, need in needs.items()}
         reservation = self._journal.reserve(bounds) if self._journal else Reservation(0, bounds)
@@ -256,7 +261,7 @@ class Purse:
             self._windows[every] = KnownWindow(window.start, end, window.credit)
         for key, granted in answer.granted.items():
             pot = self._pot(key, terms[key])
-            pot.granted = granted
+            pot.granted, pot.is_stopped = granted, key in answer.stopped
             if pot.window == keys[key].window:
                 pot.settled = sent[key]
         self._note_changes(answer.changes)
@@ -305,6 +310,14 @@ class Purse:
             "turn", turn, id=f"{turn.worker}:{turn.seq}", result_type=BudgetAnswer, rpc_timeout=within
         )
         return answer
+
+    async def is_denied(self, key: str) -> bool:
+        """Return whether the allowance, which a call was refused, would be refused again."""
+        pot = self._pots.get(key)
+        if pot is None or (self._seconds_left(pot.terms) or 1.0) <= 0:
+            return False
+        self._heard_at = 0.0
+        return not await self._was_changed() and pot.is_denied
 
     async def _was_changed(self) -> bool:
         """Return whether a budget was raised or reset since the last turn. To read a description is no Action."""

@@ -105,13 +105,15 @@ def settle_and_lease(state: BudgetsState, turn: BudgetTurn, now: float) -> Taken
             after = _settle_key(state, key, turn.worker, asked, now)
             marks = [mark for mark in _marks_reached(after, terms_of(state, key)) if mark not in after.announced]
             view = view_of(key, after, state, now)
-            news += (BudgetNews(allowance=view, mark=mark, window=after.window) for mark in marks)
+            about = {"allowance": view, "window": after.window, "changes": state.changes, "terms": terms_of(state, key)}
+            news += (BudgetNews(mark=mark, **about) for mark in marks)
             keys[key] = after.evolve(announced=(*after.announced, *marks)) if marks else after
             state = _close_credit(state, key, after, turn.worker)
         state = state.evolve(keys={**state.keys, **keys})
     everies = {terms.every for terms in turn.terms.values()}
     answer = BudgetAnswer(
         granted={key: keys[key].holdings.get(turn.worker, (0, 0))[0] for key in turn.keys if key in keys},
+        stopped=tuple(key for key, after in keys.items() if after.is_stopped),
         windows={every or "": _window_of(state, turn.worker, every, now) for every in everies},
         changes=state.changes,
     )
@@ -232,10 +234,17 @@ def change_budget(state: BudgetsState, change: BudgetChange, now: float) -> Budg
     name, measure, _ = split_key(change.key)
     state = state.evolve(terms={f"{name}/{measure}": change.terms, **state.terms}, changes=state.changes + 1)
     key = current_key(state, change.key, now)
+    if change.stops:
+        return state.evolve(keys={**state.keys, change.key: key.evolve(is_stopped=True)})
     key = key.evolve(raised=key.raised + change.amount) if change.amount else key.evolve(spent=0, lost=0)
-    key = key.evolve(is_used_up=False)
+    key = key.evolve(is_used_up=False, is_stopped=False)
     key = key.evolve(announced=_marks_reached(key, terms_of(state, change.key)))  # the others are news again
     return state.evolve(keys={**state.keys, change.key: key})
+
+
+def is_overtaken(state: BudgetsState, change: BudgetChange) -> bool:
+    """Return whether people have changed an allowance since the question was asked that the change answers."""
+    return change.unless_after is not None and state.changes > change.unless_after
 
 
 def refuse_change(state: BudgetsState, change: BudgetChange) -> str | None:

@@ -34,7 +34,7 @@ class BudgetSettings(StrictModel):
     """The percentage at which people are told, once a window; they are told, too, when it is used up."""
     when_used_up: WhenUsedUp = WhenUsedUp.stop
     """`stop`: the run escalates with `shared_budget`. `wait`: the call waits until the window ends, or until the
-    allowance is raised or reset."""
+    allowance is raised or reset. `ask`: it waits, and people are asked whether to raise the allowance or to stop."""
     raise_by: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
     """The groups of `[people]` that may raise and reset it; by default everyone who may use the command or token."""
 
@@ -57,7 +57,8 @@ class BudgetSettings(StrictModel):
                 warn_at=self.warn_at,
                 raise_by=self.raise_by,
                 has_credit=self.every is not None and self.per not in (Per.project, Per.agent),
-                waits=self.when_used_up is WhenUsedUp.wait,
+                waits=self.when_used_up is not WhenUsedUp.stop,
+                asks=self.when_used_up is WhenUsedUp.ask,
             )
             for measure, limit in given.items()
             if limit is not None

@@ -9,10 +9,13 @@ from temporalio import workflow
 from perdure.features.budgets.activities import BudgetActivities
 from perdure.features.budgets.contract import BudgetChange, BudgetNews, BudgetsState, BudgetTurn
 from perdure.features.budgets.rules import (
+    USED_UP,
     change_budget,
+    current_key,
     drop_old,
     ended_waits,
     format_whose,
+    is_overtaken,
     refuse_change,
     seconds_to_next_end,
     settle_and_lease,
@@ -81,6 +84,9 @@ class Budgets(ValidatedWorkflow[BudgetsState]):
             )
             if request is not None:
                 await start_notice(request.id, request)
+            if news.mark == USED_UP and news.terms.asks:
+                summary = f"ask whether to raise budget {news.allowance.name}"
+                await workflow.execute_activity_method(BudgetActivities.ask_to_raise, news, summary=summary, **FILES)
         if self._free:
             key = self._free.pop(0)
             name, _, value = split_key(key)
@@ -115,11 +121,13 @@ class Budgets(ValidatedWorkflow[BudgetsState]):
     @workflow.update(description='Raise an allowance in its window, or reset it: {"key", "amount"?, "terms"}')
     def change_allowance(self, *args: Any) -> dict[str, Any]:
         change, now = read_argument(BudgetChange, args), workflow.time()
-        self.context = change_budget(self.context, change, now)
-        workflow.upsert_memo({CHANGES: self.context.changes})
-        self._free.append(change.key)
-        self._is_woken = True
-        return view_of(change.key, self.context.keys[change.key], self.context, now).model_dump(mode="json")
+        if not is_overtaken(self.context, change):
+            self.context = change_budget(self.context, change, now)
+            workflow.upsert_memo({CHANGES: self.context.changes})
+            self._free.append(change.key)
+            self._is_woken = True
+        key = current_key(self.context, change.key, now)
+        return view_of(change.key, key, self.context, now).model_dump(mode="json")
 
     @change_allowance.validator
     def _may_change(self, *args: Any) -> None:
