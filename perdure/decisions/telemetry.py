@@ -26,6 +26,7 @@ TOKENS = "perdure_tokens"
 TOOL_DURATION = "perdure_tool_duration"
 MODEL_DURATION = "perdure_model_duration"
 MODEL_COST = "perdure_model_cost_usd"
+BUDGET_REFUSALS = "perdure_budget_refusals"
 
 HELP: Mapping[str, str] = {
     EVENTS: "Structured events, by name.",
@@ -36,6 +37,7 @@ HELP: Mapping[str, str] = {
     TOOL_DURATION: "Seconds that attempts of tool calls took.",
     MODEL_DURATION: "Seconds that attempts of model turns took.",
     MODEL_COST: "US dollars that model turns cost, where the price is known.",
+    BUDGET_REFUSALS: "Calls and runs that a budget did not cover, by its name and measure.",
 }
 
 # For Prometheus; durations are in seconds. A cost has no counter, as counters are whole numbers: its sum is the money.

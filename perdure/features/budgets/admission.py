@@ -29,6 +29,7 @@ from perdure.activities.providers.rate_limit import RateLimitedError
 from perdure.activities.run.account import read_account
 from perdure.activities.security import make_private
 from perdure.activities.storage.workspace import folder_name
+from perdure.activities.telemetry.metrics import add_counts
 from perdure.activities.temporal import own_run_id, own_workflow_id
 from perdure.contracts.failures import RunFailure, Stop
 from perdure.contracts.people import Account, Sender
@@ -36,6 +37,7 @@ from perdure.decisions.ids import SCHEDULE_PREFIX, conversation_workflow_id
 from perdure.decisions.people.terms import name_of
 from perdure.decisions.run.compaction import complete_usage, estimate_content
 from perdure.decisions.run.reply import MAX_CALLS
+from perdure.decisions.telemetry import BUDGET_REFUSALS, Count
 from perdure.decisions.text.formatting import format_duration
 from perdure.features.budgets.contract import USD, Every, Measure, Per, Terms
 from perdure.features.budgets.journal import Costs, Reservation
@@ -185,6 +187,9 @@ class BudgetAdmission:
             return await self.purse.reserve(needs)
         except UsedUpError as used_up:
             error = _refuse(used_up, needs[used_up.key])
+            name, measure, _ = split_key(used_up.key)
+            refused = Count(BUDGET_REFUSALS, {"budget": name, "measure": measure})
+            add_counts(activity.metric_meter(), [refused])
             if isinstance(error, HeldError):
                 confirm_hold(partial(self.purse.is_denied, used_up.key))
             raise error from None
