@@ -162,6 +162,15 @@ def test_the_terms_of_a_budget() -> None:
     assert [(terms.has_credit, terms.waits) for terms in forever.limits.values()] == [(False, True)]
 
 
+def test_an_agent_whose_calls_go_in_batches_is_refused_as_the_worker_starts(make_project: MakeProject) -> None:
+    project = make_project(ANTHROPIC_BASE_URL="http://127.0.0.1:1")
+    batched = '[model]\npace = "batch"\n[[budget]]\nname = "all"\ntokens = 1\n'
+    project.write_all({"perdure.toml": batched, "agents/default.md": AGENT.replace("tools: [charge, lookup]\n", "")})
+    failed = project.perdure("run", "hello")
+    assert failed.code == 1
+    assert "budget all does not count batches, and the pace of agent default is batch: give it pace live" in failed.err
+
+
 def test_a_model_without_a_price_is_refused_as_the_worker_starts(make_project: MakeProject) -> None:
     project = make_project(ANTHROPIC_BASE_URL="http://127.0.0.1:1")
     unpriced = '[model]\ndefault = "mystery"\n[[budget]]\nname = "all"\nusd = 1\n'

@@ -14,10 +14,12 @@ from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.agent import Agent
 from perdure.contracts.conversation import SubmitRequest
 from perdure.contracts.failures import Escalation
-from perdure.contracts.people import Sender
+from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
 from perdure.contracts.policy import Rubric
 from perdure.decisions.ids import run_workflow_id
 from perdure.features.budgets.contract import Every, Window
+from perdure.features.notices.channels import Channel
+from perdure.features.notices.contract import Notice
 from perdure.testkit.model_server import ScriptedAnswer, calls, cut, fails, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.budgeted import Budgeted, budget, budgeted
@@ -313,3 +315,25 @@ async def test_a_raise_at_the_terminal_overtakes_the_answer_to_a_question(world:
         assert (await result_of(run))["type"] == "agent.completed"
         await answer(question, "stop")
         assert (await result_of(await has.it.start()))["type"] == "agent.completed"
+
+
+async def test_people_hear_once_that_a_budget_is_nearly_used_up(world: MakeWorld, tmp_path: Path) -> None:
+    """Channels that are for all agents hear of it."""
+    route = NoticeRoute(channel="ops", on=(NoticeKind.budget,))
+    budgets = [budget(tokens=100_000, warn_at=1)]
+    async with budgeted(world, lambda _: FINISH, budgets=budgets, folder=tmp_path / "b") as has:
+        sent = list[Notice]()
+
+        class Listener:
+            async def send(self, notice: Notice, _key: str, _link: str) -> None:
+                sent.append(notice)
+
+        object.__setattr__(has.it.project, "parts", {"notices": (Channel(route, ("*",), Listener()),)})
+        for _ in range(3):
+            await has.it.run_to_end()
+            await has.settled("team/tokens/")
+        await has.it.until(lambda: bool(sent))
+        used = (await has.settled("team/tokens/")).used
+        assert used > 1_000
+    assert [(notice.title, notice.kind) for notice in sent] == [("budget team is nearly used up", NoticeKind.budget)]
+    assert sent[0].text.endswith(" of 100,000 tokens are used. To raise it: perdure budget raise team")

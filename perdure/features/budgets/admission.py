@@ -77,7 +77,7 @@ class BudgetAdmission:
     project: Project
     budgets: tuple[BudgetSettings, ...]
     purse: Purse
-    _accounts: dict[str, Account] = field(default_factory=dict)
+    _accounts: dict[str, Account] = field(default_factory=dict)  # by execution
 
     async def open_account(self, known: Account | None) -> Account:
         """Return the account of the run that begins; `known` is that of the run that has set it off."""
@@ -159,13 +159,13 @@ class BudgetAdmission:
 
     async def _own_account(self) -> Account:
         """Return the account of the run that calls. One that began before there were budgets has none."""
-        run_id = own_run_id()
-        if run_id not in self._accounts:
-            read = await asyncio.to_thread(read_account, self.project.stores.of(run_id))
+        execution = activity.info().workflow_run_id or ""
+        if execution not in self._accounts:
+            read = await asyncio.to_thread(read_account, self.project.stores.of(own_run_id()))
             if len(self._accounts) >= MAX_ACCOUNTS:
                 del self._accounts[next(iter(self._accounts))]
-            self._accounts[run_id] = read or Account(requester=UNKNOWN, owner=UNKNOWN)
-        return self._accounts[run_id]
+            self._accounts[execution] = read or Account(requester=UNKNOWN, owner=UNKNOWN)
+        return self._accounts[execution]
 
     def _allowances(self, agent: str, account: Account, measures: Iterable[Measure]) -> list[Allowance]:
         found = []
