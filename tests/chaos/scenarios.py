@@ -168,7 +168,7 @@ SCENARIOS = (
         "R31",
         "a budget of many runs",
         budgets.limited,
-        {"runs": 8, "steps": 8, "size": 4, "kills": 4, "calls": 40},
+        {"runs": 6, "steps": 16, "size": 3, "kills": 2, "calls": 60},
         {"runs": 20, "steps": 30, "size": 4, "kills": 8, "calls": 240},
     ),
     Scenario(

@@ -60,7 +60,7 @@ async def list_budgets_command(as_json: bool) -> int:
     epilog=format_examples("budget raise support --usd 20", "budget raise customers --for anna --tokens 100000"),
 )
 @name_argument
-@click.option("--usd", type=click.FloatRange(0, min_open=True), help="By so many USD.")
+@click.option("--usd", type=click.FloatRange(0, 10**9, min_open=True), help="By so many USD.")
 @click.option("--tokens", type=click.IntRange(1), help="By so many tokens.")
 @click.option("--runs", type=click.IntRange(1), help="By so many runs.")
 @click.option("--steps", type=click.IntRange(1), help="By so many steps.")

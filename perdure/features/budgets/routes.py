@@ -1,8 +1,8 @@
 """The budgets at the gateway: their list, raises and resets."""
 
-from typing import Annotated, Self
+from typing import Self
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
 from pydantic import Field, model_validator
 
 from perdure.contracts.models import FrozenModel, StrictModel
@@ -13,7 +13,7 @@ from perdure.gateway.problems import describe_problems
 from perdure.gateway.tokens import Scope
 
 router = APIRouter(prefix="/v1", tags=["budgets"], route_class=ScopedRoute)
-BudgetName = Annotated[str, Path(min_length=1, max_length=64)]
+MOST_RAISE = 10**9  # USD, tokens, runs or steps
 
 
 class BudgetList(FrozenModel):
@@ -28,10 +28,10 @@ class ResetBody(StrictModel):
 
 
 class RaiseBody(ResetBody):
-    usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    tokens: int | None = Field(default=None, ge=1)
-    runs: int | None = Field(default=None, ge=1)
-    steps: int | None = Field(default=None, ge=1)
+    usd: float | None = Field(default=None, gt=0, le=MOST_RAISE, allow_inf_nan=False)
+    tokens: int | None = Field(default=None, ge=1, le=MOST_RAISE)
+    runs: int | None = Field(default=None, ge=1, le=MOST_RAISE)
+    steps: int | None = Field(default=None, ge=1, le=MOST_RAISE)
 
     @model_validator(mode="after")
     def _check_amounts(self) -> Self:
@@ -69,7 +69,7 @@ async def _read_budgets(gateway: Gateway) -> BudgetList:
     dependencies=[needs_scope(Scope.budget)],
     responses=describe_problems(400, 401, 403, 404, 408, 409, 413, 422, 500, 503),
 )
-async def raise_one_budget(gateway: CurrentGateway, name: BudgetName, body: RaiseBody) -> BudgetList:
+async def raise_one_budget(gateway: CurrentGateway, name: str, body: RaiseBody) -> BudgetList:
     """Raise an allowance for its current window; each request raises it again. Runs that wait for it go on."""
     session = gateway.session
     raised = await raise_budget(session.client, session.settings, name, body.amounts, body.value)
@@ -81,7 +81,7 @@ async def raise_one_budget(gateway: CurrentGateway, name: BudgetName, body: Rais
     dependencies=[needs_scope(Scope.budget)],
     responses=describe_problems(400, 401, 403, 404, 408, 409, 413, 422, 500, 503),
 )
-async def reset_one_budget(gateway: CurrentGateway, name: BudgetName, body: ResetBody) -> BudgetList:
+async def reset_one_budget(gateway: CurrentGateway, name: str, body: ResetBody) -> BudgetList:
     """Count an allowance from zero again. Runs that wait for it go on."""
     session = gateway.session
     return BudgetList(budgets=tuple(await reset_budget(session.client, session.settings, name, body.value)))

@@ -20,7 +20,7 @@ class BudgetSettings(StrictModel):
     of the conversation's first request, `schedule` the schedule's name, `key` the `budget_key` of the start."""
     agent: str | None = Field(default=None, min_length=1, max_length=200)
     """The only agent whose calls count; by default those of all agents do."""
-    usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    usd: float | None = Field(default=None, gt=0, le=10**9, allow_inf_nan=False)
     """Cost of model calls in USD, by the price list. All models must have a price."""
     tokens: int | None = Field(default=None, ge=1)
     """Tokens sent and received."""
