@@ -168,7 +168,7 @@ SCENARIOS = (
         "R31",
         "a budget of many runs",
         budgets.limited,
-        {"runs": 6, "steps": 16, "size": 3, "kills": 2, "calls": 60},
+        {"runs": 6, "steps": 20, "size": 3, "kills": 2, "calls": 50},
         {"runs": 20, "steps": 30, "size": 4, "kills": 8, "calls": 240},
     ),
     Scenario(
