@@ -6,7 +6,7 @@ reason that the server keeps begins with the name of what holds it (`perdure.act
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,8 +50,6 @@ class HeldError(RateLimitedError):
 
 Guard = Callable[[], Awaitable[None]]  # raises HeldError if the current activity must not go on
 _guards: ContextVar[Sequence[Guard]] = ContextVar("_guards", default=())
-
-
 Confirm = Callable[[], Awaitable[bool]]
 _confirms: ContextVar[list[Confirm]] = ContextVar("_confirms")
 
@@ -107,10 +105,7 @@ class _Inbound(ActivityInboundInterceptor):
         except ApplicationError as held:  # redacted, it is no HeldError any more
             if held.type != HELD:
                 raise
-            await _pause_own(self._given.client, held)
-            if not all([await confirm() for confirm in confirms]):
-                await unpause(self._given.client, own_workflow_id(), info.workflow_run_id or "", info.activity_id)
-            # After the pause: the answer to a heartbeat of a paused activity would cancel it.
+            await _through_own_pause(_pause_own(self._given.client, held, confirms))
             attempt = this_attempt()
             activity.heartbeat(
                 {**attempt.beat_details, HOLDS_KEY: attempt.holds + 1, HOLD_KEY: _to_hold(held, attempt)}
@@ -128,17 +123,34 @@ def _to_hold(held: ApplicationError, attempt: Attempt) -> dict[str, Any]:
     return Hold(by=by, why=why, since=since).model_dump(mode="json")
 
 
-async def _pause_own(client: Client, held: ApplicationError) -> None:
+async def _through_own_pause(work: Coroutine[Any, Any, None]) -> None:
+    """Await the pause. The SDK cancels an activity whose heartbeat is answered with it: here that is no news."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            details = activity.cancellation_details()
+            if details is None or not details.paused:
+                task.cancel()
+                raise
+    task.result()
+
+
+async def _pause_own(client: Client, held: ApplicationError, confirms: Sequence[Confirm]) -> None:
     info = activity.info()
+    workflow_id, execution = own_workflow_id(), info.workflow_run_id or ""
     request = PauseActivityRequest(
         namespace=info.namespace,
-        execution=WorkflowExecution(workflow_id=own_workflow_id(), run_id=info.workflow_run_id or ""),
+        execution=WorkflowExecution(workflow_id=workflow_id, run_id=execution),
         identity=IDENTITY,
         id=info.activity_id,
         reason=held.message,
     )
     try:
         await client.workflow_service.pause_activity(request, retry=True)
+        if not all([await confirm() for confirm in confirms]):
+            await unpause(client, workflow_id, execution, info.activity_id)
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:  # else its run has ended, or has cancelled it
             _log.warning("a held activity could not be paused, and tries again: %s", truncate(error.message, 200))

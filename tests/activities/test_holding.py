@@ -15,6 +15,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from perdure.activities.effects import holding
 from perdure.activities.effects.attempts import this_attempt, was_lost
 from perdure.activities.effects.held import find_held, held_query, release_held
 from perdure.activities.effects.holding import HeldError, HoldInterceptor, must_not_be_held
@@ -49,7 +50,7 @@ class Place:
             raise HeldError(self.by, "for a reason")
 
     @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
+    async def working(self, throttle: timedelta = timedelta(seconds=30)) -> AsyncIterator[None]:
         @activity.defn(name="act")
         async def act() -> str:
             self.began.append((activity.info().attempt, this_attempt().number, await was_lost(self.client)))
@@ -65,6 +66,8 @@ class Place:
             workflows=[Calling],
             activities=[act],
             interceptors=[HoldInterceptor(self.client, [self.guard], ["act"])],
+            max_heartbeat_throttle_interval=throttle,
+            default_heartbeat_throttle_interval=throttle,
         ):
             yield
 
@@ -125,6 +128,36 @@ async def test_one_that_is_released_before_it_has_failed_tells_its_workflow(
     cause = failed.value.cause.__cause__
     assert isinstance(cause, ApplicationError)
     assert cause.type == HELD
+
+
+async def test_a_heartbeat_that_is_answered_with_the_pause_changes_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK cancels the activity then; its attempt would end as another failure than a hold."""
+    place, pause = Place(client, in_the_middle=True), holding._pause_own
+
+    async def beat_on(*given: Any) -> None:
+        await pause(*given)
+        for _ in range(40):
+            activity.heartbeat("still here")
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(holding, "_pause_own", beat_on)
+    async with place.working(throttle=timedelta(milliseconds=20)):
+        run = await place.start(1)
+        await until(place.is_held)
+
+        async def has_failed() -> bool:
+            (pending,) = (await run.describe()).raw_description.pending_activities
+            return pending.attempt == 2
+
+        await until(has_failed)
+        (pending,) = (await run.describe()).raw_description.pending_activities
+        assert pending.last_failure.application_failure_info.type == HELD
+        place.by = None
+        await until(lambda: release_held(client, place.queue, "test:a"))
+        assert await run.result() == "done"
+    assert place.began == [(1, 1, False), (2, 1, False)]
 
 
 async def test_a_cancelled_one_ends_without_release(client: Client) -> None:

@@ -13,7 +13,7 @@ from perdure.features.budgets.contract import USD, AllowanceView, BudgetChange, 
 from perdure.features.budgets.purse import start_budgets
 from perdure.features.budgets.rules import budgets_id, view_all
 from perdure.features.pauses.client import count_held
-from perdure.testkit.model_server import ScriptedAnswer
+from perdure.testkit.model_server import Reply, ScriptedAnswer
 from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, row
@@ -56,7 +56,9 @@ class Provider:
             sent, received = self.random.randint(200, 1500), self.random.randint(20, MOST)
             self.billed += round(sent * INPUT + received * OUTPUT)
             self.calls += 1
-        return replace(script(request), usage={"input_tokens": sent, "output_tokens": received})  # type: ignore[type-var]
+        reply = script(request)
+        usage = {"input_tokens": sent, "output_tokens": received}
+        return replace(reply, usage=usage) if isinstance(reply, Reply) else reply
 
 
 async def limited(context: ScenarioContext, *, runs: int, steps: int, size: int, kills: int, calls: int) -> Row:
