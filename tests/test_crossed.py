@@ -23,8 +23,11 @@ UNCROSSED_FIELDS = {
     "effort": "a part of the request body, as `extra` is",
     "top_p": "with `temperature` it is refused",
 }
+UNCROSSED_SECTIONS = {"mcp": "it needs a server with a login: tests/workflows/test_mcp_login.py"}
 # Of the pairs of `make crossing`.
 UNPAIRED_SECTIONS = {
+    "budget": "no row reaches one; tests/crossing has it, and R31",
+    "mcp": UNCROSSED_SECTIONS["mcp"],
     "features": "none is installed; tests/e2e/test_pause_example.py plays one through the doors",
     "fetch": "no row fetches; tests/crossing has it",
     "start": "a run begins without it in each row; tests/crossing has it",
@@ -41,7 +44,8 @@ def read_config() -> dict[str, object]:
 
 
 def test_each_section_of_a_project_is_crossed() -> None:
-    assert set(file_model().model_fields) - set(read_config()) == set(), "add it to CONFIG in tests/crossing/project.py"
+    sections = set(file_model().model_fields) - set(UNCROSSED_SECTIONS)
+    assert sections - set(read_config()) == set(), "add it to CONFIG in tests/crossing/project.py"
     assert GITHUB_SECRET
 
 

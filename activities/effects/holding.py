@@ -155,3 +155,16 @@ async def _pause_own(client: Client, held: ApplicationError, confirms: Sequence[
         if error.status is not RPCStatusCode.NOT_FOUND:  # else its run has ended, or has cancelled it
             _log.warning("a held activity could not be paused, and tries again: %s", truncate(error.message, 200))
             await asyncio.sleep(RETRY_PAUSE)
+
+
+class Holds:
+    """What a run asks of the holds."""
+
+    @activity.defn
+    async def is_held(self, run_id: str) -> bool:  # noqa: ARG002 - an activity takes a request
+        """Return whether something holds the calling run, such as a pause."""
+        try:
+            await must_not_be_held()
+        except HeldError:
+            return True
+        return False

@@ -12,7 +12,6 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverse
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from perdure.activities.effects.holding import HeldError, must_not_be_held
 from perdure.activities.run.outcome import read_run_end
 from perdure.activities.temporal import IgnoreMissing, own_workflow_id
 from perdure.contracts.conversation import Ended
@@ -142,15 +141,6 @@ class RunWatcher:
             is_run = workflow_id.startswith(ids.RUN_PREFIX)
             return (await read_run_end(handle)).turn_end if is_run else Ended.model_validate(standing)
         return Ended.model_validate(WorkflowStatus.gone)
-
-    @activity.defn
-    async def is_held(self, run_id: str) -> bool:  # noqa: ARG002 - an activity takes a request
-        """Return whether something holds the calling run, such as a pause."""
-        try:
-            await must_not_be_held()
-        except HeldError:
-            return True
-        return False
 
 
 async def _ask_for_signal(run: WorkflowHandle[Any, Any]) -> bool:

@@ -21,6 +21,7 @@ from temporalio.worker import Interceptor, Worker, WorkerConfig, WorkerDeploymen
 
 from perdure.activities.conversation import Conversations
 from perdure.activities.effects.attempts import BeatInterceptor, BeatPolicy
+from perdure.activities.effects.holding import Holds
 from perdure.activities.media.store import MediaFiles
 from perdure.activities.model.accept import Acceptances
 from perdure.activities.model.fused_turn import FusedTurns
@@ -163,6 +164,7 @@ def _all_activities(parts: WorkerParts, admission: Admission | None) -> list[Cal
         Inheritances(client, transcripts, project),
         Conversations(client, transcripts, project),
         RunWatcher(client),
+        Holds(),
     )
     added = (kind.of(parts) for kind in load_each("activities"))
     return [method for owner in (*core, *added) for method in activities_of(owner)]

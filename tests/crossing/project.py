@@ -51,6 +51,19 @@ output = 15
 input = 1
 output = 2
 
+[[budget]]
+name = "crossed"
+per = "agent"
+runs = 1000
+every = "day"
+
+[[budget]]
+name = "refunds"
+per = "requester"
+agent = "clerk"
+usd = 50.0
+every = "day"
+
 [worker]
 fuse_reads = true
 

@@ -14,6 +14,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.workflow import NondeterminismError
 
 from perdure.activities.conversation import Conversations
+from perdure.activities.effects.holding import Holds
 from perdure.activities.model.fused_turn import FusedTurns
 from perdure.activities.model.turn import Turns
 from perdure.activities.run.files import Inheritances, RunFiles
@@ -64,6 +65,7 @@ OWNERS = (
     InboundStarts,
     FollowUps,
     RunWatcher,
+    Holds,
     Delegations,
     Conversations,
     QueueResults,
