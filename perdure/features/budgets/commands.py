@@ -49,7 +49,7 @@ async def list_budgets_command(as_json: bool) -> int:
     async with open_session(settings, Needs.answers) as session:
         views = await list_allowances(session.client, settings)
     if not views and not as_json:
-        console.print("no budgets yet; describe one as [[budget]] in perdure.toml")
+        console.print("no budgets yet; describe one as [[budget]] in perdure.toml", markup=False)
     else:
         _print_allowances(views, as_json=as_json)
     return 0
