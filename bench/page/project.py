@@ -186,6 +186,7 @@ def record(  # noqa: PLR0913 - the columns of a list
     """A run in a list; without `seconds` it is open."""
     known = {
         "dry_run": False,
+        "held": False,
         "subtasks_failed": False,
         "wedged": False,
         "steps": 7,

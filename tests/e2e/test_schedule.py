@@ -68,7 +68,8 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
     again = schedule("trigger", "yearly")
     said = f"perdure: not started: {begun} is still active, and the overlap policy of yearly is skip\n"
     assert (again.code, again.err) == (1, said)
-    assert schedule("resume", "yearly").out == "resumed\n"
+    assert schedule("resume", "yearly").out == "unpaused\n"  # an alias
+    assert schedule("unpause", "yearly").out == "unpaused\n"
     shown = " ".join(schedule("list").out.split())
     assert "-01-01 09:0" in shown  # and up to five minutes of jitter
     assert "skip, 1 skipped" in shown

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.client import Schedule, ScheduleActionStartWorkflow, ScheduleSpec
+from temporalio.client import Client, Schedule, ScheduleActionStartWorkflow, ScheduleSpec
+from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 
 from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.agent import Agent
@@ -16,6 +17,7 @@ from perdure.contracts.conversation import SubmitRequest
 from perdure.contracts.failures import Escalation
 from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
 from perdure.contracts.policy import Rubric
+from perdure.converter import data_converter
 from perdure.decisions.ids import run_workflow_id
 from perdure.features.budgets.contract import Every, Window
 from perdure.features.notices.channels import Channel
@@ -122,6 +124,19 @@ async def test_runs_are_admitted_as_they_begin(world: MakeWorld, tmp_path: Path)
         assert len(has.it.model.requests) == 2
     assert [event["type"] for event in events] == ["agent.completed", "agent.completed", "agent.escalated"]
     assert events[2]["payload"]["reason"] == Escalation.shared_budget
+
+
+async def test_refusals_are_counted_by_budget_and_measure(world: MakeWorld, client: Client, tmp_path: Path) -> None:
+    buffer = MetricBuffer(10_000)
+    target, runtime = client.service_client.config.target_host, Runtime(telemetry=TelemetryConfig(metrics=buffer))
+    counted = await Client.connect(target, data_converter=data_converter, runtime=runtime)
+    budgets = [budget(runs=1)]
+    async with budgeted(world, lambda _: FINISH, budgets=budgets, folder=tmp_path / "b", server=counted) as has:
+        for _ in range(3):
+            await result_of(await has.it.start())
+    refusals = [update for update in buffer.retrieve_updates() if update.metric.name == "perdure_budget_refusals"]
+    labels = {(update.attributes["budget"], update.attributes["measure"]) for update in refusals}
+    assert (sum(int(update.value) for update in refusals), labels) == (2, {("team", "runs")})
 
 
 async def test_a_run_that_may_not_begin_waits(world: MakeWorld, tmp_path: Path) -> None:

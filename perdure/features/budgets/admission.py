@@ -189,7 +189,8 @@ class BudgetAdmission:
             error = _refuse(used_up, needs[used_up.key])
             name, measure, _ = split_key(used_up.key)
             refused = Count(BUDGET_REFUSALS, {"budget": name, "measure": measure})
-            add_counts(activity.metric_meter(), [refused])
+            if not activity.info().is_local:  # which the run repeats as a normal one
+                add_counts(activity.metric_meter(), [refused])
             if isinstance(error, HeldError):
                 confirm_hold(partial(self.purse.is_denied, used_up.key))
             raise error from None
