@@ -1,4 +1,4 @@
-"""What is held: activities that wait on the server, paused. It is read, and released, without a worker."""
+"""Held activities, which wait on the server, paused. They are read, and released, without a worker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -90,7 +90,7 @@ async def _fetch_next(page: Any) -> bool:
 
 
 async def release_held(client: Client, task_queue: str, by: str, known: Iterable[str] = ()) -> int:
-    """Unpause the activities that `by` holds, and return their number. They begin anew. Raises RPCError."""
+    """Unpause the activities that `by` holds, and return their number. They begin again. Raises RPCError."""
     limit, released = asyncio.Semaphore(RELEASES_AT_ONCE), 0
 
     async def release(held: HeldActivity) -> None:
@@ -105,7 +105,7 @@ async def release_held(client: Client, task_queue: str, by: str, known: Iterable
 
 
 async def unpause(client: Client, workflow_id: str, execution: str, activity_id: str) -> None:
-    """Let a paused activity begin anew, unless it has ended. Raises RPCError."""
+    """Let a paused activity begin again, unless it has ended. Raises RPCError."""
     run = WorkflowExecution(workflow_id=workflow_id, run_id=execution)
     request = UnpauseActivityRequest(namespace=client.namespace, execution=run, identity=IDENTITY, id=activity_id)
     try:

@@ -1,4 +1,4 @@
-"""Activities that must not go on yet: one pauses itself on the server, leaves its worker, and begins anew later.
+"""Activities that must not go on yet: one pauses itself on the server, leaves its worker, and begins again later.
 
 While it is paused it costs nothing, has no timeout but its schedule-to-close, and the Web UI shows it as paused. The
 reason that the server keeps begins with the name of what holds it (`perdure.activities.effects.held`).
@@ -158,7 +158,7 @@ async def _pause_own(client: Client, held: ApplicationError, confirms: Sequence[
 
 
 class Holds:
-    """What a run asks of the holds."""
+    """The questions of a run about its holds."""
 
     @activity.defn
     async def is_held(self, run_id: str) -> bool:  # noqa: ARG002 - an activity takes a request

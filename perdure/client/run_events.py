@@ -607,10 +607,10 @@ def _result_events(body: Any) -> list[RunEvent]:
 
 def _hold_events(activity: OpenActivity, result: Any) -> list[RunEvent]:
     """Return the end of the hold that an activity's result tells of, if one does."""
-    told = result.get("hold") if isinstance(result, Mapping) and activity.kind != QUEUED_CALL else None
-    if not told:
+    found = result.get("hold") if isinstance(result, Mapping) and activity.kind != QUEUED_CALL else None
+    if not found:
         return []
-    hold = Hold.model_validate(told)
+    hold = Hold.model_validate(found)
     return [HoldEnded(activity.kind, hold.by, hold.why, hold.since, activity.began or hold.since)]
 
 

@@ -127,7 +127,7 @@ class RunInfo:
 
     @property
     def held(self) -> HeldActivity | None:
-        """What is held longest, if the record is that of the run alone: a list does not say."""
+        """The longest hold, if the record is that of the run alone: a list does not say."""
         pending = getattr(self.execution, "raw_description", WorkflowDescription()).pending_activities
         paused = (held_activity(self.execution.id, self.execution.run_id, each) for each in pending)
         return min((held for held in paused if held is not None), key=lambda held: held.since, default=None)

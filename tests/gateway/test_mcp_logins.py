@@ -106,7 +106,7 @@ async def test_doctor_and_the_list_say_who_must_log_in_and_no_text_has_a_secret(
     assert before["state"] == "needs a login: perdure mcp login tickets"
     checks = await check_servers(settings)
     assert [check.ok for check in checks] == [False, False]
-    assert "MCP server tickets needs a login: nobody has logged in: perdure mcp login tickets" in checks[0].found
+    assert "MCP server tickets needs a login: no person has logged in: perdure mcp login tickets" in checks[0].found
     grant = await login_at_terminal(oauth, open_grants(settings))
     (after,) = await read_logins(settings)
     assert not after["needs_login"]

@@ -29,7 +29,7 @@ FEATURE = Feature(
         )
     },
     routes="perdure.features.budgets.routes:router",
-    on_answer={"budget": "perdure.features.budgets.activities:carry_out_answer"},
+    on_answer={"budget": "perdure.features.budgets.activities:apply_budget_answer"},
     server_checks=("perdure.features.budgets.client:check_budgets",),
     figures="perdure.features.budgets.client:count_spend",
 )

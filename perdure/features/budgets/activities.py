@@ -86,7 +86,7 @@ class BudgetActivities:
             await release_held(self._client, self._task_queue, holder_of(key))
 
 
-async def carry_out_answer(parts: WorkerParts, question: QuestionInput, answer: ProjectAnswer) -> None:
+async def apply_budget_answer(parts: WorkerParts, question: QuestionInput, answer: ProjectAnswer) -> None:
     """Raise the allowance by its limit, or stop the runs that need it, unless it was changed since the question."""
     terms = Terms.model_validate(question.details["terms"])
     stops = answer.option == STOP

@@ -69,7 +69,7 @@ class BegunLogin(FrozenModel):
 
 
 class Authorization(FrozenModel):
-    """Where the tokens of a server come from."""
+    """The place that issues the tokens of a server."""
 
     metadata: OAuthMetadata
     resource: str

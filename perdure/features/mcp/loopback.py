@@ -35,7 +35,7 @@ async def log_in(server: HttpServer, store: GrantStore, port: int, by: str, show
         show(url)
         fields = await asyncio.wait_for(came, LOGIN_SECONDS)
     except TimeoutError:
-        raise LoginError("nobody logged in within ten minutes: begin it again") from None
+        raise LoginError("no login within ten minutes: begin it again") from None
     finally:
         listener.close()
     if "code" not in fields:

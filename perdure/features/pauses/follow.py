@@ -1,6 +1,6 @@
 """The pauses as a worker knows them: it follows their history by a long poll while it makes calls.
 
-What is known goes on holding while the server cannot be asked. An idle worker asks nothing.
+Known pauses go on holding while the server cannot be asked. An idle worker asks nothing.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from perdure.features.pauses.contract import Pause
 from perdure.features.pauses.rules import RunTraits, find_pause, needs_traits, pause_reason
 from perdure.features.pauses.traits import find_traits
 
-LOOK_EVERY = 0.5  # seconds between looks for a first pause
+CHECK_EVERY = 0.5  # seconds between checks for a first pause
 IDLE = 60.0  # seconds without a call after which a worker stops following
 RETRY_PAUSE = 0.2  # seconds, while the server is away
 UNREADABLE_PAUSE = 5.0  # seconds, while the history cannot be decrypted
@@ -87,7 +87,7 @@ class _Follower:
         execution = await find_execution(self._client, self._task_queue)
         if execution is None:
             self._learn(())
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_EVERY)
             return
         async for state in follow_history(self._client, self._task_queue, execution):
             self._learn(state.pauses)

@@ -69,7 +69,7 @@ def _holds(pause: Pause, traits: RunTraits) -> bool:
 
 
 def apply_change(state: PauseState, change: PauseChange) -> PauseState:
-    """Return the state after a change. What an ended pause holds is to be released."""
+    """Return the state after a change. The runs of an ended pause are to be released."""
     begun = {pause.name: pause for pause in change.begin}
     kept = (pause for pause in state.pauses if pause.name not in begun and pause.name not in change.end)
     ended = dict.fromkeys(name for name in (*state.releasing, *change.end) if name not in begun)

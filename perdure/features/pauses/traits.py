@@ -25,7 +25,7 @@ async def find_traits(client: Client, workflow_id: str, execution: str | None = 
 
 
 async def _read_agent(client: Client, run: RunInfo) -> str:
-    """Return the agent that a run's start names, where the namespace has no search attributes."""
+    """Return the agent that a run's start names: a namespace may have no search attributes."""
     if run.execution.workflow_type != "AgentRun":
         return ""
     start, _ = await read_start(client, run)

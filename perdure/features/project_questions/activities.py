@@ -1,4 +1,4 @@
-"""What the answer to a project question does, and the release of the runs that wait for it."""
+"""The effect of an answer to a project question, and the release of the runs that wait for it."""
 
 from typing import Self
 
@@ -28,7 +28,7 @@ class ProjectQuestions:
         return QuestionRules(notify=match_routes(channels_of(project), ""), answer_keys=dict(project.answer_keys))
 
     @activity.defn
-    async def carry_out(self, request: SettleRequest) -> None:
+    async def apply_answer(self, request: SettleRequest) -> None:
         """Do what the answer means to the feature that asked. Raises ApplicationError if that cannot be done."""
         subject = request.question.subject
         targets = (row.on_answer[subject] for row in features().values() if subject in row.on_answer)

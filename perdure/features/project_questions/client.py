@@ -46,7 +46,7 @@ async def _read_answer(client: Client, name: str) -> ProjectAnswer | None:
         answer: ProjectAnswer = await handle.result()
         return answer
     state = await query_view(handle, "state", QuestionState, name)
-    return state.answer if state and state.is_carried_out else None
+    return state.answer if state and state.is_applied else None
 
 
 async def wait_for_answer(client: Client, question: QuestionInput) -> ProjectAnswer:

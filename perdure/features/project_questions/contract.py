@@ -70,7 +70,7 @@ class QuestionState(FrozenModel):
     runs: int = omit_default(0)
     """The number of runs that have begun to wait for it."""
     answer: ProjectAnswer | None = omit_default(None)
-    is_carried_out: bool = omit_default(default=False)
+    is_applied: bool = omit_default(default=False)
     questions: tuple[QuestionView, ...] = omit_default(())
     """The question as people see it, while it is open."""
 
@@ -89,7 +89,7 @@ class Settlement(StrictModel):
 
 
 class SettleRequest(FrozenModel):
-    """The input of `carry_out`: the question, and its answer."""
+    """The input of `apply_answer`: the question, and its answer."""
 
     question: QuestionInput
     answer: ProjectAnswer

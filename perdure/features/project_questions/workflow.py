@@ -95,13 +95,13 @@ class ProjectQuestion(ValidatedWorkflow[QuestionState]):
             request = SettleRequest(question=question, answer=answer)
             try:
                 await workflow.execute_activity_method(
-                    ProjectQuestions.carry_out, request, summary=truncate(answer.option, 100), **FILES
+                    ProjectQuestions.apply_answer, request, summary=truncate(answer.option, 100), **FILES
                 )
             except ActivityError as error:  # the runs meet again what they waited for
                 cause = error.cause
                 note = cause.message if isinstance(cause, ApplicationError) else str(error)
                 answer = answer.evolve(note=truncate(note, 500))
-        self.context = self.context.evolve(answer=answer, is_carried_out=True)
+        self.context = self.context.evolve(answer=answer, is_applied=True)
         self._must_release = True
         while self._must_release:
             self._must_release = False

@@ -354,7 +354,7 @@ class GrantKeeper:
         if grant is None:
             first = await self.begin()
             if first is None:
-                raise NeedsLoginError(self.server, await self.store.name_occasion(0), "nobody has logged in")
+                raise NeedsLoginError(self.server, await self.store.name_occasion(0), "no person has logged in")
             return await self._commit(first)
         form, still_works = self.form_of(grant), rejected != grant.access_token and not grant.is_over(time())
         try:
