@@ -25,6 +25,12 @@ def build_1_is_current(stage: Stage) -> None:
     stage.outputs[RUN] = ASKING(stage)
 
 
+def is_listed(stage: Stage) -> None:
+    """The server's list has a run's build a moment late."""
+    query = "TemporalWorkerDeploymentVersion = 'shop:1'"
+    stage.until(lambda: "run:" in stage.ok(f'temporal workflow list --query "{query}"'), "the run at build 1")
+
+
 def goes_on_with_build_2(stage: Stage) -> None:
     run_id = stage.outputs[RUN]
     stage.ok(f'perdure answer {run_id} "the second one"')
@@ -39,7 +45,7 @@ SCENE = Scene(
     steps={
         BUILD: Step(until="build 2"),
         "temporal worker deployment set-current-version": Step(before=lambda stage: is_known(stage, "2")),
-        'temporal workflow list --query "TemporalWorkerDeploymentVersion': Step(shows="run:"),
+        'temporal workflow list --query "TemporalWorkerDeploymentVersion': Step(before=is_listed, shows="run:"),
     },
     not_run={"make histories": OURS, "PERDURE_TEST_NO_CACHE": OURS},
     swap={"RUN": lambda stage: stage.outputs[RUN]},
