@@ -288,6 +288,8 @@ class RunTools:
             result = result.evolve(**view.model_dump(include=plain), question=self._to_open_question(view.question))
         if known.wedged:
             return result.evolve(note=f"wedged, it needs its operator: {known.wedged_by}")
+        if details.held_by is not None:
+            return result.evolve(note=f"held before its next call: {details.held_by.why}")
         if details.end is not None:
             return _with_end(result, details.end)
         if view is not None:
