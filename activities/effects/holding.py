@@ -94,7 +94,9 @@ class _Inbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
         info = activity.info()
         _guards.set(self._given.guards)
-        if info.is_local:
+        if info.is_local:  # it cannot be paused: if it is held, its run makes it again as a normal one
+            if info.activity_type in self._given.acting:
+                await must_not_be_held()
             return await super().execute_activity(input)
         confirms: list[Confirm] = []
         _confirms.set(confirms)

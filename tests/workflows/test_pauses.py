@@ -11,6 +11,7 @@ from temporalio.client import Schedule, ScheduleActionStartWorkflow, ScheduleSpe
 from perdure.activities.effects.held import find_held, release_held
 from perdure.client.errors import RejectedError
 from perdure.contracts.agent import Agent
+from perdure.contracts.model_settings import BatchSettings
 from perdure.contracts.tool import Approval, Effect
 from perdure.decisions import ids
 from perdure.features.pauses import client as pauses
@@ -249,4 +250,17 @@ async def test_a_deadline_that_passes_otherwise_is_as_it_was(world: MakeWorld) -
     )
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.run_to_end()
-        assert "did not answer" in str((await it.results(run))[0][1]) or tool.calls == []
+        assert tool.calls == []
+        assert "the approval expired" in str((await it.results(run))[0][1])
+
+
+async def test_a_paused_agent_sends_nothing_in_batches(world: MakeWorld) -> None:
+    """A pool is of many agents: a call is held before it joins one."""
+    async with world([FINISH], pooling=BatchSettings(size=1)) as it:
+        stop = await pause(it, agent="default")
+        run = await it.start()
+        await until_held(it, run)
+        assert len(it.model.batches.batches) == 0
+        await unpause(it, stop)
+        await run.result()
+        assert len(it.model.batches.batches) == 1

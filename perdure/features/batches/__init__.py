@@ -17,7 +17,7 @@ QUEUE_SUFFIX = "-batch"
 FEATURE = Feature(
     workflows=("perdure.features.batches.workflow:ModelBatches",),
     activities=("perdure.features.batches.activities:BatchTurns",),
-    acting=("create_batch",),
+    acting=("write_batch_request", "create_batch"),
     paces={
         "batch": Pacing(
             turn="perdure.features.batches.turn:request_in_batch",

@@ -13,7 +13,7 @@ ALL = f"{PREFIX}all"
 
 @dataclass(frozen=True)
 class RunTraits:
-    """What pauses select by. `runs` are the run and the one that all of its ancestors began with."""
+    """The facts by which pauses select a run. `runs` are its id, and that of the first run above it."""
 
     runs: frozenset[str] = frozenset()
     agent: str = ""

@@ -1,4 +1,4 @@
-"""What pauses select a run by, as the server has it."""
+"""The facts by which pauses select a run, read from the server."""
 
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
