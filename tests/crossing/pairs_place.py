@@ -30,7 +30,7 @@ from tests.chaos.tool_server import ToolServer
 from tests.crossing.doors import open_client, open_mcp
 from tests.crossing.pairs_project import SLACK_SECRET
 from tests.crossing.project import ANSWER_KEY_OF_WORKERS, CrossedProject
-from tests.crossing.shapes import Crossing
+from tests.crossing.shapes import Crossing, submit_turn
 from tests.e2e.projects import Json
 from tests.preloaded import program
 from tests.waiting import until
@@ -136,9 +136,7 @@ async def start_by_client(it: Crossing, number: int, agent: str, goal: str) -> s
 
 async def start_in_conversation(it: Crossing, number: int, agent: str, goal: str) -> str:
     request = {"request_id": "r1", "goal": goal, "agent": agent}
-    submitted = await it.http.post(f"/v1/conversations/row-{number}/requests", json=request)
-    assert submitted.is_success, submitted.text
-    return str(submitted.json()["run_id"])
+    return await submit_turn(it, f"row-{number}", request)
 
 
 async def start_by_mcp(it: Crossing, number: int, agent: str, goal: str) -> str:

@@ -256,17 +256,23 @@ async def begin_from_mail(it: Crossing, name: str) -> str:
     return str(next(row["run_id"] for row in rows if row["agent"] == "scribe"))
 
 
+async def submit_turn(it: Crossing, conversation: str, request: Json) -> str:
+    """Submit a conversation's request. Return the id of its turn once the lane has begun it."""
+    submitted = await it.http.post(f"/v1/conversations/{conversation}/requests", json=request)
+    assert submitted.is_success, submitted.text
+    run_id = str(submitted.json()["run_id"])
+    await until(lambda: _is_there(it, run_id))
+    return run_id
+
+
 async def begin_turn(it: Crossing, name: str) -> str:
     await asyncio.to_thread(it.perdure, "chat", name, "--agent", "clerk", "-m", f"{PREFIX}{name}: hello")
-    request = {"request_id": "r2", "goal": "and again", "agent": "clerk"}
-    submitted = await it.http.post(f"/v1/conversations/{name}/requests", json=request)
-    return str(submitted.json()["run_id"])
+    return await submit_turn(it, name, {"request_id": "r2", "goal": "and again", "agent": "clerk"})
 
 
 async def begin_follow_up(it: Crossing, name: str) -> str:
     request = {"request_id": "r1", "goal": f"{PREFIX}{name}: wait", "agent": "waiter", "request_client": "discord"}
-    submitted = await it.http.post(f"/v1/conversations/{name}/requests", json=request)
-    run_id = str(submitted.json()["run_id"])
+    run_id = await submit_turn(it, name, request)
     await wait_for_run_end(it.client, run_id)
     data = {"platform": "discord", "channelId": "dm", "messageId": "m2", "userId": "B", "text": "yes", "ts": 1}
     event = {"type": "evt.adapter.message.created", "data": {**data, "raw": {"discord": {"replyToMessageId": "m1"}}}}
@@ -300,6 +306,10 @@ def begin_after(command: str, origin: str, *options: str) -> Callable[[Crossing,
         return str(json.loads(printed.splitlines()[0])["run_id"])
 
     return begin
+
+
+async def _is_there(it: Crossing, run_id: str) -> bool:
+    return await it.state_of(run_id) is not None
 
 
 async def _has_ended(it: Crossing, run_id: str) -> bool:
