@@ -13,7 +13,8 @@ from perdure.activities.media.store import read_media
 from perdure.activities.storage.store import LocalStores
 from perdure.client.errors import RejectedError
 from perdure.client.files import attach_files
-from perdure.client.run_events import AnswerReceived, EventReader, RunEvent, RunStarted, ToolCallFinished, event_to_json
+from perdure.client.records.event_reader import EventReader
+from perdure.client.run_events import AnswerReceived, RunEvent, RunStarted, ToolCallFinished, event_to_json
 from perdure.commands.chat import ChatSession
 from perdure.contracts.conversation import SubmitRequest, Submitted
 from perdure.contracts.media import MAX_ATTACHMENTS, MAX_MEDIA_BYTES, Attachment, StoredMedia

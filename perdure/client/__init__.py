@@ -10,10 +10,10 @@ guard       a guard against another server at the address of the one that a clie
 lanes       conversations: submit, wait for, forget a turn; steer a run
 overview    a project in short: recent, open and failed runs, and counts of features
 questions   the open questions of all runs, with filters
-run_events  the events of a run, and reading them from its history
+run_events  the events of a run
 run_list    runs as the server lists them, and the sender that started one
 runs        operations on one run: start, resume, fork, query, answer, signal, wait for its end
 watch       a run's history, and the run as a stream of events
 course/     the course of a run, for protocols of other front ends
-records/    records of runs: facts, export, signed record
+records/    records of runs: the reader of their events, facts, export, signed record
 """

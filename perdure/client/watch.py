@@ -31,12 +31,17 @@ from temporalio.service import RPCError
 from perdure.activities.effects.held import held_activity
 from perdure.activities.storage.watchers import keep_watched
 from perdure.client.errors import RunNotFoundError
-from perdure.client.run_events import (
+from perdure.client.records.event_reader import (
     FUSED_TURN,
-    MODEL_TURNS,
+    TURN_ACTIVITIES,
+    EventReader,
+    failure_message,
+    first_value,
+    is_hold,
+)
+from perdure.client.run_events import (
     ActivityRetrying,
     BatchWait,
-    EventReader,
     ModelCallStarted,
     PartialText,
     QuestionClosed,
@@ -44,9 +49,6 @@ from perdure.client.run_events import (
     RunEvent,
     RunHeld,
     WaitStarted,
-    failure_message,
-    first_value,
-    is_hold,
 )
 from perdure.client.run_list import RunInfo, find_run, first_retained, is_retained
 from perdure.client.runs import query_run_state
@@ -332,7 +334,7 @@ class Watch:
 
     async def _wait_to_poll(self, activities: Sequence[PendingActivityInfo], *, is_pending: bool) -> None:
         """Wait until a poll may find something new. A run without pending activities has none until history grows."""
-        if not any(pending.activity_type.name in (*MODEL_TURNS, FUSED_TURN) for pending in activities):
+        if not any(pending.activity_type.name in (*TURN_ACTIVITIES, FUSED_TURN) for pending in activities):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_moved.wait(), RETRY_POLL_INTERVAL if is_pending else None)
         await asyncio.sleep(PENDING_POLL_INTERVAL)

@@ -13,15 +13,11 @@ from temporalio.client import Client
 
 from perdure.activities.run.outcome import RunEnd
 from perdure.activities.storage.store import LocalStores
+from perdure.client.records.event_reader import EventReader
 from perdure.client.records.export import Exporter
 from perdure.client.records.record import list_events, verify_record
 from perdure.client.records.run_facts import collect_facts
-from perdure.client.run_events import (
-    EventReader,
-    RunEnded,
-    UnreadableEvent,
-    event_to_json,
-)
+from perdure.client.run_events import RunEnded, UnreadableEvent, event_to_json
 from perdure.client.watch import Watch
 from perdure.codec import UnknownKeyError
 from perdure.contracts.people import NoticeKind

@@ -29,6 +29,7 @@ from perdure.client.course.moves import (
     TextOpened,
     ThoughtShown,
 )
+from perdure.client.records.event_reader import FUSED_TURN, TURN_ACTIVITIES
 from perdure.client.run_events import RunEvent
 from perdure.contracts.run.signals import Decision
 from perdure.contracts.run.state import QuestionView, RunStatus
@@ -126,7 +127,7 @@ class Walk:
         self._text = self._shown = ""
 
     def _on_retry(self, event: run_events.ActivityRetrying) -> Iterator[Move]:
-        if event.activity in (*run_events.MODEL_TURNS, run_events.FUSED_TURN):
+        if event.activity in (*TURN_ACTIVITIES, FUSED_TURN):
             yield from self._close_text(is_void=True)  # the reply begins at its beginning again
         yield RemarkMade(event.type, f"{event.activity}, attempt {event.attempt}: {event.error}")
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from perdure.client import run_events
 from perdure.client.errors import UNEXPECTED_SHAPE
-from perdure.client.run_events import (
+from perdure.client.records.event_reader import (
     FUSED_TURN,
     QUEUED_CALL,
     Event,
     EventReader,
     OpenActivity,
-    RunEvent,
     answer_in,
     failure_message,
     first_value,
 )
+from perdure.client.run_events import RunEvent
 from perdure.contracts.run.export import (
     ExportedAnswer,
     ExportedArrival,

@@ -3,15 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from perdure.client.run_events import (
-    ActivityFailed,
-    Event,
-    FeatureEvent,
-    RunEvent,
-    SubtaskMove,
-    failure_message,
-    first_value,
-)
+from perdure.client.records.event_reader import Event, failure_message, first_value
+from perdure.client.run_events import ActivityFailed, FeatureEvent, RunEvent, SubtaskMove
 from perdure.contracts.run.limits import SubtaskStatus
 from perdure.features.delegation.contract import DelegationRequest, DelegationState, DelegationStatus
 from perdure.features.delegation.rules import begin_delegation, failed_subtasks

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perdure.client.run_events import Event, FeatureEvent, RunEvent, first_value
+from perdure.client.records.event_reader import Event, first_value
+from perdure.client.run_events import FeatureEvent, RunEvent
 from perdure.contracts.tool import ToolOutcome
 from perdure.decisions.ids import FOLLOW_UP_PREFIX
 from perdure.features.follow_ups.contract import FollowUpCommands

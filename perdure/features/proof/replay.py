@@ -26,17 +26,15 @@ from perdure.activities.storage.store import LocalStores, Store
 from perdure.activities.tools.interface import CallContext, Tool
 from perdure.client.connection import connect
 from perdure.client.errors import RejectedError
+from perdure.client.records.event_reader import FUSED_TURN, EventReader, first_value
 from perdure.client.records.export import Exporter
 from perdure.client.run_events import (
-    FUSED_TURN,
     ContextCompacted,
     ContextFilled,
-    EventReader,
     ModelReplied,
     OutcomeChecked,
     RunEvent,
     UnreadableEvent,
-    first_value,
 )
 from perdure.client.runs import request_cancel, start_or_get_run
 from perdure.contracts.agent import DEFAULT_AGENT, Agent, ToolSchema
