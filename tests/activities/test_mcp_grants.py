@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ async def login_at_terminal(oauth: OAuthServer, store: GrantStore) -> Grant:
 
 
 def connect(oauth: OAuthServer, store: GrantStore) -> Connection:
-    return Connection(server_of(oauth), keeper=GrantKeeper("tickets", store))
+    return Connection(server_of(oauth), keeper=GrantKeeper(server_of(oauth), store))
 
 
 async def count_stock(connection: Connection) -> None:
@@ -120,7 +121,7 @@ async def test_many_calls_at_once_refresh_once(oauth: OAuthServer, tmp_path: Pat
     oauth.ttl = 0.0
     await login_at_terminal(oauth, store_in(tmp_path))
     oauth.ttl = 3600.0
-    keepers = [GrantKeeper("tickets", store_in(tmp_path)) for _ in range(8)]  # as many processes
+    keepers = [GrantKeeper(server_of(oauth), store_in(tmp_path)) for _ in range(8)]  # as many processes
     tokens = await asyncio.gather(*(keeper.current() for keeper in keepers for _ in range(3)))
     assert len({grant.access_token for grant in tokens}) == 1
     assert oauth.count("refresh") == 1
@@ -133,7 +134,7 @@ async def test_an_object_store_keeps_grants_and_leases_too(oauth: OAuthServer) -
     oauth.ttl = 0.0
     grant = await login_at_terminal(oauth, stores[0])
     oauth.ttl = 3600.0
-    tokens = await asyncio.gather(*(GrantKeeper("tickets", store).current() for store in stores))
+    tokens = await asyncio.gather(*(GrantKeeper(server_of(oauth), store).current() for store in stores))
     assert {each.version for each in tokens} == {grant.version + 1}
     assert (oauth.count("refresh"), oauth.count("reused")) == (1, 0)
     assert not await stores[1].commit(tokens[0])  # that version exists
@@ -142,9 +143,9 @@ async def test_an_object_store_keeps_grants_and_leases_too(oauth: OAuthServer) -
 
 
 async def call_for_ever(url: str, folder: str) -> None:
-    """What a worker process does: one connection, and calls."""
-    keeper = GrantKeeper("tickets", store_in(Path(folder)))
-    connection = Connection(HttpServer("tickets", url, oauth=OAuthAccess()), keeper=keeper)
+    """Call as a worker process does, over one connection."""
+    server = HttpServer("tickets", url, oauth=OAuthAccess())
+    connection = Connection(server, keeper=GrantKeeper(server, store_in(Path(folder))))
     while True:
         await count_stock(connection)
         sys.stdout.write("ok\n")
@@ -212,7 +213,7 @@ async def test_a_lease_that_was_lost_is_taken_over_and_never_deleted(
     lost = await store.take_lease("tickets", grant.version)  # of a process that was killed
     assert lost is not None
     assert await store_in(tmp_path).take_lease("tickets", grant.version) is None
-    taken = await GrantKeeper("tickets", store_in(tmp_path)).current()
+    taken = await GrantKeeper(server_of(oauth), store_in(tmp_path)).current()
     assert taken.version == grant.version + 1
     leases = LocalStores(tmp_path).of(GRANTS_STORE).names("leases/tickets")
     assert leases == [f"{grant.version:012d}-0000", f"{grant.version:012d}-0001", f"{grant.version:012d}-0001~"]
@@ -229,11 +230,11 @@ async def test_a_revoked_grant_needs_a_login_at_once_and_says_so_to_all(oauth: O
     await connection.close()
     tried = len(oauth.forms)
     with pytest.raises(NeedsLoginError, match="perdure mcp login tickets"):
-        await GrantKeeper("tickets", store_in(tmp_path)).current()
+        await GrantKeeper(server_of(oauth), store_in(tmp_path)).current()
     assert len(oauth.forms) == tried  # another process does not try it again
     again = await login_at_terminal(oauth, store)
     assert again.generation == 2
-    assert (await GrantKeeper("tickets", store_in(tmp_path)).current()).access_token == again.access_token
+    assert (await GrantKeeper(server_of(oauth), store_in(tmp_path)).current()).access_token == again.access_token
 
 
 async def test_the_loser_of_a_race_adopts_the_winners_token_and_marks_nothing(
@@ -241,7 +242,7 @@ async def test_the_loser_of_a_race_adopts_the_winners_token_and_marks_nothing(
 ) -> None:
     store = store_in(tmp_path)
     grant = await login_at_terminal(oauth, store)
-    keeper = GrantKeeper("tickets", store)
+    keeper = GrantKeeper(server_of(oauth), store)
     assert await store.commit(grant.evolve(version=grant.version + 1, access_token="at-winner"))
     await keeper.reject(grant)  # the token that was tried, which is not the stored one any more
     latest = await store.read("tickets")
@@ -256,7 +257,7 @@ async def test_a_token_endpoint_that_is_down_costs_no_login(oauth: OAuthServer, 
     store = store_in(tmp_path)
     await login_at_terminal(oauth, store)
     oauth.ttl, oauth.token_status = 3600.0, status
-    keeper = GrantKeeper("tickets", store)
+    keeper = GrantKeeper(server_of(oauth), store)
     with pytest.raises(GrantError, match=f"HTTP {status}") as failure:
         await keeper.current()
     assert not isinstance(failure.value, NeedsLoginError)
@@ -277,7 +278,7 @@ async def test_a_token_that_still_works_is_used_when_its_refresh_is_refused(
     monkeypatch.setattr(grants, "time", lambda: float(grant.expires_at or 0) - 5)  # it is due, and not over
     for refusal, status in (("invalid_grant", 0), ("invalid_target", 0), ("", 503)):
         oauth.refusal, oauth.token_status = refusal, status
-        kept = await GrantKeeper("tickets", store).current()
+        kept = await GrantKeeper(server_of(oauth), store).current()
         assert (kept.access_token, kept.ended) == (grant.access_token, "")
     assert len([form for form in oauth.forms if form["grant_type"] == "refresh_token"]) == 3
 
@@ -293,7 +294,7 @@ async def test_a_refresh_whose_answer_was_lost_is_told_from_a_grant_that_was_rev
     oauth.families[0].spent.add(grant.refresh_token or "")
     oauth.families[0].refresh = "rt-lost"
     with pytest.raises(NeedsLoginError, match="the answer to an earlier refresh may have been lost"):
-        await GrantKeeper("tickets", store_in(tmp_path)).current()
+        await GrantKeeper(server_of(oauth), store_in(tmp_path)).current()
 
 
 async def test_a_machine_has_a_token_by_its_own_credentials_without_a_person(
@@ -318,7 +319,7 @@ async def test_a_machine_has_a_token_by_its_own_credentials_without_a_person(
 async def test_a_call_that_lacks_rights_asks_for_them_in_the_next_login(oauth: OAuthServer, tmp_path: Path) -> None:
     store = store_in(tmp_path)
     await login_at_terminal(oauth, store)
-    keeper = GrantKeeper("tickets", store)
+    keeper = GrantKeeper(server_of(oauth), store)
     connection = Connection(server_of(oauth), keeper=keeper)
     accepted = (await connection.tools())["wipe"].sha256
     with pytest.raises(Exception, match="error response"):
@@ -412,12 +413,40 @@ async def test_the_grant_of_another_server_or_another_key_is_not_used(
     name = files.names("grants/tickets")[-1]
     files.create(f"grants/other/{name}", files.read(f"grants/tickets/{name}"))  # by someone who can write to the store
     with pytest.raises(GrantError, match="the stored grant of other belongs to tickets"):
-        await GrantKeeper("other", store).current()
+        await GrantKeeper(replace(server_of(oauth), name="other"), store).current()
     with pytest.raises(GrantError, match="which is missing"):
         await GrantStore(files, AesGcmCodec({"k2": b"2" * 32})).read("tickets")
     monkeypatch.setattr(grants, "READ_ATTEMPTS", 1)
     with pytest.raises(GrantError, match="cannot be decrypted"):
         await GrantStore(files, AesGcmCodec({"k1": b"2" * 32})).read("tickets")
+
+
+async def test_a_token_is_shown_to_no_other_server_that_has_taken_the_name(oauth: OAuthServer, tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    before = await login_at_terminal(oauth, store)
+    with OAuthServer() as other:
+        connection = connect(other, store)  # its URL in .mcp.json was changed
+        with pytest.raises(NeedsLoginError, match=f"the grant is for {oauth.url}/mcp") as needed:
+            await connection.tools()
+        assert other.log == []
+        assert before.reason_for_login(f"{other.url}/mcp") == f"the grant is for {oauth.url}/mcp"  # as in `mcp logins`
+        again = await login_at_terminal(other, store)
+        await count_stock(connection)
+        await connection.close()
+    assert (again.resource, again.generation) == (f"{other.url}/mcp", before.generation + 1)
+    assert needed.value.occasion == await store.name_occasion(before.generation)  # which the login settles
+
+
+async def test_the_token_of_a_machine_is_shown_to_no_other_server(oauth: OAuthServer, tmp_path: Path) -> None:
+    access = OAuthAccess(is_machine=True, client_id="robot", client_secret="own-secret")
+    store = store_in(tmp_path)
+    with OAuthServer() as other:
+        for place in (oauth, other):
+            place.clients["robot"] = "own-secret"
+        first = await MachineKeeper(replace(server_of(oauth), oauth=access), store).current()
+        second = await MachineKeeper(replace(server_of(other), oauth=access), store).current()
+    assert (oauth.log, other.log) == (["machine"], ["machine"])
+    assert (second.resource, second.version) == (f"{other.url}/mcp", first.version + 1)
 
 
 async def test_tokens_are_sent_to_no_address_without_tls_beyond_this_machine() -> None:
@@ -446,7 +475,7 @@ async def test_the_server_of_the_documentation_works_as_printed(tmp_path: Path) 
             store = store_in(tmp_path / "store")
             first = await log_in(tickets, store, 0, "ann", lambda url: opened.append(asyncio.create_task(browse(url))))
             assert await opened[0] == "You can close this page."
-            connection = Connection(tickets, keeper=GrantKeeper("tickets", store))
+            connection = Connection(tickets, keeper=GrantKeeper(tickets, store))
             accepted = (await connection.tools())["open_tickets"].sha256
             while (await store.read("tickets") or first).version == first.version:  # until a token has been replaced
                 assert not (await connection.call("open_tickets", {}, 10.0, (accepted,))).is_error

@@ -37,7 +37,7 @@ class Tickets:
     def __init__(self, oauth: OAuthServer, store: GrantStore) -> None:
         self.oauth, self.store = oauth, store
         server = server_of(oauth, approvers=("ops",))
-        self.connection = Connection(server, keeper=GrantKeeper("tickets", store))
+        self.connection = Connection(server, keeper=GrantKeeper(server, store))
 
     async def tool(self, name: str, effect: Effect = Effect.read) -> McpTool:
         pins = await self.connection.tools()

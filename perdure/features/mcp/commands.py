@@ -189,17 +189,20 @@ async def read_logins(settings: Settings) -> list[dict[str, Any]]:
     store, rows = open_grants(settings), list[dict[str, Any]]()
     for server in servers:
         grant = await store.read(server.name)
-        needs = not (server.oauth and server.oauth.is_machine) and (grant is None or bool(grant.ended))
+        needs = not (server.oauth and server.oauth.is_machine) and (
+            grant is None or bool(grant.reason_for_login(server.url))
+        )
         fields = {"by", "granted_at", "scope", "issuer", "generation"}
         known = grant.model_dump(mode="json", include=fields) if grant else {}
-        state = _format_login(server.name, grant, needs=needs)
+        state = _format_login(server, grant, needs=needs)
         rows.append({"server": server.name, "needs_login": needs, "state": state, **known})
     return rows
 
 
-def _format_login(server: str, grant: "Grant | None", *, needs: bool) -> str:
+def _format_login(server: HttpServer, grant: "Grant | None", *, needs: bool) -> str:
     if needs:
-        return f"needs a login{f': {grant.ended}' if grant else ''}: perdure mcp login {server}"
+        reason = f": {grant.reason_for_login(server.url)}" if grant else ""
+        return f"needs a login{reason}: perdure mcp login {server.name}"
     if grant is None:
         return "client credentials, not used yet"
     ends = (

@@ -242,7 +242,7 @@ class MachineKeeper(GrantKeeper):
     needs_person = False
 
     def __init__(self, server: HttpServer, store: GrantStore) -> None:
-        super().__init__(server.name, store)
+        super().__init__(server, store)
         self._own = server
 
     async def begin(self) -> Grant | None:

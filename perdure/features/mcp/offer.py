@@ -135,7 +135,7 @@ def keepers_of(settings: Settings, servers: Iterable[McpServer]) -> dict[str, "G
 
     store = open_grants(settings)
     return {
-        server.name: MachineKeeper(server, store) if server.oauth.is_machine else GrantKeeper(server.name, store)
+        server.name: MachineKeeper(server, store) if server.oauth.is_machine else GrantKeeper(server, store)
         for server in remote
         if server.oauth
     }

@@ -19,6 +19,7 @@ import httpx2
 from google.protobuf.message import DecodeError
 from mcp.client.auth.utils import extract_field_from_www_auth
 from mcp.shared.auth import OAuthToken
+from mcp.shared.auth_utils import check_resource_allowed, resource_url_from_server_url
 from pydantic import Field, ValidationError
 from temporalio.api.common.v1 import Payload
 
@@ -28,6 +29,7 @@ from perdure.activities.storage.store import LocalStore, Store
 from perdure.codec import UNREADABLE, AesGcmCodec, UnknownKeyError
 from perdure.contracts.models import FrozenModel
 from perdure.decisions.errors import ReportedError
+from perdure.features.mcp.activities.config import HttpServer
 
 LEASE_SECONDS = 20.0  # after which another process refreshes in place of one that was lost
 LEASE_CHECK_SECONDS = 0.05
@@ -91,6 +93,14 @@ class Grant(FrozenModel):
 
     def is_over(self, now: float) -> bool:
         return self.expires_at is not None and now >= self.expires_at
+
+    def is_for(self, url: str) -> bool:
+        """Return whether the token is for the server at this URL: no other server may see it."""
+        return check_resource_allowed(resource_url_from_server_url(url), self.resource)
+
+    def reason_for_login(self, url: str) -> str:
+        """Return why the server at this URL needs a login; empty: it needs none."""
+        return self.ended or ("" if self.is_for(url) else f"the grant is for {self.resource}")
 
     def with_token(self, token: OAuthToken) -> "Grant":
         """Return the next version, with a new token."""
@@ -264,9 +274,10 @@ class GrantKeeper:
 
     needs_person = True
 
-    def __init__(self, server: str, store: GrantStore) -> None:
-        self.server = server
+    def __init__(self, server: HttpServer, store: GrantStore) -> None:
+        self.server = server.name
         self.store = store
+        self._url = server.url
         self._grant: Grant | None = None
         self._turn = asyncio.Lock()
         self._lacking: dict[str, str] = {}  # scopes by tool
@@ -335,8 +346,9 @@ class GrantKeeper:
             now = await self.store.read(self.server)
             if now is not None and now.ended:
                 raise NeedsLoginError(self.server, await self.store.name_occasion(now.generation), now.ended)
-            if now is not None and now.access_token != rejected and not now.is_due(time()):
-                return now
+            usable = now if now is not None and now.access_token != rejected and now.is_for(self._url) else None
+            if usable is not None and not usable.is_due(time()):
+                return usable
             if lease := await self.store.take_lease(self.server, now.version if now else 0):
                 try:
                     latest = await self.store.read(self.server)
@@ -344,18 +356,20 @@ class GrantKeeper:
                         return await self._replace(now, rejected, lease)
                 finally:
                     await lease.give_back()
-            elif now is not None and now.access_token != rejected and not now.is_over(time()):
-                return now  # it still works while another process refreshes
+            elif usable is not None and not usable.is_over(time()):
+                return usable  # it still works while another process refreshes
             else:
                 await asyncio.sleep(LEASE_CHECK_SECONDS)
         raise GrantError(f"another process has been refreshing the token of {self.server} for too long")
 
     async def _replace(self, grant: Grant | None, rejected: str | None, lease: Lease) -> Grant:
-        if grant is None:
+        if grant is None or not grant.is_for(self._url):
+            version, generation = (grant.version, grant.generation) if grant else (0, 0)
             first = await self.begin()
             if first is None:
-                raise NeedsLoginError(self.server, await self.store.name_occasion(0), "no person has logged in")
-            return await self._commit(first)
+                reason = grant.reason_for_login(self._url) if grant else "no person has logged in"
+                raise NeedsLoginError(self.server, await self.store.name_occasion(generation), reason)
+            return await self._commit(first.evolve(version=version + 1, generation=generation + 1))
         form, still_works = self.form_of(grant), rejected != grant.access_token and not grant.is_over(time())
         try:
             answer = await request_token(grant.token_endpoint, self._with_client(grant, form)) if form else None
