@@ -31,6 +31,7 @@ FAILED_SUBTASKS = "FailedSubtasks"  # a memo of runs whose subtasks failed
 MAX_CHARACTERS = 200  # characters of a value: the server ends a run that sets one over 2 KiB
 
 # The server's own.
+SCHEDULED_BY = SearchAttributeKey.for_keyword("TemporalScheduledById")
 REPORTED_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")
 PAUSE_INFO = SearchAttributeKey.for_keyword_list("TemporalPauseInfo")  # set while an activity is paused
 

@@ -121,6 +121,13 @@ class RunInfo:
         return attributes.FAILED_SUBTASKS in self.execution.raw_info.memo.fields
 
     @property
+    def schedule(self) -> str:
+        """The name of the schedule that started the run; empty: none did."""
+        return (self.execution.typed_search_attributes.get(attributes.SCHEDULED_BY) or "").removeprefix(
+            ids.SCHEDULE_PREFIX
+        )
+
+    @property
     def is_held(self) -> bool:
         """The run is open, and an activity of it waits on the server, paused."""
         return self.is_open and bool(self.execution.typed_search_attributes.get(attributes.PAUSE_INFO))

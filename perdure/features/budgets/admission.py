@@ -1,4 +1,4 @@
-"""The admission of runs and model calls: which allowances a call needs, what it may cost at most, and what it cost.
+"""The admission of runs and model calls: the allowances that a call needs, the bound of its cost, and its cost.
 
 It is asked at each request to a provider, so summaries, reviews, checks of outcomes, fallbacks and retries count, too.
 """
@@ -14,11 +14,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from temporalio import activity
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import Client
-from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.effects.holding import HeldError, confirm_hold
 from perdure.activities.project import Project
@@ -31,9 +29,10 @@ from perdure.activities.security import make_private
 from perdure.activities.storage.workspace import folder_name
 from perdure.activities.telemetry.metrics import add_counts
 from perdure.activities.temporal import own_run_id, own_workflow_id
+from perdure.client.run_list import RunInfo, read_start
 from perdure.contracts.failures import RunFailure, Stop
 from perdure.contracts.people import Account, Sender
-from perdure.decisions.ids import SCHEDULE_PREFIX, conversation_workflow_id
+from perdure.decisions.ids import conversation_workflow_id
 from perdure.decisions.people.terms import name_of
 from perdure.decisions.run.compaction import complete_usage, estimate_content
 from perdure.decisions.run.reply import MAX_CALLS
@@ -55,7 +54,6 @@ MAX_ACCOUNTS = 1000  # of runs, in memory
 MAX_VALUE = 200  # characters
 OWNER_FILE = "owner"  # in a conversation's store
 METER_TERMS = Terms(every=Every.day)
-SCHEDULED_BY = SearchAttributeKey.for_keyword("TemporalScheduledById")
 
 Bounds = Mapping[Measure, int]
 
@@ -71,7 +69,7 @@ class Allowance:
 
 @dataclass
 class BudgetAdmission:
-    """The bounds of a worker's runs and calls of models may use, by the budgets of its project."""
+    """The admission of a worker's runs and model calls, by the budgets of its project."""
 
     client: Client
     project: Project
@@ -83,39 +81,29 @@ class BudgetAdmission:
         """Return the account of the run that begins; `known` is that of the run that has set it off."""
         if known is not None:
             return known
-        start = await self._read_start()
+        own = self.client.get_workflow_handle(own_workflow_id(), run_id=activity.info().workflow_run_id)
+        run = RunInfo(own_run_id(), await own.describe())
+        start = await self._read_start(run)
         payload = start.get("payload") or {}
         requester = name_of(_sender_of(start)) or UNKNOWN
         conversation = payload.get("conversation_id") if start.get("is_turn") else None
         owner = requester if conversation is None else await self._owner_of(str(conversation), requester)
-        described = await self._own_run.describe()
-        schedule = described.typed_search_attributes.get(SCHEDULED_BY) or ""
         return Account(
             requester=requester[:MAX_VALUE],
             owner=owner[:MAX_VALUE],
-            schedule=schedule.removeprefix(SCHEDULE_PREFIX)[:MAX_VALUE],
+            schedule=run.schedule[:MAX_VALUE],
             key=str(payload.get("budget_key") or "")[:MAX_VALUE],
         )
 
-    @property
-    def _own_run(self) -> Any:
-        return self.client.get_workflow_handle(own_workflow_id(), run_id=activity.info().workflow_run_id)
-
-    async def _read_start(self) -> dict[str, Any]:
-        """Return the input of the own run, from the first event of its history."""
-        history = await self.client.workflow_service.get_workflow_execution_history(
-            GetWorkflowExecutionHistoryRequest(
-                namespace=self.client.namespace,
-                execution=WorkflowExecution(
-                    workflow_id=own_workflow_id(), run_id=activity.info().workflow_run_id or ""
-                ),
-                maximum_page_size=1,
-            ),
-            retry=True,
-        )
-        payloads = history.history.events[0].workflow_execution_started_event_attributes.input.payloads
-        read = await self.client.data_converter.decode(payloads)
-        return read[0] if read and isinstance(read[0], dict) else {}
+    async def _read_start(self, run: RunInfo) -> Mapping[str, Any]:
+        """Return the input of a run; nothing if it is past retention, as of a run that is older than the budgets."""
+        try:
+            start, _ = await read_start(self.client, run)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return {}
+        return start if isinstance(start, dict) else {}
 
     async def _owner_of(self, conversation: str, requester: str) -> str:
         """Return the requester of the conversation's first request, which its first turn writes down."""

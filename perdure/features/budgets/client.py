@@ -1,13 +1,12 @@
 """The budgets of a task queue, for people: their list, raises and resets, and the checks of `perdure doctor`."""
 
-from datetime import timedelta
 from time import time
 
 from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client.door import stamp_sender
+from perdure.client.door import ANSWER_WITHIN, stamp_sender
 from perdure.client.errors import RejectedError, TemporalUnavailableError, convert_rpc_errors, to_unavailable_error
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.text.formatting import format_duration, truncate
@@ -27,7 +26,6 @@ from perdure.registry import Check, Figures
 from perdure.settings import Settings
 from perdure.settings.problems import format_suggestion
 
-ANSWER_WITHIN = timedelta(seconds=10)
 MAX_SHOWN = 5  # allowances in a line
 
 

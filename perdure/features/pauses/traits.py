@@ -1,14 +1,11 @@
 """The facts by which pauses select a run, read from the server."""
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributeKey
 
 from perdure.client.run_list import RunInfo, read_start
 from perdure.contracts.agent import DEFAULT_AGENT
 from perdure.decisions import ids
 from perdure.features.pauses.rules import RunTraits
-
-SCHEDULED_BY = SearchAttributeKey.for_keyword("TemporalScheduledById")
 
 
 async def find_traits(client: Client, workflow_id: str, execution: str | None = None) -> RunTraits:
@@ -20,7 +17,7 @@ async def find_traits(client: Client, workflow_id: str, execution: str | None = 
     if root.workflow_id and root.workflow_id != workflow_id:
         began = await client.get_workflow_handle(root.workflow_id, run_id=root.run_id).describe()
     runs = {run.run_id, ids.run_id_of_workflow(began.id)}
-    schedule = (began.typed_search_attributes.get(SCHEDULED_BY) or "").removeprefix(ids.SCHEDULE_PREFIX)
+    schedule = RunInfo(ids.run_id_of_workflow(began.id), began).schedule
     return RunTraits(frozenset(runs), run.agent or await _read_agent(client, run), schedule)
 
 
