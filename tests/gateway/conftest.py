@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from temporalio.client import Client
 
 from perdure.client.connection import register_search_attributes
-from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls, slow
+from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, slow
 from tests.e2e.conftest import make_project, site
 from tests.e2e.projects import MakeProject, Process, Project, Served, serve, turn_of
 from tests.waiting import until
@@ -244,18 +244,27 @@ def make_token(project: Project, name: str, *scopes: str, **env: str) -> str:
     return made.out.strip()
 
 
-@pytest.fixture(scope="session")
-async def gateways(make_project: MakeProject) -> AsyncIterator[Gateways]:
-    with ScriptedModel(replies) as model:
-        secrets = {"HOOK_STANDARD": SECRET, "HOOK_SLACK": PLAIN_SECRET, "HOOK_GITHUB": PLAIN_SECRET}
-        project = make_project(ANTHROPIC_BASE_URL=model.base_url, **secrets)
-        files = {"perdure.toml": PROJECT, "agents/default.md": AGENT, "agents/clerk.md": CLERK, "desk.py": DESK}
+@asynccontextmanager
+async def serve_gateways(
+    make_project: MakeProject, script: Script, files: dict[str, str], **env: str
+) -> AsyncIterator[Gateways]:
+    """A project of these files, with a model that follows the script."""
+    with ScriptedModel(script) as model:
+        project = make_project(ANTHROPIC_BASE_URL=model.base_url, **env)
         project.write_all(files)
         async with serve(project) as served:
             await register_search_attributes(served.client)
             with project.worker(TEMPORAL_ADDRESS=served.address):
                 token = await asyncio.to_thread(make_token, project, "tester", *SCOPES)
                 yield Gateways(project, served.client, served.address, token)
+
+
+@pytest.fixture(scope="session")
+async def gateways(make_project: MakeProject) -> AsyncIterator[Gateways]:
+    files = {"perdure.toml": PROJECT, "agents/default.md": AGENT, "agents/clerk.md": CLERK, "desk.py": DESK}
+    secrets = {"HOOK_STANDARD": SECRET, "HOOK_SLACK": PLAIN_SECRET, "HOOK_GITHUB": PLAIN_SECRET}
+    async with serve_gateways(make_project, replies, files, **secrets) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

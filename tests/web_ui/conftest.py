@@ -1,6 +1,5 @@
 """A project with the door for front ends of the AI SDK: a gateway as a process, a worker and a scripted model."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from perdure.client.connection import register_search_attributes
-from perdure.testkit.model_server import Reply, ScriptedAnswer, ScriptedModel, calls, fails, says, slow
+from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
 from tests.e2e.conftest import make_project, site
-from tests.e2e.projects import MakeProject, serve
-from tests.gateway.conftest import SCOPES, Gateway, Gateways, make_token
+from tests.e2e.projects import MakeProject
+from tests.gateway.conftest import Gateway, Gateways, serve_gateways
 
 __all__ = ["make_project", "site"]  # fixtures
 
@@ -112,7 +110,7 @@ CALLS: dict[str, tuple[tuple[str, Json], ...]] = {
 STORY = " ".join(f"word{number}" for number in range(160))
 
 
-def _asked(body: Json) -> tuple[str, int]:
+def _last_request(body: Json) -> tuple[str, int]:
     """The last message of a person, and the replies since."""
     texts = [(at, str(m["content"])) for at, m in enumerate(body["messages"]) if m["role"] == "user"]
     at, said = next((at, said) for at, said in reversed(texts) if "GOAL " in said)
@@ -121,7 +119,7 @@ def _asked(body: Json) -> tuple[str, int]:
 
 def replies(body: Json) -> ScriptedAnswer:
     """By the word after GOAL, such as `pay`, `ask` or `story`; after a call it says what came."""
-    said, turn = _asked(body)
+    said, turn = _last_request(body)
     if turn == 0:
         for word, uses in CALLS.items():
             if f"GOAL {word}" in said:
@@ -189,16 +187,10 @@ def one(parts: list[Json], kind: str) -> Json:
 
 @pytest.fixture(scope="session")
 async def ui_gateways(make_project: MakeProject) -> AsyncIterator[Gateways]:
-    with ScriptedModel(replies) as model:
-        project = make_project(ANTHROPIC_BASE_URL=model.base_url)
-        files = {"perdure.toml": PROJECT % 6, "seven.toml": PROJECT % 7, "desk.py": DESK, "policy.toml": POLICY}
-        files |= {"agents/default.md": AGENT, "agents/peer.md": PEER}
-        project.write_all(files)
-        async with serve(project) as served:
-            await register_search_attributes(served.client)
-            with project.worker(TEMPORAL_ADDRESS=served.address):
-                token = await asyncio.to_thread(make_token, project, "tester", *SCOPES)
-                yield Gateways(project, served.client, served.address, token)
+    files = {"perdure.toml": PROJECT % 6, "seven.toml": PROJECT % 7, "desk.py": DESK, "policy.toml": POLICY}
+    files |= {"agents/default.md": AGENT, "agents/peer.md": PEER}
+    async with serve_gateways(make_project, replies, files) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
