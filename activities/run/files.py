@@ -38,7 +38,7 @@ from perdure.activities.telemetry import trace
 from perdure.activities.temporal import cancel_own_workflow, own_run_id, own_workflow_id
 from perdure.contracts.agent import Agent, Definition, StartSnapshot, StartSnapshotRequest
 from perdure.contracts.failures import RunFailure
-from perdure.contracts.people import Work
+from perdure.contracts.people import Account, Work
 from perdure.contracts.run.journal import Journal
 from perdure.contracts.run.state import Closed, CloseRequest, Inherited, InheritRequest, RunState, RunStatus, Snapshot
 from perdure.contracts.run.transcript import Part, Segment
@@ -89,11 +89,7 @@ class RunFiles:
             policy = policy if policy is not None and policy.governs(agent.name) else None
             if policy is not None:
                 await asyncio.to_thread(write_policy, store, policy)
-            account = None
-            if self._admission is not None:
-                account = await self._admission.open_account(request.account)
-                await asyncio.to_thread(write_account, store, account)
-                await self._admission.admit_run(agent.name, account)
+            account = await self._admit_run(self._admission, agent.name, request.account) if self._admission else None
         peers = agent.peers if definition.may_delegate else ()
         return StartSnapshot(
             agent=agent.name,
@@ -118,6 +114,12 @@ class RunFiles:
             account=account,
             **self._fields_of_features(agent),
         )
+
+    async def _admit_run(self, admission: Admission, agent: str, known: Account | None) -> Account:
+        account = await admission.open_account(known)
+        await asyncio.to_thread(write_account, self._project.stores.of(own_run_id()), account)
+        await admission.admit_run(agent, account)
+        return account
 
     def _fields_of_features(self, agent: Agent) -> dict[str, Any]:
         filled = (fill(self._project, agent.name) for fill in load_each("on_open"))

@@ -105,15 +105,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         workflows=all_workflows(),
         activities=_all_activities(parts, admission),
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
-        interceptors=[
-            *guard_interceptors(client),
-            hold_interceptor(client, task_queue, all_acting()),
-            *(observers or [MetricsInterceptor()]),
-            RedactionInterceptor(project.secrets),
-            BeatInterceptor(BeatPolicy(WatchedRuns(project.workspaces))),
-            sharing_interceptor(transcripts.share_live),
-            *workflow_interceptors(client, sizes),
-        ],
+        interceptors=_interceptors(parts, observers or [MetricsInterceptor()], sizes),
         max_concurrent_activities=sizes.max_concurrent_activities,
         max_cached_workflows=sizes.max_cached_workflows,
         workflow_task_poller_behavior=poller_behavior(sizes),
@@ -132,6 +124,20 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         if deployment
         else None,
     )
+
+
+def _interceptors(parts: WorkerParts, observers: Sequence[Interceptor], sizes: WorkerSettings) -> list[Interceptor]:
+    """Return a worker's interceptors, the outermost first."""
+    client, project = parts.client, parts.project
+    return [
+        *guard_interceptors(client),
+        hold_interceptor(client, parts.task_queue, all_acting()),
+        *observers,
+        RedactionInterceptor(project.secrets),
+        BeatInterceptor(BeatPolicy(WatchedRuns(project.workspaces))),
+        sharing_interceptor(parts.transcripts.share_live),
+        *workflow_interceptors(client, sizes),
+    ]
 
 
 def _as_worker(configure: Callable[P, WorkerConfig]) -> Callable[P, Worker]:

@@ -74,12 +74,8 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             yield from _format_start(event)
         case run_events.ModelReplied():
             yield from _format_reply(event, width)
-        case run_events.AnswerReceived(answer, before):
-            yield format_line(f"  [yellow]←[/] {_format_sender(answer)}  ", _format_answer(answer, before))
-            yield from _format_files(answer.attachments)
-        case run_events.AnswerRejected(answer, reason):
-            said = f"{_format_answer(answer, None)}: {truncate(reason)}"
-            yield format_line(f"  [red]✗[/] not taken from {_format_sender(answer)}  ", said)
+        case run_events.AnswerReceived() | run_events.AnswerRejected():
+            yield from _format_arrival(event)
         case run_events.CallsReviewed(reviews):
             yield from map(_format_review, reviews)
         case run_events.ContextFilled(full):
@@ -102,10 +98,8 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             yield from _format_call(event, width)
         case run_events.ToolCallRefused():
             yield _format_refusal(event)
-        case run_events.ToolResultReceived(step, tool, outcome):
-            room = PLAIN_PREVIEW_LENGTH if width is None else max(width - len(tool) - 24, 20)
-            line = f"  [yellow]←[/] result of {escape(tool)}  [dim]step {step}[/]  "
-            yield format_line(line, _format_outcome(outcome, room))
+        case run_events.ToolResultReceived():
+            yield _format_arrived_result(event, width)
         case run_events.QuestionClosed(question, end) if end != "answered":
             about = f" about {question.tool}" if question.tool else ""
             yield format_line(f"  [yellow]…[/] question {question.id} ", f"{about} has {end}".strip())
@@ -121,6 +115,22 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             | run_events.RunEnded()
         ):
             return  # the live area shows it
+
+
+def _format_arrived_result(event: run_events.ToolResultReceived, width: int | None) -> Text:
+    room = PLAIN_PREVIEW_LENGTH if width is None else max(width - len(event.tool) - 24, 20)
+    line = f"  [yellow]←[/] result of {escape(event.tool)}  [dim]step {event.step}[/]  "
+    return format_line(line, _format_outcome(event.outcome, room))
+
+
+def _format_arrival(event: run_events.AnswerReceived | run_events.AnswerRejected) -> EventLines:
+    match event:
+        case run_events.AnswerReceived(answer, before):
+            yield format_line(f"  [yellow]←[/] {_format_sender(answer)}  ", _format_answer(answer, before))
+            yield from _format_files(answer.attachments)
+        case run_events.AnswerRejected(answer, reason):
+            said = f"{_format_answer(answer, None)}: {truncate(reason)}"
+            yield format_line(f"  [red]✗[/] not taken from {_format_sender(answer)}  ", said)
 
 
 def _format_start(start: run_events.RunStarted) -> EventLines:

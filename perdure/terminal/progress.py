@@ -95,16 +95,8 @@ class Progress:
                 self._end_activity(activity)
             case run_events.WaitStarted(waiting_for=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
-            case run_events.HoldEnded():
-                self.doing.pop("paused", None)
-            case run_events.RunHeld(why=reason):
-                self.doing["paused"] = (f"held: {reason}", at)
-            case run_events.RateLimitWait(reason):
-                self.doing["held"] = (reason, at)
-            case run_events.BatchWait(text) if self.is_thinking:
-                self.doing["model"] = (text, self.doing["model"][1])
-            case run_events.PartialText(text):
-                self._show_partial_text(text)
+            case run_events.HoldEnded() | run_events.RunHeld() | run_events.PartialText():
+                self._apply_live(event, at)
             case run_events.WaitEnded():
                 self.doing.pop("waiting", None)
             case run_events.RunStarted() | run_events.RunEnded():
@@ -122,6 +114,21 @@ class Progress:
                 | run_events.UnreadableEvent()
             ):
                 pass  # it has only a permanent line
+
+    def _apply_live(
+        self, event: run_events.HoldEnded | run_events.RunHeld | run_events.PartialText, at: datetime
+    ) -> None:
+        match event:
+            case run_events.HoldEnded():
+                self.doing.pop("paused", None)
+            case run_events.RunHeld(why=reason):
+                self.doing["paused"] = (f"held: {reason}", at)
+            case run_events.RateLimitWait(reason):
+                self.doing["held"] = (reason, at)
+            case run_events.BatchWait(text) if self.is_thinking:
+                self.doing["model"] = (text, self.doing["model"][1])
+            case run_events.PartialText(text):
+                self._show_partial_text(text)
 
     def _end_model_call(self, turn: int, reply: ModelTurn) -> None:
         self.turns, self.text = turn, ""
