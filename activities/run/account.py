@@ -1,4 +1,4 @@
-"""A run's account: whose work it is, for the budgets of a project. It is kept in the run's store."""
+"""The account of a run, for the budgets of a project. It is kept in the run's store."""
 
 from perdure.activities.storage.store import Store, read_model
 from perdure.contracts.people import Account

@@ -26,7 +26,7 @@ class NoticeRoute(FrozenModel):
 
 
 class Account(FrozenModel):
-    """Whose work a run is, for the budgets of a project. Subtasks, follow-ups and mails have that of the first run."""
+    """The account of a run, for the budgets of a project. Subtasks, follow-ups and mails have that of the first run."""
 
     requester: str = ""
     """The token or person that started the first run; `unknown` if a Temporal client did."""
@@ -48,7 +48,7 @@ class Work(FrozenModel):
     requesters: tuple[str, ...] = omit_default(())
     """The people whose request it is."""
     account: Account | None = omit_default(None)
-    """Whose work it is, if the project has budgets."""
+    """The account of the work, if the project has budgets."""
 
     def with_sources(self, sources: tuple[str, ...]) -> "Work":
         """Return the work of a run that begins with text of these sources, too."""

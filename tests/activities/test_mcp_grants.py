@@ -340,7 +340,7 @@ async def test_a_call_that_lacks_rights_asks_for_them_in_the_next_login(oauth: O
 # Attacks on the way back.
 
 
-async def begun(oauth: OAuthServer, store: GrantStore, browser: str = "own") -> dict[str, str]:
+async def begin_in_browser(oauth: OAuthServer, store: GrantStore, browser: str = "own") -> dict[str, str]:
     url, state = await begin_login(server_of(oauth), store, "http://127.0.0.1:1/callback", "ann", browser)
     fields = {name: values[0] for name, values in parse_qs(urlsplit(await follow(url)).query).items()}
     assert fields["state"] == state
@@ -349,7 +349,7 @@ async def begun(oauth: OAuthServer, store: GrantStore, browser: str = "own") -> 
 
 async def test_a_callback_with_a_foreign_state_is_refused(oauth: OAuthServer, tmp_path: Path) -> None:
     store = store_in(tmp_path)
-    fields = await begun(oauth, store)
+    fields = await begin_in_browser(oauth, store)
     for state in ("", "x" * 43, fields["state"][:-1]):
         with pytest.raises(LoginError, match="not known"):
             await finish_login(store, state, fields["code"], fields["iss"], "own")
@@ -360,7 +360,7 @@ async def test_a_callback_with_a_foreign_state_is_refused(oauth: OAuthServer, tm
 
 async def test_a_callback_counts_once_in_the_browser_that_began_it(oauth: OAuthServer, tmp_path: Path) -> None:
     store = store_in(tmp_path)
-    fields = await begun(oauth, store)
+    fields = await begin_in_browser(oauth, store)
     for browser in ("", "another"):
         with pytest.raises(LoginError, match="another browser"):
             await finish_login(store, fields["state"], fields["code"], fields["iss"], browser)
@@ -375,7 +375,7 @@ async def test_a_callback_of_another_authorization_server_is_refused(
     oauth: OAuthServer, tmp_path: Path, issuer: str | None
 ) -> None:
     store = store_in(tmp_path)
-    fields = await begun(oauth, store)
+    fields = await begin_in_browser(oauth, store)
     with pytest.raises(LoginError, match="another authorization server"):
         await finish_login(store, fields["state"], fields["code"], issuer, "own")
     assert await store.read("tickets") is None
@@ -386,7 +386,7 @@ async def test_a_login_that_is_too_old_is_refused(
     oauth: OAuthServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_in(tmp_path)
-    fields = await begun(oauth, store)
+    fields = await begin_in_browser(oauth, store)
     monkeypatch.setattr("perdure.features.mcp.login.time", lambda: datetime.now(UTC).timestamp() + 601)
     with pytest.raises(LoginError, match="older than ten minutes"):
         await finish_login(store, fields["state"], fields["code"], fields["iss"], "own")

@@ -23,7 +23,7 @@ def paid(gateway: Gateway) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def said(parts: list[Json]) -> str:
+def text_of(parts: list[Json]) -> str:
     return "".join(part["delta"] for part in parts if part["type"] == "text-delta")
 
 
@@ -38,7 +38,7 @@ async def test_a_message_becomes_a_turn_and_its_reply_one_message(door: Door) ->
         True,
     )
     assert (output["toolCallId"], output["output"]) == (call["toolCallId"], "the key is here")
-    assert said(parts) == "I will look.Done: the key is here."
+    assert text_of(parts) == "I will look.Done: the key is here."
     assert [part["type"] for part in parts].count("start-step") == 2
     assert (parts[-1]["type"], parts[-1]["finishReason"]) == ("finish", "stop")
     assert parts[-1]["messageMetadata"]["status"] == "completed"
@@ -48,7 +48,7 @@ async def test_a_repeat_streams_the_same_reply_and_starts_nothing(door: Door) ->
     first = await door.send("GOAL look")
     again = await door.send("GOAL look")
     assert one(again, "start") == one(first, "start")
-    assert said(again) == said(first)
+    assert text_of(again) == text_of(first)
     changed = await door.post(door.text("GOAL story"))
     assert (changed.status_code, changed.json()["type"]) == (409, "urn:perdure:request-id-reused")
     assert len(await door.messages()) == 2
@@ -77,7 +77,7 @@ async def test_a_call_waits_for_its_approval_and_is_made_once(door: Door) -> Non
         rest = parts_of(reply.text)
         assert one(rest, "start")["messageId"] == run_id
         assert one(rest, "tool-output-available")["output"] == {"paid": 42}
-        assert "I will pay." not in said(rest)  # the page has it
+        assert "I will pay." not in text_of(rest)  # the page has it
         assert rest[-1]["finishReason"] == "stop"
     assert paid(gateway) == before + 1
     denied = await door.post(door.decision(run_id, {"id": approval["approvalId"], "approved": False}))
@@ -177,7 +177,7 @@ async def test_a_text_in_the_making_is_resumed_with_all_of_it(door: Door) -> Non
             if "text-delta" in line:
                 break
     parts = parts_of((await door.resume()).text)
-    assert said(parts) == STORY
+    assert text_of(parts) == STORY
     deltas = [part for part in parts if part["type"] == "text-delta"]
     assert len(deltas) > 1  # it comes as it is written
     assert parts[-1]["finishReason"] == "stop"

@@ -278,7 +278,7 @@ async def test_a_gateway_that_ends_loses_nothing(
 async def test_a_worker_that_is_killed_in_an_answer_leaves_one_message(
     ui_gateways: Gateways, version: int, config: str
 ) -> None:
-    """What the first attempt wrote is taken back in 7; in 6 it stays before the whole text."""
+    """In 7 the text of the first attempt is taken back; in 6 it stays before the whole text."""
     queue = f"queue-{uuid4().hex[:6]}"
     env = {"PERDURE_TASK_QUEUE": queue, "PERDURE_CONFIG": config}
     project = ui_gateways.project

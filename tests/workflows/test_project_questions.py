@@ -44,7 +44,7 @@ carried: list[tuple[str, str | None]] = []
 
 
 async def carry(_: WorkerParts, question: QuestionInput, answer: ProjectAnswer) -> None:
-    """What the feature of these tests does with an answer."""
+    """Apply an answer, as the feature of these tests."""
     if answer.text == "break":
         raise ApplicationError("that cannot be done", non_retryable=True)
     carried.append((question.id, answer.option))

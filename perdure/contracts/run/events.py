@@ -101,7 +101,7 @@ class StartPayload(StrictModel):
     budget_key: str | None = Field(
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda key: key is None
     )
-    """Whose allowance the run uses, such as a customer's, of a [budget](../budgets.md) with `per = "key"`."""
+    """The holder of the allowance that the run uses, such as a customer: of a [budget](../budgets.md) per `key`."""
 
     @model_validator(mode="after")
     def _check_plan(self) -> "StartPayload":

@@ -1,12 +1,12 @@
 """Budgets: allowances of money, tokens, runs and steps that many runs and workers share.
 
 activities  the notice that a budget is nearly used up, and the release of runs that wait for one
-admission   which allowances a call needs, what it may cost at most, and what it cost
+admission   the allowances, the bound and the cost of each model call
 client      the budgets of a task queue for people: their list, raises and resets, checks
 commands    `budget`
-contract    what workers and the entity of all budgets say to each other
-journal     what a worker has spent, beside it
-purse       what a worker holds of each allowance
+contract    the messages between workers and the workflow `Budgets`, and its state
+journal     a file with the spend of a worker
+purse       the parts of the allowances that a worker holds
 routes      the budgets at the gateway
 rules       windows, leases, and the marks that people hear of
 settings    `[[budget]]`

@@ -23,7 +23,7 @@ for_option = click.option(
     "value",
     default="",
     callback=require_utf8,
-    help="Whose allowance: the agent, owner, requester, schedule or key.",
+    help="The holder of the allowance: the agent, owner, requester, schedule or key.",
 )
 by_option = click.option("--by", callback=require_utf8, help="Your name; by default the user of this machine.")
 

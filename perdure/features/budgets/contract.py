@@ -1,4 +1,4 @@
-"""What workers and the entity of all budgets say to each other, and the entity's state.
+"""The messages between workers and the workflow `Budgets`, and the state of that workflow.
 
 An amount is whole: micro-USD, tokens, runs or steps. All amounts of a worker are sums since the window began, never
 differences: the same turn twice, and a turn whose answer was lost, change nothing.
@@ -24,7 +24,7 @@ class Measure(StrEnum):
 
 
 class Per(StrEnum):
-    """Whose allowance it is: there is one for each value."""
+    """The holders of a budget's allowances: each of them has one."""
 
     project = "project"
     agent = "agent"
@@ -44,7 +44,7 @@ class Every(StrEnum):
 
 
 class WhenUsedUp(StrEnum):
-    """What happens to a run whose next call the rest does not cover."""
+    """The reaction to a call that the rest of an allowance does not cover."""
 
     ask = "ask"
     wait = "wait"
@@ -107,9 +107,7 @@ class Window(FrozenModel):
 class BudgetAnswer(FrozenModel):
     """The answer of `turn`: what the worker has been granted in each window, as sums.
 
-    Runs that need the `stopped` allowances end.
-
-    `changes` counts raises and resets.
+    Runs that need the `stopped` allowances end. `changes` counts raises and resets.
     """
 
     granted: dict[str, int]

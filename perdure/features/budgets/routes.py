@@ -24,7 +24,7 @@ class BudgetList(FrozenModel):
 
 class ResetBody(StrictModel):
     value: str = Field(default="", max_length=200)
-    """Whose allowance it is, unless the budget is the project's."""
+    """The holder of the allowance, unless it is the project."""
 
 
 class RaiseBody(ResetBody):

@@ -16,8 +16,8 @@ class BudgetSettings(StrictModel):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """The name of the budget."""
     per: Per = Per.project
-    """Whose allowance it is. `requester` is the token or person that started the first run of the work, `owner` the one
-    of the conversation's first request, `schedule` the schedule's name, `key` the `budget_key` of the start."""
+    """The holders of allowances. `requester` is the token or person that started the first run of the work, `owner` the
+    one of the conversation's first request, `schedule` the schedule's name, `key` the `budget_key` of the start."""
     agent: str | None = Field(default=None, min_length=1, max_length=200)
     """The only agent whose calls count; by default those of all agents do."""
     usd: float | None = Field(default=None, gt=0, le=10**9, allow_inf_nan=False)

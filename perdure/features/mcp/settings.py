@@ -127,7 +127,7 @@ def _expand_variables(value: Any, env: Mapping[str, str], missing: list[str]) ->
 
 
 class McpAccessSettings(StrictModel):
-    """How a remote server of `.mcp.json` is used: by [OAuth](../mcp.md#log-in-by-oauth)."""
+    """The access to a remote server of `.mcp.json`: by [OAuth](../mcp.md#log-in-by-oauth)."""
 
     auth: Literal["oauth"]
     """`oauth`."""

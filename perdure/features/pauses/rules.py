@@ -1,4 +1,4 @@
-"""Which pause holds an activity, pauses in words, and ids. Pure."""
+"""The pause that holds an activity, pauses in words, and ids. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ class QuestionInput(StrictModel):
     link: str = Field(default="", max_length=2000)
     """A path of the gateway that gives the address at which a person settles the matter, such as a login."""
     details: dict[str, Any] = Field(default_factory=dict)
-    """What its feature needs to carry out the answer."""
+    """Values for the feature that asked, which applies the answer."""
 
 
 class RunIds(Latest[str], most=1000):

@@ -1,4 +1,4 @@
-"""Which answers a project question takes, and how it is shown."""
+"""The answers that a project question takes, and its display."""
 
 from datetime import datetime
 

@@ -32,7 +32,7 @@ class PostedPart(FrozenModel):
     type: str
     text: str = Field(default="", max_length=MAX_REQUEST_TEXT)
     url: str = ""
-    """Of a file: a data URL, or `/v1/files/SHA256` of an uploaded one."""
+    """The address of a file: a data URL, or `/v1/files/SHA256` of an uploaded one."""
     filename: str | None = Field(default=None, max_length=200)
     approval: PostedApproval | None = None
 

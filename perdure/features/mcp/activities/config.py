@@ -41,7 +41,7 @@ class StdioServer:
 
 @dataclass(frozen=True)
 class OAuthAccess:
-    """How a server is used by OAuth (`[mcp.NAME]`). `is_machine`: by client credentials, without a person."""
+    """The access to a server by OAuth (`[mcp.NAME]`). `is_machine`: by client credentials, without a person."""
 
     is_machine: bool = False
     client_id: str | None = None
