@@ -209,6 +209,29 @@ async def test_a_run_is_cancelled_and_the_wait_tells_its_end(clerk: Project) -> 
     assert "has ended" in late
 
 
+async def test_a_held_run_says_by_whom_and_why(clerk: Project) -> None:
+    notes: list[str] = []
+    async with connect(clerk) as it:
+        paused = await asyncio.to_thread(clerk.perdure, "pause", "--agent", "clerk", "--why", "an audit", "--by", "ann")
+        assert paused.code == 0, paused
+        try:
+            run_id = await start_run(it, "ask", dedupe_key="held")
+
+            async def is_held() -> bool:
+                notes.append((await call(it, "run_state", run_id=run_id))["note"])
+                return notes[-1].startswith("held")
+
+            await until(is_held)
+        finally:
+            released = await asyncio.to_thread(clerk.perdure, "unpause", "--agent", "clerk")
+        assert released.code == 0, released
+        asked = await wait_for_run(it, run_id)
+        await call(it, "cancel_run", run_id=run_id)
+    assert notes[-1].startswith("held before its next call: agent clerk paused by ann at ")
+    assert notes[-1].endswith("an audit")
+    assert (asked["question"]["text"], asked["note"]) == ("Which shop?", "")
+
+
 async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: Served, clerk: Project) -> None:
     async with connect(clerk, TEMPORAL_ADDRESS=served.address, PERDURE_TASK_QUEUE="deserted") as it:
         started_run = await call(it, "start_run", goal="ask", agent="clerk")
