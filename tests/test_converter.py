@@ -28,7 +28,6 @@ from perdure.contracts.run.turn import (
 )
 from perdure.contracts.tool import (
     Effect,
-    Holdable,
     ToolCall,
     ToolError,
     ToolKind,
@@ -105,13 +104,13 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
     PolicyVerdict: {"rule": None, "reason": "", "loosens": False, "terms": (), "facts": {}},
     PolicyContext: {"caller": None, "work": None, "runs": (), "conversation": "", "dry_run": False},
     PolicyCheckRequest: {"edits": {}, "unmade": ()},
-    PolicyVerdicts: {"verdicts": {}, "reviews": ()},
+    PolicyVerdicts: {"verdicts": {}, "reviews": (), "hold": None},
 }
 
 
 def test_a_default_that_is_in_no_history_never_changes() -> None:
     """Add a field here with its default; to change one that is here, give the field a new name."""
-    kinds = {*SparseModel.__subclasses__(), *Holdable.__subclasses__()} - {Holdable}
+    kinds = set(SparseModel.__subclasses__())
     assert kinds == set(MEANING_NOTHING)
     for kind, defaults in MEANING_NOTHING.items():
         fields = {

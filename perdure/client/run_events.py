@@ -298,7 +298,7 @@ class RunHeld(TimedEvent):
 
 @dataclass(frozen=True)
 class HoldEnded(RunHeld):
-    """An activity that was held from `since` to `until` has ended. Only calls and model turns say so."""
+    """An activity that was held from `since` to `until` has ended."""
 
     type: ClassVar = "hold_ended"
     until: datetime

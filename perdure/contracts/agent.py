@@ -8,7 +8,7 @@ from perdure.contracts.people import Account, NoticeRoute
 from perdure.contracts.policy import Rubric
 from perdure.contracts.run.events import PlanInForce
 from perdure.contracts.run.limits import LimitOverrides, Limits
-from perdure.contracts.tool import ToolTable
+from perdure.contracts.tool import Holdable, ToolTable
 
 DEFAULT_AGENT = "default"
 
@@ -83,7 +83,7 @@ class Definition(FrozenModel):
         return (self.model, *self.fallbacks)
 
 
-class StartSnapshot(FrozenModel):
+class StartSnapshot(Holdable):
     """The result of the activity `open_run`: the tool table, limits, and the definition by reference."""
 
     agent: str

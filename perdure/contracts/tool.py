@@ -158,13 +158,13 @@ class Hold(FrozenModel):
     since: datetime
 
 
-class Holdable(SparseModel):
+class Holdable(FrozenModel):
     """The result of an activity that may have been held before it began; for the events of the run alone."""
 
     hold: Hold | None = omit_default(None)
 
 
-class ToolOutcome(Holdable):
+class ToolOutcome(SparseModel, Holdable):
     """The outcome of a call. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
     `media` are images and PDF that the model sees with the result. `artifacts` are the deliverables that the call

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from uuid import uuid4
 
 import pytest
@@ -20,6 +20,9 @@ from perdure.activities.effects.attempts import this_attempt, was_lost
 from perdure.activities.effects.held import find_held, held_query, release_held
 from perdure.activities.effects.holding import HeldError, HoldInterceptor, must_not_be_held
 from perdure.contracts.failures import HELD
+from perdure.contracts.tool import Holdable
+from perdure.process.guard import ACTING
+from perdure.workflows.activities import Activities
 from tests.waiting import until
 
 
@@ -183,3 +186,10 @@ async def test_a_query_finds_those_of_one_task_queue(client: Client) -> None:
         assert await release_held(client, place.queue, "test:a") == 1
         assert await other.is_held()
         assert await release_held(client, other.queue, "test:a") == 1
+
+
+@pytest.mark.parametrize("kind", [*ACTING, "open_run"])
+def test_each_activity_that_may_be_held_tells_it_in_its_result(kind: str) -> None:
+    """`open_run` is held by a budget of runs."""
+    result = get_type_hints(getattr(Activities, kind))["return"]
+    assert all(issubclass(each, Holdable) for each in get_args(result) or (result,))

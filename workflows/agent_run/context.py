@@ -112,11 +112,8 @@ class RunContext:
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
     ) -> R:
         """Run an activity that a cancel of the run stops. Raises ActivityError, and CancelledError of asyncio."""
-        result = await self.cancellation.cancellable(
-            execute_activity(self.cancellation, activity, request, summary, policy)
-        )
-        # For readers of the history; a run that was held goes on as one that was not.
-        return result.evolve(hold=None) if isinstance(result, Holdable) and result.hold else result
+        running = execute_activity(self.cancellation, activity, request, summary, policy)
+        return _without_hold(await self.cancellation.cancellable(running))
 
     async def execute_locally(self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str) -> R:
         """Run a repeatable activity on the run's own files, as a local one first, which a cancel of the run stops.
@@ -124,7 +121,7 @@ class RunContext:
         Raises ActivityError, and CancelledError of asyncio.
         """
         running = execute_locally_first(self.cancellation, activity, request, summary)
-        return await self.cancellation.cancellable(running)
+        return _without_hold(await self.cancellation.cancellable(running))
 
     def adopt_transcript(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Continue from another run's state and conversation."""
@@ -215,3 +212,8 @@ class RunContext:
             yield
         finally:
             del self.handed_on[step]
+
+
+def _without_hold(result: R) -> R:
+    """Return a result without its hold, which is for readers of the history: a run that was held goes on as others."""
+    return result.evolve(hold=None) if isinstance(result, Holdable) and result.hold else result

@@ -97,14 +97,14 @@ class PolicyReview(FrozenModel):
     duration_ms: int = 0
 
 
-class PolicyVerdicts(SparseModel):
+class PolicyVerdicts(SparseModel, Holdable):
     """The verdicts by the id of the tool use, and the reviews that models made for them."""
 
     verdicts: dict[str, PolicyVerdict] = Field(default_factory=dict)
     reviews: tuple[PolicyReview, ...] = ()
 
 
-class ModelTurn(Holdable):
+class ModelTurn(SparseModel, Holdable):
     """A reply of `model`. `content` holds the Messages API's content blocks.
 
     `passed_over` are the models before it in the agent's list. `stop_reason` is the API's. `broken` names the tool
@@ -146,7 +146,7 @@ class AcceptRequest(FrozenModel):
     trace: tuple[dict[str, Any], ...] = omit_default(())
 
 
-class Acceptance(FrozenModel):
+class Acceptance(Holdable):
     """The result of a check. `rejection` is the reason why the outcome is not accepted; None: it is.
 
     `model` and the figures are empty if a function checked it.
@@ -183,7 +183,7 @@ class FailedTurn(FrozenModel):
     since: int = omit_default(0)
 
 
-class ContextFull(FrozenModel):
+class ContextFull(Holdable):
     """A result of `plan` and `reflect` in place of a reply: the conversation must be shortened first.
 
     `tokens` is an estimate, `window` the model's limit. `was_refused`: the provider refused the request; if False, the
@@ -230,7 +230,7 @@ class SummaryRequest(FrozenModel):
     trace: tuple[dict[str, Any], ...] = omit_default(())
 
 
-class Summary(FrozenModel):
+class Summary(Holdable):
     """A summary of the parts before `tail`. The results of the parts `pins` are quoted after it, each truncated to
     `pin_bytes` bytes; results in the tail are truncated to `cut` bytes, if set.
 
@@ -276,7 +276,7 @@ class FusedTurnRequest(SparseModel):
     time_left_ms: int
 
 
-class FusedTurn(Holdable):
+class FusedTurn(SparseModel, Holdable):
     """The outcomes, in the order of the reads, and the reply.
 
     An outcome is None if the call must still be made, as a call of its own. `head` is the hash of the conversation
