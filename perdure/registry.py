@@ -75,6 +75,7 @@ class Figures:
 
     counts: Mapping[str, int]
     counted_at: datetime | None = None  # null: at the time of the overview
+    are_findings: bool = True  # each that is above 0 is of something broken or stuck
 
 
 @dataclass(frozen=True)

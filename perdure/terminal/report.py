@@ -180,7 +180,8 @@ def _print_view(console: Console, view: RunView) -> None:
         console.print(f"  for      {escape(view.parent)}")
     if view.origin:
         console.print(f"  from     {escape(view.origin)}")
-    console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
+    model = f", model {escape(view.model)}" if view.model else ""  # a run that has not begun has none
+    console.print(f"  agent    {escape(view.agent)}{model}")
     console.print(f"  steps    {view.step} of {view.max_steps}, {format_count(view.turns, 'turn')}, {reframes}")
     estimated = " (estimated: the provider reports none)" if usage.is_estimated else ""
     console.print(

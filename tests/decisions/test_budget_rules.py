@@ -347,8 +347,8 @@ def test_as_many_allowances_as_fit_one_payload() -> None:
 
 
 def test_amounts_and_keys_in_words() -> None:
-    assert format_amount(Measure.usd, 1_234_500_000) == "1,234.5 USD"
-    assert format_amount(Measure.usd, 50) == "0.0001 USD"
+    assert format_amount(Measure.usd, 1_234_500_000) == "USD 1,234.5"
+    assert format_amount(Measure.usd, 50) == "USD 0.0001"
     assert format_amount(Measure.runs, 1200) == "1,200 runs"
     assert split_key(key_of("a", Measure.usd, "x/y")) == ("a", Measure.usd, "x/y")
     with pytest.raises(ValueError, match="''"):

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure.client.connection import register_search_attributes
 from perdure.features.budgets.settings import BudgetSettings
 from perdure.settings import ProjectError
 from perdure.settings.file import read_file
-from perdure.testkit.model_server import ScriptedModel
-from tests.e2e.projects import MakeProject, serve
-from tests.gateway.conftest import AGENT, DESK, PROJECT, Gateways, make_token, replies
+from tests.e2e.projects import MakeProject
+from tests.gateway.conftest import AGENT, Gateways, replies, serve_gateways
 from tests.waiting import until
 
 BUDGETS = """
@@ -52,17 +50,9 @@ every = "hour"
 
 @pytest.fixture(scope="module")
 async def budgeted(make_project: MakeProject) -> AsyncIterator[Gateways]:
-    with ScriptedModel(replies) as model:
-        project = make_project(ANTHROPIC_BASE_URL=model.base_url, HOOK_STANDARD="x", HOOK_SLACK="x", HOOK_GITHUB="x")
-        files = {"perdure.toml": BUDGETS, "agents/default.md": AGENT.replace("tools: [charge, lookup]\n", "")}
-        project.write_all({**files, "desk.py": DESK})
-        assert PROJECT
-        async with serve(project) as served:
-            await register_search_attributes(served.client)
-            with project.worker(TEMPORAL_ADDRESS=served.address):
-                scopes = ("runs:start", "runs:read", "budget:raise")
-                token = await asyncio.to_thread(make_token, project, "tester", *scopes)
-                yield Gateways(project, served.client, served.address, token)
+    files = {"perdure.toml": BUDGETS, "agents/default.md": AGENT.replace("tools: [charge, lookup]\n", "")}
+    async with serve_gateways(make_project, replies, files) as opened:
+        yield opened
 
 
 async def test_a_budget_is_listed_raised_and_reset_and_runs_that_wait_go_on(budgeted: Gateways) -> None:
@@ -86,7 +76,7 @@ async def test_a_budget_is_listed_raised_and_reset_and_runs_that_wait_go_on(budg
 
         await until(is_used_up)
         doctor = await asyncio.to_thread(perdure, "doctor")
-        assert "used up: starts: 1 runs of 1 runs used" in doctor.out
+        assert "used up: starts: 1 of 1 runs used" in doctor.out
         refused = await gateway.post("/v1/budgets/starts/raise", {"runs": 5})
         assert (refused.status_code, refused.json()["detail"]) == (409, "budget starts is raised and reset by finance")
         line = await asyncio.to_thread(perdure, "budget", "raise", "starts", "--runs", "5", "--by", "carl")

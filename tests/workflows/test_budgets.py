@@ -10,6 +10,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, Schedule, ScheduleActionStartWorkflow, ScheduleSpec
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
+from temporalio.service import RPCError
 
 from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.agent import Agent
@@ -307,8 +308,10 @@ async def test_people_are_asked_once_and_their_answer_frees_all_runs(world: Make
         for run in runs:
             await held(has, run)
         first = await asked(has)
-        text = (await first.query("state"))["question"]["text"]
-        assert text.startswith("Budget team: 0 USD of 0 USD are used, and what is left does not cover another call.")
+        state = await first.query("state")
+        text = "Budget team: USD 0 of 0 used, and what is left does not cover another call."
+        assert state["question"]["text"].startswith(text)
+        assert (state["runs"], len(state["waiting"])) == (3, 3)
         await answer(first, "raise")
         second = await asked(has, after=first.id)  # one micro-USD more does not cover a call
         for run in runs:
@@ -328,7 +331,9 @@ async def test_a_raise_at_the_terminal_overtakes_the_answer_to_a_question(world:
         question = await asked(has)
         await has.change(USD, 1_000_000)
         assert (await result_of(run))["type"] == "agent.completed"
-        await answer(question, "stop")
+        assert (await question.result())["option"] == "changed", "nothing is left to ask"
+        with pytest.raises(RPCError, match="already completed"):
+            await answer(question, "stop")
         assert (await result_of(await has.it.start()))["type"] == "agent.completed"
 
 
@@ -351,4 +356,4 @@ async def test_people_hear_once_that_a_budget_is_nearly_used_up(world: MakeWorld
         used = (await has.settled("team/tokens/")).used
         assert used > 1_000
     assert [(notice.title, notice.kind) for notice in sent] == [("budget team is nearly used up", NoticeKind.budget)]
-    assert sent[0].text.endswith(" of 100,000 tokens are used. To raise it: perdure budget raise team")
+    assert sent[0].text.endswith(" of 100,000 tokens used. To raise it: perdure budget raise team")

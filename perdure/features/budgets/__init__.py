@@ -1,12 +1,13 @@
 """Budgets: allowances of money, tokens, runs and steps that many runs and workers share.
 
-activities  the notice that a budget is nearly used up, and the release of runs that wait for one
+activities  the notice about a budget, and the release of runs that wait for one
 admission   the allowances, the bound and the cost of each model call
 client      the budgets of a task queue for people: their list, raises and resets, checks
 commands    `budget`
 contract    the messages between workers and the workflow `Budgets`, and its state
 journal     a file with the spend of a worker
 purse       the parts of the allowances that a worker holds
+question    the question whether to raise an allowance, and its answer
 routes      the budgets at the gateway
 rules       windows, leases, and the marks that people hear of
 settings    `[[budget]]`
@@ -29,7 +30,7 @@ FEATURE = Feature(
         )
     },
     routes="perdure.features.budgets.routes:router",
-    on_answer={"budget": "perdure.features.budgets.activities:apply_budget_answer"},
+    on_answer={"budget": "perdure.features.budgets.question:apply_budget_answer"},
     server_checks=("perdure.features.budgets.client:check_budgets",),
     figures="perdure.features.budgets.client:count_spend",
 )

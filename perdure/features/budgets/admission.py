@@ -41,15 +41,17 @@ from perdure.decisions.text.formatting import format_duration
 from perdure.features.budgets.contract import USD, Every, Measure, Per, Terms
 from perdure.features.budgets.journal import Costs, Reservation
 from perdure.features.budgets.purse import AwayError, Need, Purse, UsedUpError
+from perdure.features.budgets.question import STOP, budget_question
 from perdure.features.budgets.rules import METER, format_whose, holder_of, key_of, split_key
 from perdure.features.budgets.settings import BUDGETS, BudgetSettings
+from perdure.features.project_questions.client import wait_for_answer
 from perdure.settings import ProjectError, Settings
 from perdure.settings.problems import raise_all
 
 UNKNOWN = "unknown"  # whose work it is, if a Temporal client started it
 SAFE_INPUT, SPARE_INPUT = 1.25, 500  # the bound of a request's tokens: so much above the estimate
 MOST_SEARCHES = 10  # of a reply, if a provider's tool sets no limit
-AWAY_PAUSE = timedelta(seconds=5)
+AWAY_PAUSE, ANSWER_PAUSE = timedelta(seconds=5), timedelta(seconds=1)
 MAX_ACCOUNTS = 1000  # of runs, in memory
 MAX_VALUE = 200  # characters
 OWNER_FILE = "owner"  # in a conversation's store
@@ -174,21 +176,31 @@ class BudgetAdmission:
         try:
             return await self.purse.reserve(needs)
         except UsedUpError as used_up:
-            error = _refuse(used_up, needs[used_up.key])
             name, measure, _ = split_key(used_up.key)
             refused = Count(BUDGET_REFUSALS, {"budget": name, "measure": measure})
             if not activity.info().is_local:  # which the run repeats as a normal one
                 add_counts(activity.metric_meter(), [refused])
-            if isinstance(error, HeldError):
-                confirm_hold(partial(self.purse.is_denied, used_up.key))
-            raise error from None
+            raise await self._refuse(used_up, needs[used_up.key].terms) from None
         except (AwayError, OSError) as error:
-            raise RateLimitedError(
-                f"held back: {error}",
-                type=RunFailure.rate_limited,
-                next_retry_delay=AWAY_PAUSE,
-                category=ApplicationErrorCategory.BENIGN,
-            ) from None
+            raise _hold_back(str(error), AWAY_PAUSE) from None
+
+    async def _refuse(self, used_up: UsedUpError, terms: Terms) -> ApplicationError:
+        """Return the error of a call that is not covered. Raises HeldError if people are asked about it."""
+        name, measure, value = split_key(used_up.key)
+        whose = format_whose(name, value)
+        resets = "" if used_up.seconds is None else f"; it resets in {format_duration(used_up.seconds)}"
+        message = f"budget {whose}: what is left of its {measure} does not cover another call{resets}"
+        if used_up.is_stopped or not terms.waits:
+            return ApplicationError(message, type=Stop.budget_used_up, non_retryable=True)
+        if terms.asks and used_up.occasion is not None:
+            queue = self.purse.task_queue
+            question = budget_question(queue, used_up.key, terms, used_up.occasion, used_up.seconds)
+            answer = await wait_for_answer(self.client, question, message)
+            if answer.option == STOP:
+                return ApplicationError(message, type=Stop.budget_used_up, non_retryable=True)
+            return _hold_back(f"budget {whose} was changed", ANSWER_PAUSE)  # of which this worker will hear
+        confirm_hold(partial(self.purse.is_denied, used_up.key))
+        return HeldError(holder_of(used_up.key), message)
 
     def _charge(self, reservation: Reservation, allowances: Iterable[Allowance], costs: Bounds | None) -> None:
         by_key: Costs = {} if costs is None else {each.key: costs.get(each.measure, 0) for each in allowances}
@@ -220,14 +232,13 @@ def _sender_of(start: Mapping[str, Any]) -> Sender | None:
         return None
 
 
-def _refuse(used_up: UsedUpError, need: Need) -> ApplicationError:
-    name, measure, value = split_key(used_up.key)
-    whose = format_whose(name, value)
-    resets = "" if used_up.seconds is None else f"; it resets in {format_duration(used_up.seconds)}"
-    message = f"budget {whose}: what is left of its {measure} does not cover another call{resets}"
-    if used_up.is_stopped or not need.terms.waits:
-        return ApplicationError(message, type=Stop.budget_used_up, non_retryable=True)
-    return HeldError(holder_of(used_up.key), message)
+def _hold_back(reason: str, pause: timedelta) -> RateLimitedError:
+    return RateLimitedError(
+        f"held back: {reason}",
+        type=RunFailure.rate_limited,
+        next_retry_delay=pause,
+        category=ApplicationErrorCategory.BENIGN,
+    )
 
 
 def estimate_call(call: ModelCall) -> int:

@@ -16,6 +16,7 @@ from perdure.features.budgets.rules import (
     METER,
     budgets_id,
     format_amount,
+    format_share,
     format_whose,
     key_of,
     view_all,
@@ -106,8 +107,8 @@ async def _change(client: Client, settings: Settings, key: str, terms: Terms, am
 
 
 def format_allowance(view: AllowanceView) -> str:
-    """Format an allowance in one line: "team: 12.5 of 50 USD used, 2 USD leased, resets in 5 h"."""
-    parts = [f"{format_amount(view.measure, view.used)} of {format_amount(view.measure, view.limit or 0)} used"]
+    """Format an allowance in one line: "team: USD 12.5 of 50 used, USD 2 leased, resets in 5 h"."""
+    parts = [f"{format_share(view.measure, view.used, view.limit or 0)} used"]
     parts += [f"{format_amount(view.measure, view.leased)} leased"] if view.leased else []
     parts += [f"{format_amount(view.measure, view.unaccounted)} unaccounted"] if view.unaccounted else []
     parts += [f"resets in {format_duration(view.resets_in)}"] if view.resets_in is not None else []
@@ -135,7 +136,7 @@ async def count_spend(client: Client, settings: Settings) -> Figures | None:
     state = await read_state(client, settings.task_queue)
     views = view_all(state, time())
     names = ((f"agent:{view.value}" if view.name == METER else _name_of(view), view.used) for view in views)
-    return Figures(dict(names))
+    return Figures(dict(names), are_findings=False)
 
 
 def _name_of(view: AllowanceView) -> str:

@@ -104,13 +104,27 @@ class Window(FrozenModel):
     credit: int = omit_default(0)
 
 
+class Occasion(FrozenModel):
+    """An allowance that was used up in this window: what was used of which limit, and how often people had changed any.
+
+    It stays the same until the allowance is raised or reset.
+    """
+
+    window: int
+    used: int
+    limit: int
+    changes: int
+
+
 class BudgetAnswer(FrozenModel):
     """The answer of `turn`: what the worker has been granted in each window, as sums.
 
-    Runs that need the `stopped` allowances end. `changes` counts raises and resets.
+    `used_up` are the allowances that a call was refused from. Runs that need the `stopped` ones end. `changes` counts
+    raises and resets.
     """
 
     granted: dict[str, int]
+    used_up: dict[str, Occasion] = omit_default({})
     stopped: tuple[str, ...] = omit_default(())
     windows: dict[str, Window]
     changes: int
@@ -120,7 +134,7 @@ class KeyState(FrozenModel):
     """An allowance in its current window. `announced` are the marks that people know of: `warn` and `used_up`.
 
     `holdings` has what each worker was granted and what it has spent of that; `lost` was granted to workers without
-    a turn for a month. `is_used_up`: a call was refused, as the rest does not cover it.
+    a turn for a month. `used_up` is set once a call was refused, as the rest does not cover it.
     `is_stopped`: a person has answered that runs end then.
     """
 
@@ -129,7 +143,7 @@ class KeyState(FrozenModel):
     raised: int = omit_default(0)
     lost: int = omit_default(0)
     announced: tuple[str, ...] = omit_default(())
-    is_used_up: bool = omit_default(default=False)
+    used_up: Occasion | None = omit_default(None)
     is_stopped: bool = omit_default(default=False)
     holdings: dict[str, tuple[int, int]] = omit_default({})
 
@@ -211,5 +225,13 @@ class BudgetNews(FrozenModel):
     allowance: AllowanceView
     mark: str
     window: int
-    changes: int = 0
-    terms: Terms = Terms.model_construct()
+
+
+class Release(FrozenModel):
+    """The input of the activity `release_waiting`: an allowance that runs need not wait for any more.
+
+    `question` is the id of the question that people were asked about it.
+    """
+
+    key: str
+    question: str = omit_default("")

@@ -28,7 +28,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.contracts.bounds import Backoff
-from perdure.features.budgets.contract import BudgetAnswer, BudgetsState, BudgetTurn, KeyTurn, Terms
+from perdure.features.budgets.contract import BudgetAnswer, BudgetsState, BudgetTurn, KeyTurn, Occasion, Terms
 from perdure.features.budgets.journal import Costs, Entries, Reservation, SpendJournal, open_left
 from perdure.features.budgets.rules import budgets_id, credit_of, split_key
 from perdure.features.budgets.workflow import CHANGES
@@ -61,12 +61,12 @@ class AwayError(Exception):
 class UsedUpError(Exception):
     """The rest of an allowance does not cover a call. `seconds`: until its window ends, None: it never does.
 
-    `is_stopped`: a person has answered that runs end then.
+    `occasion` is the entity's word of it. `is_stopped`: a person has answered that runs end then.
     """
 
-    def __init__(self, key: str, seconds: float | None, *, is_stopped: bool) -> None:
+    def __init__(self, key: str, seconds: float | None, occasion: Occasion | None, *, is_stopped: bool) -> None:
         super().__init__(key)
-        self.key, self.seconds, self.is_stopped = key, seconds, is_stopped
+        self.key, self.seconds, self.occasion, self.is_stopped = key, seconds, occasion, is_stopped
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Pot:
     settled: int = 0
     reserved: int = 0
     mean: float = 0.0
+    used_up: Occasion | None = None
     is_denied: bool = False
     is_stopped: bool = False
     is_lean: bool = False  # the last block covered no call: more are not fetched early
@@ -142,7 +143,7 @@ class Purse:
                 await self._refill(short)
             elif not await self._was_changed():
                 pot = self._pots[denied]
-                raise UsedUpError(denied, self._seconds_left(pot.terms), is_stopped=pot.is_stopped)
+                raise UsedUpError(denied, self._seconds_left(pot.terms), pot.used_up, is_stopped=pot.is_stopped)
         self._open_journal()
         bounds = {key: (self._pot(key, need.terms).window, need.most) for key, need in needs.items()}
         reservation = self._journal.reserve(bounds) if self._journal else Reservation(0, bounds)
@@ -261,7 +262,7 @@ class Purse:
             self._windows[every] = KnownWindow(window.start, end, window.credit)
         for key, granted in answer.granted.items():
             pot = self._pot(key, terms[key])
-            pot.granted, pot.is_stopped = granted, key in answer.stopped
+            pot.granted, pot.is_stopped, pot.used_up = granted, key in answer.stopped, answer.used_up.get(key)
             if pot.window == keys[key].window:
                 pot.settled = sent[key]
         self._note_changes(answer.changes)

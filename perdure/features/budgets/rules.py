@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
+from perdure.decisions.ids import digest_names
 from perdure.features.budgets.contract import (
     USD,
     AllowanceView,
@@ -22,6 +23,8 @@ from perdure.features.budgets.contract import (
     KeyState,
     KeyTurn,
     Measure,
+    Occasion,
+    Release,
     Terms,
     Window,
     WorkerState,
@@ -57,6 +60,20 @@ def split_key(key: str) -> tuple[str, Measure, str]:
 def holder_of(key: str) -> str:
     """Return the name under which calls wait for an allowance, without blanks."""
     return f"budget:{quote(key, safe='/')}"
+
+
+def budget_question_id(task_queue: str, key: str, occasion: Occasion) -> str:
+    """Return the id of the question that people are asked about an allowance that is used up."""
+    name, _, _ = split_key(key)
+    return f"budget-{name}-{digest_names(task_queue, key, str(occasion.window), str(occasion.changes), size=6)}"
+
+
+def release_of(state: BudgetsState, key: str, task_queue: str) -> Release:
+    """Return the release of the runs that wait for an allowance, before it is changed."""
+    known = state.keys.get(key)
+    if known is None or known.used_up is None or not terms_of(state, key).asks:
+        return Release(key=key)
+    return Release(key=key, question=budget_question_id(task_queue, key, known.used_up))
 
 
 def window_at(every: Every | None, now: float) -> Window:
@@ -105,14 +122,14 @@ def settle_and_lease(state: BudgetsState, turn: BudgetTurn, now: float) -> Taken
             after = _settle_key(state, key, turn.worker, asked, now)
             marks = [mark for mark in _marks_reached(after, terms_of(state, key)) if mark not in after.announced]
             view = view_of(key, after, state, now)
-            about = {"allowance": view, "window": after.window, "changes": state.changes, "terms": terms_of(state, key)}
-            news += (BudgetNews(mark=mark, **about) for mark in marks)
+            news += (BudgetNews(allowance=view, mark=mark, window=after.window) for mark in marks)
             keys[key] = after.evolve(announced=(*after.announced, *marks)) if marks else after
             state = _close_credit(state, key, after, turn.worker)
         state = state.evolve(keys={**state.keys, **keys})
     everies = {terms.every for terms in turn.terms.values()}
     answer = BudgetAnswer(
         granted={key: keys[key].holdings.get(turn.worker, (0, 0))[0] for key in turn.keys if key in keys},
+        used_up={key: after.used_up for key, after in keys.items() if after.used_up is not None},
         stopped=tuple(key for key, after in keys.items() if after.is_stopped),
         windows={every or "": _window_of(state, turn.worker, every, now) for every in everies},
         changes=state.changes,
@@ -186,7 +203,9 @@ def _settle_key(state: BudgetsState, name: str, worker: str, asked: KeyTurn, now
         return key
     left = rest_of(key, terms, state)
     if left < asked.most:
-        return key.evolve(is_used_up=True)
+        limit = terms.limit + key.raised
+        now_used_up = Occasion(window=key.window, used=key.spent, limit=limit, changes=state.changes)
+        return key.evolve(used_up=key.used_up or now_used_up)
     active = sum(_is_alive(other, now) for other in state.workers.values())
     block = min(asked.want, max(left // (2 * max(active, 1)), asked.most))  # blocks shrink near the end
     return key.evolve(holdings={**key.holdings, worker: (max(granted, credit) + block, spent)})
@@ -226,7 +245,7 @@ def _marks_reached(key: KeyState, terms: Terms) -> tuple[str, ...]:
     if terms.limit is None:
         return ()
     warns = terms.warn_at is not None and key.spent * 100 >= (terms.limit + key.raised) * terms.warn_at
-    return (*((WARN,) if warns else ()), *((USED_UP,) if key.is_used_up else ()))
+    return (*((WARN,) if warns else ()), *((USED_UP,) if key.used_up else ()))
 
 
 def change_budget(state: BudgetsState, change: BudgetChange, now: float) -> BudgetsState:
@@ -237,7 +256,7 @@ def change_budget(state: BudgetsState, change: BudgetChange, now: float) -> Budg
     if change.stops:
         return state.evolve(keys={**state.keys, change.key: key.evolve(is_stopped=True)})
     key = key.evolve(raised=key.raised + change.amount) if change.amount else key.evolve(spent=0, lost=0)
-    key = key.evolve(is_used_up=False, is_stopped=False)
+    key = key.evolve(used_up=None, is_stopped=False)
     key = key.evolve(announced=_marks_reached(key, terms_of(state, change.key)))  # the others are news again
     return state.evolve(keys={**state.keys, change.key: key})
 
@@ -264,13 +283,13 @@ def refuse_change(state: BudgetsState, change: BudgetChange) -> str | None:
 
 def ended_waits(state: BudgetsState, now: float) -> tuple[str, ...]:
     """Return the used up allowances that runs wait for and whose window has ended."""
-    used_up = (name for name, key in state.keys.items() if key.is_used_up and terms_of(state, name).waits)
+    used_up = (name for name, key in state.keys.items() if key.used_up and terms_of(state, name).waits)
     return tuple(name for name in used_up if current_key(state, name, now) is not state.keys[name])
 
 
 def seconds_to_next_end(state: BudgetsState, now: float) -> float | None:
     """Return the seconds until the first window ends that runs wait for, if there is one."""
-    waited = (terms_of(state, name) for name, key in state.keys.items() if key.is_used_up)
+    waited = (terms_of(state, name) for name, key in state.keys.items() if key.used_up)
     ends = (window_at(terms.every, now).seconds for terms in waited if terms.waits)
     return min((seconds for seconds in ends if seconds is not None), default=None)
 
@@ -308,7 +327,7 @@ def view_of(name: str, key: KeyState, state: BudgetsState, now: float) -> Allowa
         leased=sum(left for left, _ in held) - unheard,
         unaccounted=unheard + key.lost,
         resets_in=window_at(terms.every, now).seconds,
-        is_used_up=key.is_used_up,
+        is_used_up=key.used_up is not None,
     )
 
 
@@ -318,10 +337,19 @@ def view_all(state: BudgetsState, now: float) -> list[AllowanceView]:
 
 
 def format_amount(measure: Measure, amount: int) -> str:
-    """Format an amount: "12.34 USD", "1,200 tokens"."""
-    if measure is not Measure.usd:
-        return f"{amount:,} {measure}"
-    return f"{amount / USD:,.4f}".rstrip("0").rstrip(".") + " USD"
+    """Format an amount: "USD 12.34", "1,200 tokens"."""
+    return f"USD {_format_usd(amount)}" if measure is Measure.usd else f"{amount:,} {measure}"
+
+
+def format_share(measure: Measure, used: int, limit: int) -> str:
+    """Format an amount of another one: "USD 12.34 of 50", "200 of 1,200 tokens"."""
+    if measure is Measure.usd:
+        return f"USD {_format_usd(used)} of {_format_usd(limit)}"
+    return f"{used:,} of {limit:,} {measure}"
+
+
+def _format_usd(amount: int) -> str:
+    return f"{amount / USD:,.4f}".rstrip("0").rstrip(".")
 
 
 def format_whose(name: str, value: str) -> str:

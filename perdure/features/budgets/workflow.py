@@ -7,9 +7,8 @@ from typing import Any
 from temporalio import workflow
 
 from perdure.features.budgets.activities import BudgetActivities
-from perdure.features.budgets.contract import BudgetChange, BudgetNews, BudgetsState, BudgetTurn
+from perdure.features.budgets.contract import BudgetChange, BudgetNews, BudgetsState, BudgetTurn, Release
 from perdure.features.budgets.rules import (
-    USED_UP,
     change_budget,
     current_key,
     drop_old,
@@ -17,6 +16,7 @@ from perdure.features.budgets.rules import (
     format_whose,
     is_overtaken,
     refuse_change,
+    release_of,
     seconds_to_next_end,
     settle_and_lease,
     split_key,
@@ -43,7 +43,7 @@ class Budgets(ValidatedWorkflow[BudgetsState]):
         self._rotation = Rotation()
         self._turns = 0
         self._news: list[BudgetNews] = []
-        self._free: list[str] = []  # allowances that runs need not wait for any more
+        self._free: list[Release] = []
         self._is_woken = False
         super().__init__(_begin_budgets, args)
 
@@ -84,20 +84,17 @@ class Budgets(ValidatedWorkflow[BudgetsState]):
             )
             if request is not None:
                 await start_notice(request.id, request)
-            if news.mark == USED_UP and news.terms.asks:
-                summary = f"ask whether to raise budget {news.allowance.name}"
-                await workflow.execute_activity_method(BudgetActivities.ask_to_raise, news, summary=summary, **FILES)
         if self._free:
-            key = self._free.pop(0)
-            name, _, value = split_key(key)
+            release = self._free.pop(0)
+            name, _, value = split_key(release.key)
             summary = f"runs that wait for {format_whose(name, value)} go on"
-            await workflow.execute_activity_method(BudgetActivities.release_waiting, key, summary=summary, **FILES)
+            await workflow.execute_activity_method(BudgetActivities.release_waiting, release, summary=summary, **FILES)
 
     def _free_ended(self) -> None:
         """Let runs go on that wait for windows that have ended."""
         now = workflow.time()
         if ended := ended_waits(self.context, now):
-            self._free += ended
+            self._free += (release_of(self.context, key, workflow.info().task_queue) for key in ended)
             keys = {name: key for name, key in self.context.keys.items() if name not in ended}
             self.context = self.context.evolve(keys=keys)
             self._is_woken = True
@@ -122,9 +119,9 @@ class Budgets(ValidatedWorkflow[BudgetsState]):
     def change_allowance(self, *args: Any) -> dict[str, Any]:
         change, now = read_argument(BudgetChange, args), workflow.time()
         if not is_overtaken(self.context, change):
+            self._free.append(release_of(self.context, change.key, workflow.info().task_queue))
             self.context = change_budget(self.context, change, now)
             workflow.upsert_memo({CHANGES: self.context.changes})
-            self._free.append(change.key)
             self._is_woken = True
         key = current_key(self.context, change.key, now)
         return view_of(change.key, key, self.context, now).model_dump(mode="json")

@@ -49,15 +49,16 @@ async def _read_answer(client: Client, name: str) -> ProjectAnswer | None:
     return state.answer if state and state.is_applied else None
 
 
-async def wait_for_answer(client: Client, question: QuestionInput) -> ProjectAnswer:
+async def wait_for_answer(client: Client, question: QuestionInput, why: str = "") -> ProjectAnswer:
     """Return the answer, if there is one. Otherwise ask, and raise HeldError: the activity waits on the server for it.
 
-    The caller must pass it on, before any effect. Raises RPCError.
+    The caller must pass it on, before any effect. `why` says in a line why it waits; by default the question does.
+    Raises RPCError.
     """
     if answer := await ask_project(client, activity.info().task_queue, question):
         return answer
     confirm_hold(partial(_register, client, f"{QUESTION_PREFIX}{question.id}"))
-    raise HeldError(f"{QUESTION_PREFIX}{question.id}", question.text)
+    raise HeldError(f"{QUESTION_PREFIX}{question.id}", why or question.text)
 
 
 async def _register(client: Client, name: str) -> bool:

@@ -17,6 +17,8 @@ export function NowScreen({ can, tools }) {
   const { value: asked, error: askedError } = useLook(`v1/questions${filter && `?${filter}`}`);
   const { value: overview, error } = useLook(path);
   const { value: open } = useLook("v1/runs?limit=30");
+  const spend = overview?.figures.budgets?.counts;
+  const { value: budgets } = useLook(spend ? "v1/budgets" : null);
   const questions = asked?.questions ?? [];
   const running = (open?.runs ?? []).filter(
     (/** @type {any} */ run) => !run.closed_at && run.status !== "waiting_on_human",
@@ -39,6 +41,7 @@ export function NowScreen({ can, tools }) {
         <p><a href=${placeOf("runs")}>all runs</a></p>
       </section>
       ${overview && html`<${Today} overview=${overview} />`}
+      ${spend && budgets && html`<${Budgets} rows=${budgets.budgets} spend=${spend} />`}
       <section aria-labelledby="latest-title">
         <h2 id="latest-title">Latest</h2>
         <${RunRows} runs=${(open?.runs ?? []).filter((/** @type {any} */ run) => run.closed_at).slice(0, 10)} />
@@ -88,9 +91,9 @@ const FINDINGS = {
 /** What is broken or stuck, each with its next action. @param {{ overview: any }} props */
 function Broken({ overview }) {
   /** @type {[string, number][]} */
-  const findings = Object.values(overview.figures).flatMap((each) =>
-    Object.entries(/** @type {any} */ (each).counts),
-  );
+  const findings = Object.values(overview.figures)
+    .filter((/** @type {any} */ each) => each.are_findings)
+    .flatMap((/** @type {any} */ each) => Object.entries(each.counts));
   const lines = [
     overview.has_worker === false &&
       html`<li class="bad">No worker polls the task queue <code>${overview.task_queue}</code>: start one with <code>perdure worker</code></li>`,
@@ -133,6 +136,43 @@ function Today({ overview }) {
         ${agents.map((/** @type {any} */ each) => html`<tr><td><a href=${`${placeOf("runs")}?agent=${encodeURIComponent(each.agent)}`}>${each.agent || "–"}</a></td><td>${each.runs}</td><td>${costText(each.cost_usd)}</td></tr>`)}
       </tbody>
     </table>
+  </section>`;
+}
+
+const BUDGETS_SHOWN = 10;
+const AGENT = "agent:"; // the name of the spend of an agent begins with it
+const MICRO = 1e6; // of a USD
+
+/** An amount of a budget, of its limit. @param {any} row */
+const shareText = ({ measure, used, limit }) =>
+  measure === "usd"
+    ? `${costText(used / MICRO)} of ${costText(limit / MICRO)}`
+    : `${used.toLocaleString()} of ${countText(limit, measure.replace(/s$/, ""))}`;
+
+/** The allowances that runs share, fullest first. @param {{ rows: any[], spend: Record<string, number> }} props */
+function Budgets({ rows, spend }) {
+  const fullness = (/** @type {any} */ row) => (row.is_used_up ? 2 : row.used / row.limit);
+  const shown = rows.toSorted((one, other) => fullness(other) - fullness(one));
+  const agents = Object.entries(spend).filter(([name]) => name.startsWith(AGENT));
+  const spent = agents.map(
+    ([name, used]) => `${name.slice(AGENT.length)} ${costText(used / MICRO)}`,
+  );
+  return html`<section aria-labelledby="budgets-title">
+    <h2 id="budgets-title">Budgets</h2>
+    ${spent.length > 0 && html`<p>Spent today, in UTC: ${spent.join(", ")}</p>`}
+    <table>
+      <thead><tr><th scope="col">budget</th><th scope="col">used</th><th scope="col">resets</th></tr></thead>
+      <tbody>
+        ${shown.slice(0, BUDGETS_SHOWN).map(
+          (row) => html`<tr>
+            <td>${row.name}${row.value && ` of ${row.value}`}</td>
+            <td>${shareText(row)}${row.is_used_up && html` <span class="state bad">used up</span>`}</td>
+            <td>${row.resets_in === null ? "never" : html`<${Ago} at=${new Date(Date.now() + row.resets_in * 1000).toISOString()} />`}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+    ${rows.length > BUDGETS_SHOWN && html`<p class="quiet">${countText(rows.length - BUDGETS_SHOWN, "more budget")}: <code>perdure budget list</code></p>`}
   </section>`;
 }
 

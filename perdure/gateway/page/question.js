@@ -213,6 +213,7 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const isApproval = question.kind === "approval" && question.arguments;
   const isTextual = question.kind === "question" || question.kind === "choice";
   const isProject = question.kind === "project";
+  const note = isApproval ? "reason" : isProject ? "remark" : undefined;
   const schema = tools?.get(question.tool)?.input_schema ?? schemaOf(question.arguments ?? {});
   const faults = edited === null ? [] : faultsIn(schema, edited);
   const send = (/** @type {any} */ answer) =>
@@ -261,8 +262,8 @@ function AnswerForm({ runId, question, tools, onDone }) {
       html`<input
       name="text"
       autocomplete="off"
-      aria-label=${isApproval ? "reason" : "answer"}
-      placeholder=${isApproval ? "a reason (optional)" : "your answer"}
+      aria-label=${note ?? "answer"}
+      placeholder=${note ? `a ${note} (optional)` : "your answer"}
       value=${text}
       onInput=${(/** @type {any} */ it) => setText(it.target.value)}
     />`
