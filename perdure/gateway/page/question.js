@@ -179,6 +179,7 @@ function Terms({ question }) {
     ${question.terms.map((/** @type {any} */ terms) => {
       const votes = terms.approved_by?.length ?? 0;
       const who = terms.approvers?.length ? `of ${terms.approvers.join(" or ")}` : "of anyone";
+      if (question.kind === "project") return html`<li>for a member ${who}</li>`;
       return html`<li>
         ${votes} of ${countText(terms.quorum ?? 1, "approval")} ${who}${votes > 0 && `: ${terms.approved_by.join(", ")}`}
         ${terms.not_by?.length > 0 && html` <span class="quiet">not by ${terms.not_by.join(", ")}, whose request it is</span>`}
