@@ -64,6 +64,13 @@ agent = "clerk"
 usd = 50.0
 every = "day"
 
+[[budget]]
+name = "thrift"
+agent = "frugal"
+steps = 150  # a reply may ask for 200
+when_used_up = "ask"
+raise_by = ["finance"]
+
 [worker]
 fuse_reads = true
 
@@ -230,6 +237,7 @@ AGENTS = {
     "searcher": "search_tools: true\ntools: [look, reserve, refund, send_mail, charge, stock]",
     "seer": "sees: true\ntools: [look]",
     "paused": "tools: [look]",
+    "frugal": "tools: [look]",
     "scribe": "tools: [write_file]",
     "default": "tools: [look]",
     "outside": "mailbox: true",

@@ -192,6 +192,33 @@ async def look_and_unpause(it: Crossing, run_id: str) -> None:
     await asyncio.to_thread(it.perdure, "unpause", "--agent", "paused")
 
 
+async def raise_the_budget(it: Crossing, run_id: str) -> None:
+    """The question about a budget is at each door, and an answer of its group lets the run go on."""
+    asked: list[Json] = []
+
+    async def is_asked() -> bool:
+        rows = (await it.http.get("/v1/questions")).json()["questions"]
+        asked[:] = [row for row in rows if row["run_id"].startswith("question:budget-thrift-") and row["runs"]]
+        return bool(asked)
+
+    await until(is_asked)
+    [row] = asked
+    name, text = row["run_id"], "Budget thrift: 0 of 150 steps used, and what is left does not cover another call."
+    assert (row["runs"], row["question"]["text"].startswith(text)) == (1, True)
+    it.asked.add(row["question"]["kind"])
+    shown_by = {("show", name): text, ("list",): name, ("questions",): "Budget thrift: 0 of 150 steps used"}
+    for command, words in shown_by.items():
+        assert words in " ".join((await asyncio.to_thread(it.perdure, *command)).split()), command
+    shown = json.loads(await asyncio.to_thread(it.perdure, "show", run_id, "--json"))
+    assert (shown["held_by"]["by"], shown["held_by"]["activity"]) == (name, "plan")
+    listed = json.loads((await asyncio.to_thread(it.perdure, "budget", "list", "--json")).splitlines()[-1])
+    assert (listed["name"], listed["is_used_up"]) == ("thrift", True)
+    refused = await it.answer("cleo", name, option="raise")
+    assert refused.status_code == 409, refused.text
+    taken = await it.answer("ann", name, option="raise")
+    assert taken.status_code == 200, taken.text
+
+
 async def send_result(it: Crossing, run_id: str) -> None:
     pending: list[Any] = []
 
@@ -397,6 +424,9 @@ SHAPES: dict[str, Shape] = {
     "tuned": Shape("tuned", [look(), says("in its own way")], start={"context": {"order": "A-1"}}, shown="own way"),
     "held": Shape(
         "paused", [look(), says("the prices are right")], act=look_and_unpause, begin=begin_held, shown="wrong prices"
+    ),
+    "thrifty": Shape(
+        "frugal", [look(), says("nothing is wasted")], act=raise_the_budget, shown="left of its steps does not cover"
     ),
     "looped": Shape("clerk", [look()], "cancelled", act=stop, shown="look"),
     "mailed": Shape("scribe", [says("it is written")], begin=begin_from_mail, shown="it is written"),

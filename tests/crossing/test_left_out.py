@@ -18,7 +18,6 @@ COMMANDS_ELSEWHERE = {
     "dev": "tests/e2e/test_operations.py",
     "redeliver": "tests/e2e/test_people.py",
     "schedule": "tests/e2e/test_schedule.py",
-    "budget": "tests/gateway/test_budgets.py",
     "deny": "the same code as approve",
     "demo": "has a project of its own: tests/e2e/test_demo.py",
 }
@@ -37,7 +36,6 @@ QUESTIONS_ELSEWHERE = {
     "definition_changed": "needs a resume by another project: tests/workflows",
     "choice": "needs a start that asks: tests/workflows",
     "recovery": "needs a context that fills up again and again: tests/workflows",
-    "project": "is asked by features: tests/workflows",
 }
 ROUTES_ELSEWHERE = {
     "/healthz": "reads no run",
