@@ -352,7 +352,7 @@ class RunTools:
         return "accepted"
 
     async def list_waiting(self) -> list[RunRecord]:
-        """List the runs and follow-ups that wait for an answer, the latest first."""
+        """List the runs, follow-ups and questions of the project that wait for an answer, the latest first."""
         return [
             RunRecord.of(run)
             async for run in iterate_runs(self._session.client, waiting=True, limit=MAX_WAITING_LISTED)
