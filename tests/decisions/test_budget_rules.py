@@ -19,9 +19,12 @@ from perdure.features.budgets.rules import (
     WARN,
     change_budget,
     credit_of,
+    current_key,
     drop_old,
     ended_waits,
     format_amount,
+    format_share,
+    is_late,
     key_of,
     refuse_change,
     seconds_to_next_end,
@@ -346,10 +349,26 @@ def test_as_many_allowances_as_fit_one_payload() -> None:
     assert KEY not in beyond.answer.granted, "its calls wait"
 
 
+def test_an_answer_counts_for_the_occasion_that_people_were_asked_about() -> None:
+    terms = HUNDRED.evolve(waits=True, asks=True)
+    state = settle_and_lease(BudgetsState(), turn(terms=terms, want=200, most=200), NOON).state
+    asked = current_key(state, KEY, NOON).used_up
+    assert asked is not None
+    late = BudgetChange(key=KEY, amount=50, terms=terms, only_after=asked.changes)
+    elsewhere = change_budget(state, BudgetChange(key="other/tokens/", amount=1, terms=terms), NOON)
+    assert not is_late(elsewhere, late, NOON)
+    raised = change_budget(elsewhere, BudgetChange(key=KEY, amount=1, terms=terms), NOON)
+    assert is_late(raised, late, NOON)
+    again = settle_and_lease(raised, turn(seq=2, terms=terms, want=200, most=200), NOON).state
+    assert is_late(again, late, NOON), "people are asked anew"
+
+
 def test_amounts_and_keys_in_words() -> None:
     assert format_amount(Measure.usd, 1_234_500_000) == "USD 1,234.5"
     assert format_amount(Measure.usd, 50) == "USD 0.0001"
     assert format_amount(Measure.runs, 1200) == "1,200 runs"
+    assert format_share(Measure.usd, 12_500_000, 50_000_000) == "USD 12.5 of 50"
+    assert format_share(Measure.runs, 1200, 1500) == "1,200 of 1,500 runs"
     assert split_key(key_of("a", Measure.usd, "x/y")) == ("a", Measure.usd, "x/y")
     with pytest.raises(ValueError, match="''"):
         split_key("a")

@@ -337,6 +337,19 @@ async def test_a_raise_at_the_terminal_overtakes_the_answer_to_a_question(world:
         assert (await result_of(await has.it.start()))["type"] == "agent.completed"
 
 
+async def test_an_answer_counts_though_another_budget_was_raised_before(world: MakeWorld, tmp_path: Path) -> None:
+    budgets = [budget(usd=0.000001, when_used_up="ask"), budget(name="other", tokens=100_000)]
+    async with budgeted(world, lambda _: FINISH, budgets=budgets, folder=tmp_path / "b") as has:
+        run = await has.it.start()
+        question = await asked(has)
+        await has.change("other/tokens/", 5)
+        await answer(question, "raise")
+        again = await asked(has, after=question.id)
+        assert (await has.views())[USD].limit == 2
+        await answer(again, "stop")
+        assert (await result_of(run))["payload"]["reason"] == Escalation.shared_budget
+
+
 async def test_people_hear_once_that_a_budget_is_nearly_used_up(world: MakeWorld, tmp_path: Path) -> None:
     """Channels that are for all agents hear of it."""
     route = NoticeRoute(channel="ops", on=(NoticeKind.budget,))

@@ -198,7 +198,8 @@ class BudgetAdmission:
             answer = await wait_for_answer(self.client, question, message)
             if answer.option == STOP:
                 return ApplicationError(message, type=Stop.budget_used_up, non_retryable=True)
-            return _hold_back(f"budget {whose} was changed", ANSWER_PAUSE)  # of which this worker will hear
+            if not await self.purse.is_denied(used_up.key):
+                return _hold_back(f"budget {whose} was changed", ANSWER_PAUSE)
         confirm_hold(partial(self.purse.is_denied, used_up.key))
         return HeldError(holder_of(used_up.key), message)
 

@@ -105,9 +105,9 @@ class Window(FrozenModel):
 
 
 class Occasion(FrozenModel):
-    """An allowance that was used up in this window: what was used of which limit, and how often people had changed any.
+    """The time when an allowance was used up: its window, and the number of `changes` of all allowances before.
 
-    It stays the same until the allowance is raised or reset.
+    `used` of its `limit` were counted then. It lasts until the allowance is raised or reset, or the window ends.
     """
 
     window: int
@@ -194,8 +194,8 @@ class BudgetChange(StrictModel):
     """By how much it is raised."""
     stops: bool = omit_default(default=False)
     """`true`: it is not raised or reset, and runs that it does not cover end."""
-    unless_after: int | None = omit_default(None)
-    """If the allowances were changed more often than this, nothing is done: the answer to a question comes late."""
+    only_after: int | None = omit_default(None)
+    """The `changes` of the occasion that a question was about. If it is over, nothing is done: the answer is late."""
     terms: Terms
     sender: Sender | None = omit_default(None)
     """The entry point that it came through. Set by Perdure."""

@@ -38,7 +38,7 @@ def budget_question(
 
 
 async def apply_budget_answer(parts: WorkerParts, question: QuestionInput, answer: ProjectAnswer) -> None:
-    """Raise the allowance by its limit, or stop the runs that need it, unless it was changed since the question."""
+    """Raise the allowance by its limit, or stop the runs that need it, unless the answer is late."""
     if answer.option not in (RAISE, STOP):
         return
     terms = Terms.model_validate(question.details["terms"])
@@ -47,7 +47,7 @@ async def apply_budget_answer(parts: WorkerParts, question: QuestionInput, answe
         key=question.details["key"],
         amount=0 if stops else terms.limit or 0,
         stops=stops,
-        unless_after=question.details["changes"],
+        only_after=question.details["changes"],
         terms=terms,
         sender=Sender(door="question", person=answer.by or None, groups=terms.raise_by),
     )

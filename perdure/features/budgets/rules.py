@@ -261,9 +261,12 @@ def change_budget(state: BudgetsState, change: BudgetChange, now: float) -> Budg
     return state.evolve(keys={**state.keys, change.key: key})
 
 
-def is_overtaken(state: BudgetsState, change: BudgetChange) -> bool:
-    """Return whether people have changed an allowance since the question was asked that the change answers."""
-    return change.unless_after is not None and state.changes > change.unless_after
+def is_late(state: BudgetsState, change: BudgetChange, now: float) -> bool:
+    """Return whether the change answers a question about an occasion that is over."""
+    if change.only_after is None:
+        return False
+    occasion = current_key(state, change.key, now).used_up
+    return occasion is None or occasion.changes != change.only_after
 
 
 def refuse_change(state: BudgetsState, change: BudgetChange) -> str | None:

@@ -14,7 +14,7 @@ from perdure.features.budgets.rules import (
     drop_old,
     ended_waits,
     format_whose,
-    is_overtaken,
+    is_late,
     refuse_change,
     release_of,
     seconds_to_next_end,
@@ -118,7 +118,7 @@ class Budgets(ValidatedWorkflow[BudgetsState]):
     @workflow.update(description='Raise an allowance in its window, or reset it: {"key", "amount"?, "terms"}')
     def change_allowance(self, *args: Any) -> dict[str, Any]:
         change, now = read_argument(BudgetChange, args), workflow.time()
-        if not is_overtaken(self.context, change):
+        if not is_late(self.context, change, now):
             self._free.append(release_of(self.context, change.key, workflow.info().task_queue))
             self.context = change_budget(self.context, change, now)
             workflow.upsert_memo({CHANGES: self.context.changes})
