@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import to_json
 
 from perdure.contracts.bounds import Latest, LatestNotices
@@ -53,13 +53,20 @@ class Headers(StrictModel):
     """The person who asked."""
 
 
+def _must_not_be_blank(option: str) -> str:
+    """Return an option. Raises ValueError if a person could not see it."""
+    if not option.strip():
+        raise ValueError("an option must not be blank")
+    return option
+
+
 class Choice(StrictModel):
     """A choice that a person makes before the work begins, such as the file of an input."""
 
     name: str = Field(min_length=1, max_length=64)
     """The name of the choice."""
-    options: tuple[str, ...] = Field(min_length=2, max_length=100)
-    """The possible answers."""
+    options: tuple[Annotated[str, AfterValidator(_must_not_be_blank)], ...] = Field(min_length=2, max_length=100)
+    """The possible answers, none of them blank: each is the label of a button."""
 
 
 class SubmitRequest(StrictModel):

@@ -85,6 +85,7 @@ async def test_a_question_is_answered_and_the_conversation_follows_the_latest(ha
     hands.open_run(run_id, "talk")
     card = card_of(run_id, "The agent asks")
     hands.shows("Shall it be red, or blue?", card)
+    hands.until(lambda: hands.all(".talk"))
     hands.driver.execute_script("document.querySelector('.talk').style.maxHeight = '4rem'")
     hands.driver.execute_script("document.querySelector('.talk').scrollTop = 1e6")
     hands.write("answer", "green" + Keys.ENTER, card)

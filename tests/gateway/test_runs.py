@@ -489,6 +489,13 @@ async def test_a_conversation_that_no_lane_could_look_for_is_refused(gateway: Ga
     assert (refused.status_code, refused.json()["field"]) == (422, "conversation_id")
 
 
+async def test_a_choice_without_a_visible_option_is_refused(gateway: Gateway) -> None:
+    body = {"request_id": "r1", "goal": "say: hello", "choices": [{"name": "file", "options": ["a.md", " "]}]}
+    refused = await gateway.post(f"/v1/conversations/{uuid4().hex}/requests", body)
+    assert (refused.status_code, refused.json()["field"]) == (422, "choices.0.options.1")
+    assert "an option must not be blank" in refused.json()["detail"]
+
+
 async def test_a_full_lane_says_when_to_come_again(gateway: Gateway) -> None:
     """Bytes fill it sooner than requests: 1 MiB of them."""
     lane = f"full-{uuid4().hex[:8]}"
