@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perdure.client.questions import list_questions
 from perdure.client.runs import submit_answer
 from perdure.contracts.run.signals import HumanInput
 from perdure.contracts.tool import Effect, ToolKind, ToolRoute
@@ -20,7 +19,7 @@ from tests.activities.test_mcp_grants import login_at_terminal, server_of, store
 from tests.mcp.oauth import OAuthServer
 from tests.workflows.conftest import MakeWorld, World
 from tests.workflows.script import FINISH, count_replies
-from tests.workflows.test_project_questions import until_waiting
+from tests.workflows.test_project_questions import listed_question, until_waiting
 
 STOCK, WIPE = calls(("tickets__stock", {"article": "mug"})), calls(("tickets__wipe", {}))
 
@@ -62,11 +61,6 @@ def says(first: Any) -> Any:
     return lambda body: [first, FINISH][count_replies(body)]
 
 
-async def question_of(it: World, name: str) -> Any:
-    found = await list_questions(it.client, 100)
-    return next(each for each in found.questions if each.run_id == name)
-
-
 @pytest.mark.slow
 async def test_a_revoked_grant_is_one_question_for_many_runs_and_a_login_frees_them(
     world: MakeWorld, tickets: Tickets
@@ -76,7 +70,8 @@ async def test_a_revoked_grant_is_one_question_for_many_runs_and_a_login_frees_t
     async with world(says(STOCK), tool) as it:
         runs = [await it.start() for _ in range(4)]
         await until_waiting(it, await tickets.question(), 4)
-        listed = await question_of(it, await tickets.question())
+        listed = await listed_question(it, await tickets.question())
+        assert listed.question is not None
         assert "Log in to the MCP server tickets" in listed.question.text
         assert (listed.runs, listed.question.link) == (4, "v1/mcp/tickets/login")
         await tickets.log_in(it)
@@ -114,7 +109,9 @@ async def test_a_call_that_lacks_rights_waits_for_a_login_with_more_of_them(worl
     async with world(says(WIPE), tool) as it:
         run = await it.start()
         await until_waiting(it, await tickets.question(), 1)
-        assert "needs more rights (admin)" in (await question_of(it, await tickets.question())).question.text
+        listed = await listed_question(it, await tickets.question())
+        assert listed.question is not None
+        assert "needs more rights (admin)" in listed.question.text
         await tickets.log_in(it)
         await run.result()
         assert "wiped" in (await it.shown(run))[0]

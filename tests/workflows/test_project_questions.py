@@ -13,9 +13,10 @@ from temporalio.exceptions import ApplicationError
 
 from perdure import registry
 from perdure.activities.parts import WorkerParts
+from perdure.activities.telemetry.attributes import WAITING_FOR
 from perdure.activities.tools.interface import CallContext, PreflightTool
 from perdure.client.errors import AnswerRejectedError, RejectedError, RunNotFoundError
-from perdure.client.questions import list_questions
+from perdure.client.questions import ListedQuestion, list_questions
 from perdure.client.run_list import find_run, iterate_runs
 from perdure.client.runs import submit_answer
 from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
@@ -81,14 +82,26 @@ class Waiting(PreflightTool, ScriptedTool):
 
 
 async def until_waiting(it: World, name: str, runs: int) -> None:
+    """Wait until so many runs wait, and the server lists the question so: a moment after it knows of them."""
+
     async def all_wait() -> bool:
         try:
             state = await question_state(it.client, name)
         except RunNotFoundError:
             return False
-        return state is not None and state.runs >= runs
+        if state is None or state.runs < runs:
+            return False
+        rows = it.client.list_workflows(f"WorkflowId = '{name}'")
+        shown = [row.typed_search_attributes.get(WAITING_FOR) or "" async for row in rows]
+        return any(format_runs(state.runs) in each for each in shown)
 
     await it.until(all_wait)
+
+
+async def listed_question(it: World, name: str) -> ListedQuestion:
+    """The question in the list of all, after `until_waiting`."""
+    [own] = [each for each in (await list_questions(it.client, 100)).questions if each.run_id == name]
+    return own
 
 
 def new_name() -> str:
@@ -106,8 +119,7 @@ async def test_many_runs_wait_for_one_question_and_its_answer_frees_all_of_them(
     async with world(look_once, tool) as it:
         runs = await started(it, 5)
         await until_waiting(it, f"question:{name}", 5)
-        listed = await list_questions(it.client, 100)
-        (own,) = [each for each in listed.questions if each.run_id == f"question:{name}"]
+        own = await listed_question(it, f"question:{name}")
         assert own.question is not None
         assert (own.question.kind, own.question.options, own.runs) == (QuestionKind.project, ("yes", "no"), 5)
         assert not tool.calls
