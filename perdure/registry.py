@@ -148,6 +148,9 @@ class Feature:
     admission: str | None = None
     """A function of the client, the settings, the project and an exit stack: what admits a worker's runs and model
     calls (`perdure.activities.providers.port.Admission`), or None. One feature has it. It raises ProjectError."""
+    provider_limits: str | None = None
+    """A function of the client, the settings and an exit stack: a worker's part of the limits of providers that workers
+    share (`perdure.activities.providers.port.SharedLimit`), by provider."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Commands of `perdure`, by name."""
     routes: str | None = None

@@ -202,7 +202,7 @@ def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
         (
             '[model.providers.anthropic]\nbase_url = "http://x"\n',
             "",
-            "anthropic: takes requests_per_minute only; its address and key are ANTHROPIC_*",
+            "anthropic: takes requests_per_minute, shared, tokens_per_minute only; its address and key are ANTHROPIC_*",
         ),
         ('[model.providers."a:b"]\nbase_url = "http://x"\n', "", "model.providers.a:b"),
         ('[model.providers.x]\nbase_url = "ftp://x"\n', "", "line 2: model.providers.x.base_url"),

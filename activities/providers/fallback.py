@@ -8,8 +8,20 @@ from time import monotonic
 from temporalio.exceptions import ApplicationError
 
 from perdure.activities.effects.holding import must_not_be_held
-from perdure.activities.providers.port import Admission, Model, ModelCall, ModelReply
-from perdure.activities.providers.rate_limit import MAX_SLOT_WAIT, RateLimitedError, RateLimiter
+from perdure.activities.providers.port import (
+    Admission,
+    ChargeCall,
+    LimitReachedError,
+    Model,
+    ModelCall,
+    ModelReply,
+    SharedLimit,
+)
+from perdure.activities.providers.rate_limit import (
+    MAX_SLOT_WAIT,
+    RateLimitedError,
+    RateLimiter,
+)
 from perdure.activities.telemetry.facts import record_facts
 from perdure.contracts.bounds import Backoff
 from perdure.contracts.failures import HELD, RunFailure
@@ -22,11 +34,40 @@ MAX_FAILURE_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class Provider:
-    """An endpoint of models, and its rate limiter. `system` is its name in spans."""
+    """An endpoint of models, and its rate limiter. `system` is its name in spans.
+
+    `shared` are limits that the worker shares with others; the limiter then keeps its part of them.
+    """
 
     endpoint: Model
     pace: RateLimiter
     system: str = ""
+    shared: SharedLimit | None = None
+
+    async def reply(self, call: ModelCall) -> ModelReply:
+        """Return a reply of the endpoint. Raises RateLimitedError if the shared limits are reached for long."""
+        if self.shared is None:
+            return await self.endpoint.reply(call)
+        charge = await self._reserve(self.shared, call)
+        try:
+            reply = await self.endpoint.reply(call)
+        except BaseException as error:
+            charge(error)
+            raise
+        charge(reply)
+        return reply
+
+    async def _reserve(self, shared: SharedLimit, call: ModelCall) -> ChargeCall:
+        while True:
+            try:
+                charge = await shared.reserve(call, self.pace.waiting)
+            except LimitReachedError as reached:
+                self.pace.close_for(reached.seconds)
+                await self.pace.await_slot(call.caller, call.on_held)
+            else:
+                if shared.rate is not None:
+                    self.pace.change_limit(shared.rate)
+                return charge
 
 
 @dataclass
@@ -124,7 +165,9 @@ class FallbackModel:
         self._rests.record_attempt(name)
         definition = call.definition.evolve(model=model, fallbacks=())
         try:
-            reply = await self._ask(name, replace(call, definition=definition, limit=limit), provider.endpoint)
+            reply = await self._ask(name, replace(call, definition=definition, limit=limit), provider)
+        except RateLimitedError:  # the provider was not called
+            raise
         except ApplicationError as failure:
             if failure.type == RunFailure.rate_limited:
                 delay = provider.pace.record_refusal(began, call.caller, failure.next_retry_delay)
@@ -137,10 +180,10 @@ class FallbackModel:
         shown = reply.model if provider_name == DEFAULT else f"{provider_name}:{reply.model}"
         return replace(reply, model=shown, waited=waited)
 
-    async def _ask(self, name: str, call: ModelCall, endpoint: Model) -> ModelReply:
+    async def _ask(self, name: str, call: ModelCall, provider: Provider) -> ModelReply:
         if self._admission is None:
-            return await endpoint.reply(call)
-        return await self._admission.make_call(name, call, endpoint.reply)
+            return await provider.reply(call)
+        return await self._admission.make_call(name, call, provider.reply)
 
     def _explain_unknown_provider(self, failure: ApplicationError, name: str) -> ApplicationError:
         """Add a hint to a rejection of a name like `locl:llama3`, whose prefix is not a known provider."""

@@ -71,6 +71,28 @@ class Model(Protocol):
     async def reply(self, call: ModelCall) -> ModelReply: ...
 
 
+class LimitReachedError(Exception):
+    """A call exceeds a limit that workers share. There may be more of it in so many `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the limit is reached for {seconds:.1f} s")
+        self.seconds = seconds
+
+
+ChargeCall = Callable[[ModelReply | BaseException], None]  # counts a call by its reply or its error
+
+
+class SharedLimit(Protocol):
+    """A worker's part of a provider's limits that workers share."""
+
+    @property
+    def rate(self) -> float | None:
+        """Calls a second, if it is known."""
+
+    async def reserve(self, call: ModelCall, waiting: int) -> ChargeCall:
+        """Reserve a call, while others are `waiting` for a larger part. Raises LimitReachedError."""
+
+
 class Admission(Protocol):
     """Admits the runs and model calls of a worker, under limits that other workers share. Called in activities of runs.
 

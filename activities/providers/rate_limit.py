@@ -55,6 +55,21 @@ class RateLimiter:
         """Calls a second."""
         return self._rate
 
+    @property
+    def waiting(self) -> int:
+        """The calls that wait in their slots, and those that left theirs."""
+        return self._waiting + len(self._away)
+
+    def change_limit(self, calls_a_second: float) -> None:
+        """Change the upper bound. A rate that no 429 has reduced follows it."""
+        follows = not self._was_refused or self._rate == self._limit
+        self._limit = calls_a_second
+        self._rate = calls_a_second if follows else min(self._rate, calls_a_second)
+
+    def close_for(self, seconds: float) -> None:
+        """Hold back all calls for so long."""
+        self._closed_until = max(self._closed_until, self._clock() + seconds)
+
     async def await_slot(self, caller: str, report: Callable[[str], object]) -> float:
         """Wait until a call may begin, and return that time, for the `record_…` methods. `report` receives the reason.
 
@@ -84,7 +99,7 @@ class RateLimiter:
         """Record a success: if calls wait, raise the rate."""
         if began >= self._closed_at:
             self._refusals, self._shut_since = 0, None
-        if not (self._waiting or self._away):
+        if not self.waiting:
             return
         self._rate = min(self._rate + (SLOW_GAIN if self._was_refused else FAST_GAIN), self._limit)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx2
@@ -11,7 +12,7 @@ from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVerte
 
 from perdure.activities.providers.anthropic import MessagesModel
 from perdure.activities.providers.fallback import FallbackModel, Provider
-from perdure.activities.providers.port import Admission, Model
+from perdure.activities.providers.port import Admission, Model, SharedLimit
 from perdure.activities.providers.rate_limit import RateLimiter
 from perdure.activities.providers.replies.stream import bound_body
 from perdure.decisions.model_names import DEFAULT
@@ -36,19 +37,30 @@ SYSTEMS = {
     "api.mistral.ai": "mistral_ai",
 }
 
+FIRST_PART = 0.25  # of a shared limit, until the worker knows its part
+
 ModelClient: TypeAlias = "AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex | AsyncOpenAI"
 
 
-def open_models(settings: Settings, closing: AsyncExitStack, admission: Admission | None = None) -> FallbackModel:
-    """Return the clients of all providers, which `closing` closes. Raises ProjectError before it opens one."""
+def open_models(
+    settings: Settings,
+    closing: AsyncExitStack,
+    admission: Admission | None = None,
+    shared: Mapping[str, SharedLimit] = MappingProxyType({}),
+) -> FallbackModel:
+    """Return the clients of all providers, which `closing` closes. Raises ProjectError before it opens one.
+
+    `shared` are the limits that workers share, by provider.
+    """
     described = settings.file.model.providers
     providers: dict[str, Provider] = {}
     for name, client in create_clients(settings).items():
         closing.push_async_exit(client)
         provider = described.get(name, ProviderSettings())
-        limiter = RateLimiter(name, provider.requests_per_minute)
+        whole = provider.requests_per_minute
+        limiter = RateLimiter(name, whole * FIRST_PART if whole and name in shared else whole)
         system = "rehearsal" if name == DEFAULT and settings.is_rehearsal else system_of(name, provider.kind, client)
-        providers[name] = Provider(_create_endpoint(client), limiter, system)
+        providers[name] = Provider(_create_endpoint(client), limiter, system, shared.get(name))
     return FallbackModel(providers, admission)
 
 

@@ -31,7 +31,7 @@ from perdure.activities.model.turn import Turns
 from perdure.activities.parts import WorkerParts, activities_of
 from perdure.activities.policy import PolicyChecks, Reviewer, reserve_shared_calls
 from perdure.activities.project import Project
-from perdure.activities.providers.port import Admission, Model
+from perdure.activities.providers.port import Admission, Model, SharedLimit
 from perdure.activities.redaction import RedactionInterceptor
 from perdure.activities.run.files import Inheritances, RunFiles
 from perdure.activities.run.status import RunWatcher
@@ -215,7 +215,7 @@ def open_worker(  # noqa: PLR0913 - what a worker is made of
     for line in chain(faults, *warnings):
         logging.getLogger(__name__).warning(line)
     admission = open_admission(client, settings, project, closing)
-    model = open_models(settings, closing, admission)
+    model = open_models(settings, closing, admission, open_limits(client, settings, closing))
     observers = [observation, *export_spans(client, settings, closing)]
     return configure_worker(
         client,
@@ -233,6 +233,15 @@ def open_admission(client: Client, settings: Settings, project: Project, closing
     """Return what admits the worker's runs and calls, if the project limits them. Raises ProjectError."""
     opened = (open_one(client, settings, project, closing) for open_one in load_each("admission"))
     return next((admission for admission in opened if admission is not None), None)
+
+
+def open_limits(client: Client, settings: Settings, closing: AsyncExitStack) -> dict[str, SharedLimit]:
+    """Return the limits of providers that the project's workers share, by provider."""
+    return {
+        name: limit
+        for open_shared in load_each("provider_limits")
+        for name, limit in open_shared(client, settings, closing).items()
+    }
 
 
 @asynccontextmanager

@@ -51,6 +51,9 @@ ModelNames = Annotated[tuple[str, ...], BeforeValidator(_parse_model_names, json
 ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 
 
+RATES = frozenset({"requests_per_minute", "tokens_per_minute", "shared"})
+
+
 class ProviderSettings(StrictModel):
     """A model endpoint. Clouds use their usual credentials, or the bearer token in `api_key_env`."""
 
@@ -64,7 +67,11 @@ class ProviderSettings(StrictModel):
     headers_env: HeaderVariables = Field(default_factory=dict)
     """Headers of each request, by the variables that hold their values."""
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """The rate limit of each worker."""
+    """The most requests a minute: of each worker or, if `shared`, of all workers of the task queue together."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """The most tokens a minute, sent and received, of all workers together. It needs `shared`."""
+    shared: bool = False
+    """`true`: the workers of the task queue [share the limits](../limits.md#one-limit-for-the-fleet)."""
     region: str | None = Field(default=None, min_length=1)
     """The region. Required for `bedrock` and `vertex`."""
     project: str | None = Field(default=None, min_length=1)
@@ -85,6 +92,16 @@ class ProviderSettings(StrictModel):
             raise ValueError(f'kind = "{self.kind}" needs a region')
         if self.kind == "vertex" and not self.project:
             raise ValueError('kind = "vertex" needs a project')
+        return self
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Self:
+        if self.tokens_per_minute and not self.shared:
+            raise ValueError("tokens_per_minute is a limit of all workers together: set shared = true")
+        if self.shared and not (self.requests_per_minute or self.tokens_per_minute):
+            raise ValueError("shared needs requests_per_minute or tokens_per_minute")
+        if self.shared and self.requests_per_minute is not None and self.requests_per_minute < 1:
+            raise ValueError("shared needs requests_per_minute of 1 or more")
         return self
 
     @property
@@ -111,8 +128,8 @@ class ModelSettings(ModelOverrides):
     @classmethod
     def _check_providers(cls, providers: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
         for name, provider in providers.items():
-            if name == DEFAULT and provider.model_fields_set - {"requests_per_minute"}:
-                raise ValueError(f"{name}: takes requests_per_minute only; its address and key are ANTHROPIC_*")
+            if name == DEFAULT and provider.model_fields_set - RATES:
+                raise ValueError(f"{name}: takes {', '.join(sorted(RATES))} only; its address and key are ANTHROPIC_*")
             if name != DEFAULT and not provider.is_cloud and not provider.base_url:
                 raise ValueError(f"{name}: needs a base_url")
         return providers

@@ -39,6 +39,11 @@ record_thinking = true
 size = 1
 wait = "1s"
 
+[model.providers.anthropic]
+requests_per_minute = 6000
+tokens_per_minute = 100_000_000
+shared = true
+
 [model.providers.second]
 kind = "openai"
 base_url = "{model}/v1"

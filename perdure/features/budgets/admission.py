@@ -280,7 +280,10 @@ def costs_of_reply(reply: ModelReply, estimate: int, price: Price | None) -> dic
 def may_have_cost(error: BaseException) -> bool:
     """Return whether the provider may charge a call that failed: not if it refused the request or was not reached."""
     free = (RunFailure.model_refused, Stop.context_too_long)
-    return not (isinstance(error, NoReplyError) or (isinstance(error, ApplicationError) and error.type in free))
+    return not (
+        isinstance(error, NoReplyError | RateLimitedError)
+        or (isinstance(error, ApplicationError) and error.type in free)
+    )
 
 
 def unpriced_models(project: Project, budgets: Iterable[BudgetSettings]) -> list[str]:
@@ -318,13 +321,26 @@ def open_budgets(
         return None
     faults = (*unpriced_models(project, budgets), *batched_agents(project, budgets))
     raise_all([ProjectError(f"{settings.at('budget')}: {line}") for line in faults])
-    folder = settings.home / "budgets" / folder_name(settings.task_queue)
-    limits = {f"{budget.name}/{measure}": terms for budget in budgets for measure, terms in budget.limits.items()}
-    meter = {f"{METER}/{Measure.usd}": METER_TERMS}
-    purse = Purse(client, settings.task_queue, {**limits, **meter}, folder)
-    closing.push_async_callback(purse.close)
-    _purses[client] = purse
-    return BudgetAdmission(client, project, budgets, purse)
+    return BudgetAdmission(client, project, budgets, purse_of(client, settings, closing))
+
+
+def purse_of(client: Client, settings: Settings, closing: AsyncExitStack) -> Purse:
+    """Return the purse of a worker, which `closing` closes."""
+    if client not in _purses:
+        folder = settings.home / "budgets" / folder_name(settings.task_queue)
+        limits = {
+            f"{each.name}/{measure}": terms
+            for each in BUDGETS.of(settings.file)
+            for measure, terms in each.limits.items()
+        }
+        meter = {f"{METER}/{Measure.usd}": METER_TERMS}
+        _purses[client] = Purse(client, settings.task_queue, {**limits, **meter}, folder)
+        closing.push_async_callback(_close_purse, client)
+    return _purses[client]
+
+
+async def _close_purse(client: Client) -> None:
+    await _purses.pop(client).close()
 
 
 @asynccontextmanager

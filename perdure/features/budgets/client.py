@@ -14,10 +14,12 @@ from perdure.features.budgets.contract import AllowanceView, BudgetChange, Budge
 from perdure.features.budgets.purse import start_budgets
 from perdure.features.budgets.rules import (
     METER,
+    PROVIDER,
     budgets_id,
     format_amount,
     format_share,
     format_whose,
+    is_budget,
     key_of,
     view_all,
     view_of,
@@ -49,7 +51,7 @@ async def read_state(client: Client, task_queue: str) -> BudgetsState:
 async def list_allowances(client: Client, settings: Settings) -> list[AllowanceView]:
     """Return the allowances of the project's budgets; one that no run has used is whole. Raises ReportedError."""
     state, now = await read_state(client, settings.task_queue), time()
-    used = [view for view in view_all(state, now) if view.name != METER]
+    used = [view for view in view_all(state, now) if is_budget(view.name)]
     known = {(view.name, view.measure) for view in used}
     unused = []
     for budget in BUDGETS.of(settings.file):
@@ -134,7 +136,7 @@ async def count_spend(client: Client, settings: Settings) -> Figures | None:
     if not BUDGETS.of(settings.file):
         return None
     state = await read_state(client, settings.task_queue)
-    views = view_all(state, time())
+    views = [view for view in view_all(state, time()) if not view.name.startswith(PROVIDER)]
     names = ((f"agent:{view.value}" if view.name == METER else _name_of(view), view.used) for view in views)
     return Figures(dict(names), are_findings=False)
 

@@ -1,7 +1,7 @@
 """The messages between workers and the workflow `Budgets`, and the state of that workflow.
 
-An amount is whole: micro-USD, tokens, runs or steps. All amounts of a worker are sums since the window began, never
-differences: the same turn twice, and a turn whose answer was lost, change nothing.
+An amount is whole: micro-USD, tokens, runs, steps or requests. All amounts of a worker are sums since the window
+began, never differences: the same turn twice, and a turn whose answer was lost, change nothing.
 """
 
 from enum import StrEnum
@@ -15,12 +15,13 @@ USD = 1_000_000  # micro-USD
 
 
 class Measure(StrEnum):
-    """The measure of a budget."""
+    """The measure of an allowance. Requests are those of providers, which no budget counts."""
 
     usd = "usd"
     tokens = "tokens"
     runs = "runs"
     steps = "steps"
+    requests = "requests"
 
 
 class Per(StrEnum):
@@ -35,8 +36,9 @@ class Per(StrEnum):
 
 
 class Every(StrEnum):
-    """A window, by the calendar in UTC. A week begins on Monday."""
+    """A window, by the calendar in UTC. A week begins on Monday. A minute is for the limits of providers."""
 
+    minute = "minute"
     hour = "hour"
     day = "day"
     week = "week"
@@ -55,7 +57,8 @@ class Terms(FrozenModel):
     """The terms of allowances, as a worker's `perdure.toml` has them. Without a `limit` they are only counted.
 
     `has_credit`: each worker may spend a part of one before it asks, as there may be thousands of them. If one `waits`,
-    runs go on once its window ends; if it `asks`, too, people are asked meanwhile.
+    runs go on once its window ends; if it `asks`, too, people are asked meanwhile. Of a rate, each living worker gets
+    an equal part first, and of the rest by need; it is no news that it is used up.
     """
 
     limit: int | None = None
@@ -65,6 +68,7 @@ class Terms(FrozenModel):
     has_credit: bool = omit_default(default=False)
     waits: bool = omit_default(default=False)
     asks: bool = omit_default(default=False)
+    is_rate: bool = omit_default(default=False)
 
 
 class KeyTurn(FrozenModel):

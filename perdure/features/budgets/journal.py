@@ -22,15 +22,16 @@ SUFFIX = ".jsonl"
 MAX_LINES = 5000  # then the journal is written anew, as sums
 
 Costs = Mapping[str, int]
+Bounds = Mapping[str, tuple[int, int]]  # by allowance: the window, and the most that a call may cost
 Sums = dict[str, tuple[int, int]]  # by allowance: the window, and what is spent in it
 
 
 @dataclass
 class Reservation:
-    """A call in flight: by allowance, the window that admitted it and the bound of its cost."""
+    """A call in flight. Its `number` is 0 if the journal does not have it."""
 
     number: int
-    bounds: Mapping[str, tuple[int, int]]
+    bounds: Bounds
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Entries:
     worker: str = ""
     boot: str = ""
     sums: Sums = field(default_factory=dict)
-    open: dict[int, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    open: dict[int, Bounds] = field(default_factory=dict)
 
     def spend(self, key: str, window: int, cost: int) -> None:
         """Add a cost. Those of an earlier window are dropped."""
@@ -112,7 +113,7 @@ class SpendJournal:
             _write_line(file, "reserve", number, bounds)
         return file
 
-    def reserve(self, bounds: Mapping[str, tuple[int, int]]) -> Reservation:
+    def reserve(self, bounds: Bounds) -> Reservation:
         """Record a call before it is made."""
         if self._lines >= MAX_LINES:
             self._write_anew()

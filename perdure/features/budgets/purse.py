@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.contracts.bounds import Backoff
 from perdure.features.budgets.contract import BudgetAnswer, BudgetsState, BudgetTurn, KeyTurn, Occasion, Terms
-from perdure.features.budgets.journal import Costs, Entries, Reservation, SpendJournal, open_left
+from perdure.features.budgets.journal import Bounds, Costs, Entries, Reservation, SpendJournal, open_left
 from perdure.features.budgets.rules import budgets_id, credit_of, split_key
 from perdure.features.budgets.workflow import CHANGES
 
@@ -37,6 +37,7 @@ CALLS_A_BLOCK = 20
 EARLY = 0.25  # of a block: with less left, the next one is fetched beside the calls
 IDLE = 30.0  # seconds without a call, after which a turn settles and gives back
 CHECK_EVERY = 5.0  # seconds between checks for what is idle
+LEAN = Backoff(6.0, 60.0)  # until a worker asks for more of a rate again, after it got nothing
 SWEEP_EVERY = 60.0  # seconds between checks for journals of workers that are gone
 TURN_TIMEOUT = timedelta(seconds=5)
 LAST_TIMEOUT = timedelta(seconds=2)  # of the turns of a worker that stops: there may be no other to answer
@@ -71,10 +72,11 @@ class UsedUpError(Exception):
 
 @dataclass(frozen=True)
 class Need:
-    """The bound of a call's cost in one allowance."""
+    """The bound of a call's cost in one allowance; `waiting` calls need a larger part of a rate."""
 
     terms: Terms
     most: int
+    waiting: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Pot:
     used_up: Occasion | None = None
     is_denied: bool = False
     is_stopped: bool = False
-    is_lean: bool = False  # the last block covered no call: more are not fetched early
+    leans: int = 0  # blocks that covered no call: for a while, more are not fetched early
+    lean_until: float = 0.0
 
 
 @dataclass
@@ -141,17 +144,38 @@ class Purse:
             denied = next((key for key in short if self._pots[key].is_denied), None)
             if denied is None:
                 await self._refill(short)
-            elif not await self._was_changed():
+            elif short[denied].terms.is_rate or not await self._was_changed():
                 pot = self._pots[denied]
                 raise UsedUpError(denied, self._seconds_left(pot.terms), pot.used_up, is_stopped=pot.is_stopped)
-        self._open_journal()
         bounds = {key: (self._pot(key, need.terms).window, need.most) for key, need in needs.items()}
-        reservation = self._journal.reserve(bounds) if self._journal else Reservation(0, bounds)
+        reservation = self._record(bounds, needs)
         for key, need in needs.items():
             self._pots[key].reserved += need.most
         self._used_at = time.monotonic()
         self._fetch_early(needs)
         return reservation
+
+    def _record(self, bounds: Bounds, needs: Mapping[str, Need]) -> Reservation:
+        """Write the reservation to the journal. A rate needs none: its window is over within a minute."""
+        if all(need.terms.is_rate for need in needs.values()):
+            return Reservation(0, bounds)
+        self._open_journal()
+        return self._journal.reserve(bounds) if self._journal else Reservation(0, bounds)
+
+    def granted(self, key: str) -> int:
+        """Return what the worker was granted of an allowance in the last window that it knows of."""
+        pot = self._pots.get(key)
+        return pot.granted if pot else 0
+
+    def is_in_use(self, key: str) -> bool:
+        """Return whether calls are in flight, which may cost less than was reserved for them."""
+        pot = self._pots.get(key)
+        return pot is not None and pot.reserved > 0
+
+    def mean_cost(self, key: str) -> float:
+        """Return the mean cost of a call in an allowance; 0 before the first."""
+        pot = self._pots.get(key)
+        return pot.mean if pot else 0.0
 
     def charge(self, reservation: Reservation, costs: Costs) -> None:
         """Charge a call that has ended; an allowance that `costs` does not name is charged the bound."""
@@ -162,7 +186,7 @@ class Purse:
                 pot.spent += cost
             pot.mean = 0.9 * pot.mean + 0.1 * cost if pot.mean else float(cost)
         self._used_at = time.monotonic()
-        if self._journal is not None:
+        if self._journal is not None and reservation.number:
             try:
                 self._journal.charge(reservation, costs)
             except OSError as error:  # the journal keeps the bound
@@ -179,13 +203,16 @@ class Purse:
     def _free(self, key: str, terms: Terms) -> int:
         """Return what the worker may still spend; less than nothing if it does not know the window."""
         pot = self._pot(key, terms)
-        known = self._windows.get(terms.every or "", NO_WINDOW)
-        if time.monotonic() >= known.end:
+        if not self._knows_window(terms):
             pot.is_denied = False  # it was for that window
             return -1
         if terms.limit is None:
             return sys.maxsize
+        known = self._windows[terms.every or ""]
         return max(pot.granted, credit_of(terms, known.credit)) - pot.spent - pot.reserved
+
+    def _knows_window(self, terms: Terms) -> bool:
+        return time.monotonic() < self._windows.get(terms.every or "", NO_WINDOW).end
 
     def _seconds_left(self, terms: Terms) -> float | None:
         end = self._windows[terms.every or ""].end
@@ -193,14 +220,15 @@ class Purse:
 
     def _fetch_early(self, needs: Mapping[str, Need]) -> None:
         """Fetch the next blocks beside the calls, so that none waits for a turn. A credit is spent without any."""
+        now = time.monotonic()
         low = {
-            key: Need(need.terms, 0)
+            key: replace(need, most=0)
             for key, need in needs.items()
-            if not ((pot := self._pots[key]).is_denied or pot.is_lean)
-            if pot.granted or not need.terms.has_credit
-            if self._free(key, need.terms) < EARLY * CALLS_A_BLOCK * (pot.mean or need.most)
+            if not ((pot := self._pots[key]).is_denied or pot.lean_until > now)
+            if not need.terms.has_credit or (pot.granted and pot.spent)  # of one of many, a second call is rare
+            if need.waiting or self._free(key, need.terms) < EARLY * CALLS_A_BLOCK * (pot.mean or need.most)
         }
-        if low and not self._lock.locked() and time.monotonic() >= self._away_until:
+        if low and not self._lock.locked() and now >= self._away_until:
             task = asyncio.create_task(self._refill(low, is_early=True))
             self._tasks.add(task)
             task.add_done_callback(self._forget_task)
@@ -221,12 +249,16 @@ class Purse:
                 self._wants = {key: need for key, need in wants.items() if key not in needs}
                 return  # the turn in flight has brought it
             await self._spread_out(wants)
-            before = {key: self._pots[key].granted for key in wants if key in self._pots}
+            before = {key: (pot.window, pot.granted) for key in wants if (pot := self._pots.get(key))}
             await self.take_turn(wants)
             for key, need in wants.items():
                 pot = self._pot(key, need.terms)
                 pot.is_denied = not is_early and self._free(key, need.terms) < need.most
-                pot.is_lean = pot.granted - before.get(key, 0) < (pot.mean or need.most)
+                window, granted = before.get(key, (-1, 0))
+                more = pot.granted - (granted if window == pot.window else 0)
+                if more < (pot.mean or need.most):
+                    pause = LEAN.seconds(pot.leans + 1) if need.terms.is_rate else sys.maxsize
+                    pot.leans, pot.lean_until = pot.leans + 1, time.monotonic() + pause
 
     async def _spread_out(self, wants: Mapping[str, Need]) -> None:
         """Wait a moment at the turn of a window, when all workers ask at once."""
@@ -281,6 +313,9 @@ class Purse:
         if gives_back or is_scrap:
             pot.granted = held
         want = 0 if need is None else max(int(CALLS_A_BLOCK * (pot.mean or need.most)), need.most)
+        if need is not None and need.terms.is_rate:
+            spent = 0 if self._knows_window(pot.terms) else pot.spent  # in the window that is over
+            want = max(want, 2 * spent + int(need.waiting * (pot.mean or need.most)))
         return KeyTurn(
             window=pot.window, spent=pot.spent, keep=max(pot.granted, held), want=want, most=need.most if need else 0
         )
@@ -337,7 +372,7 @@ class Purse:
             return False
         self._changes = changes
         for pot in self._pots.values():
-            pot.is_denied = pot.is_lean = False
+            pot.is_denied, pot.lean_until = False, 0.0
         return True
 
     def _open_journal(self) -> None:

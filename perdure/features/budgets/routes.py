@@ -41,7 +41,7 @@ class RaiseBody(ResetBody):
 
     @property
     def amounts(self) -> dict[Measure, int]:
-        given = {measure: getattr(self, measure) for measure in Measure}
+        given = {measure: getattr(self, measure, None) for measure in Measure}
         return {
             measure: round(amount * USD) if measure is Measure.usd else amount
             for measure, amount in given.items()

@@ -31,12 +31,15 @@ from perdure.features.budgets.contract import (
 )
 
 HEARD = 300.0  # seconds without a turn, after which what a worker was granted is shown as unaccounted
+LATE = 5.0  # seconds of a rate's window, after which the part of a worker that has not asked is for others
+IN_TURN = 90.0  # seconds without a turn, after which a worker gets no part of a rate: longer than its window
 FORGOTTEN = timedelta(days=32).total_seconds()  # longer than any window
 GONE = timedelta(hours=1).total_seconds()  # longer than a late turn of a worker that has gone can take
 CREDIT, MOST_CREDIT = 10, 40  # percent of a keyed allowance: of one worker, and of all of them
 WARN, USED_UP = "warn", "used_up"
 MAX_KEYS = 10_000  # allowances in use: their state has to fit one payload
 METER = "agents"  # the name of the allowances without a limit that count the spend of each agent
+PROVIDER = "provider:"  # the front of the names of providers' limits
 
 Workers = Mapping[str, WorkerState]
 
@@ -48,6 +51,11 @@ def budgets_id(task_queue: str) -> str:
 
 def key_of(name: str, measure: Measure, value: str = "") -> str:
     return f"{name}/{measure}/{value}"
+
+
+def is_budget(name: str) -> bool:
+    """Return whether a name is that of a project's budget, and not of an allowance of Perdure's own."""
+    return name != METER and not name.startswith(PROVIDER)
 
 
 def split_key(key: str) -> tuple[str, Measure, str]:
@@ -80,6 +88,9 @@ def window_at(every: Every | None, now: float) -> Window:
     """Return the window of this time."""
     if every is None:
         return Window(start=0)
+    if every is Every.minute:
+        minute = int(now // 60) * 60
+        return Window(start=minute, seconds=max(minute + 60 - now, 0.0))
     at = datetime.fromtimestamp(now, UTC).replace(minute=0, second=0, microsecond=0)
     if every is Every.hour:
         start, end = at, at + timedelta(hours=1)
@@ -176,8 +187,8 @@ def _close_credit(state: BudgetsState, key: str, after: KeyState, worker: str) -
     return state.evolve(credits={**state.credits, every: credit.evolve(is_closed=True)})
 
 
-def _is_alive(worker: WorkerState, now: float) -> bool:
-    return now - worker.at < HEARD and not worker.is_gone
+def _is_alive(worker: WorkerState, now: float, heard: float = HEARD) -> bool:
+    return now - worker.at < heard and not worker.is_gone
 
 
 def terms_of(state: BudgetsState, key: str) -> Terms:
@@ -201,14 +212,31 @@ def _settle_key(state: BudgetsState, name: str, worker: str, asked: KeyTurn, now
     credit = _credit(key, terms, state, worker)
     if not asked.want or terms.limit is None or credit - granted >= asked.most > 0:  # its credit covers the call
         return key
-    left = rest_of(key, terms, state)
+    left = rest_of(key, terms, state) - (_expected(key, terms, state, now) if terms.is_rate and granted else 0)
     if left < asked.most:
         limit = terms.limit + key.raised
         now_used_up = Occasion(window=key.window, used=key.spent, limit=limit, changes=state.changes)
         return key.evolve(used_up=key.used_up or now_used_up)
-    active = sum(_is_alive(other, now) for other in state.workers.values())
-    block = min(asked.want, max(left // (2 * max(active, 1)), asked.most))  # blocks shrink near the end
+    block = min(asked.want, left, max(_part_of(left, granted, terms, state, now), asked.most))
     return key.evolve(holdings={**key.holdings, worker: (max(granted, credit) + block, spent)})
+
+
+def _expected(key: KeyState, terms: Terms, state: BudgetsState, now: float) -> int:
+    """Return the parts of a rate that other workers will ask for, as its window has just begun."""
+    if now - key.window > LATE:
+        return 0
+    active = [name for name, worker in state.workers.items() if _is_alive(worker, now, IN_TURN)]
+    missing = sum(key.holdings.get(name, (0, 0))[0] == 0 for name in active)
+    return missing * ((terms.limit or 0) // max(len(active), 1))
+
+
+def _part_of(left: int, granted: int, terms: Terms, state: BudgetsState, now: float) -> int:
+    """Return the most that a worker is granted at once: less and less, so that the end of it is shared, too."""
+    if terms.is_rate:
+        active = sum(_is_alive(other, now, IN_TURN) for other in state.workers.values())
+        return (left if granted else terms.limit or 0) // max(active, 1)
+    active = sum(_is_alive(other, now) for other in state.workers.values())
+    return left // (2 * max(active, 1))
 
 
 def rest_of(key: KeyState, terms: Terms, state: BudgetsState) -> int:
@@ -242,7 +270,7 @@ def credit_of(terms: Terms, percent: int) -> int:
 
 def _marks_reached(key: KeyState, terms: Terms) -> tuple[str, ...]:
     """Return the marks: an allowance is used up once a call is refused, which the rest does not cover."""
-    if terms.limit is None:
+    if terms.limit is None or terms.is_rate:
         return ()
     warns = terms.warn_at is not None and key.spent * 100 >= (terms.limit + key.raised) * terms.warn_at
     return (*((WARN,) if warns else ()), *((USED_UP,) if key.used_up else ()))

@@ -1,6 +1,6 @@
 """`[[budget]]`: allowances that many runs and workers share."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -28,7 +28,7 @@ class BudgetSettings(StrictModel):
     """Runs that begin, subtasks and turns of conversations included."""
     steps: int | None = Field(default=None, ge=1)
     """Tool calls that the models ask for."""
-    every: Every | None = None
+    every: Literal[Every.hour, Every.day, Every.week, Every.month] | None = None
     """The window, by the calendar in UTC; a week begins on Monday. Without it the allowance is for ever."""
     warn_at: int | None = Field(default=80, ge=1, le=99)
     """The percentage at which people are told, once a window; they are told, too, when it is used up."""
@@ -49,7 +49,7 @@ class BudgetSettings(StrictModel):
     @property
     def limits(self) -> dict[Measure, Terms]:
         """The terms by measure."""
-        given = {measure: getattr(self, measure) for measure in Measure}
+        given = {measure: getattr(self, measure, None) for measure in Measure}
         return {
             measure: Terms(
                 limit=round(limit * USD) if measure is Measure.usd else limit,
