@@ -22,7 +22,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.contracts.bounds import Backoff
 from perdure.contracts.conversation import SubmitRequest, Submitted
-from perdure.decisions.ids import conversation_workflow_id, run_id_of_workflow
+from perdure.contracts.people import Sender, Work
+from perdure.contracts.run.events import MIDDLE
+from perdure.decisions.ids import conversation_workflow_id, digest, run_id_of_workflow
+from perdure.decisions.people.terms import name_of
 from perdure.decisions.text.formatting import escape_markdown, truncate
 
 VISIBILITY_RATE = 5  # lists a second
@@ -37,6 +40,9 @@ MAX_SUBMITS_IN_FLIGHT = 2
 _lane_semaphores: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
 T = TypeVar("T")
+
+WEIGHTS = (4.0, 2.0, 1.0, 0.5, 0.25)  # by priority
+MAX_FAIRNESS_KEY = 64  # bytes
 
 
 def own_workflow_id() -> str:
@@ -104,6 +110,21 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
     return answer
 
 
+def fair_priority(owner: str, priority: int = MIDDLE) -> Priority:
+    """Return the priority of a workflow and of all that it begins: owners share the workers, by weight.
+
+    `priority` is 1 (the most) to 5.
+    """
+    key = owner.encode(errors="replace")
+    whose = owner if len(key) <= MAX_FAIRNESS_KEY else digest(key, 16)
+    return Priority(fairness_key=whose or None, fairness_weight=WEIGHTS[priority - 1])
+
+
+def owner_of(sender: Sender | None, work: Work | None) -> str:
+    """Return whose work a start or request is: of a run's own, the owner of that run's; empty if unknown."""
+    return work.account.owner if work and work.account else name_of(sender)
+
+
 async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is opened
     client: Client,
     task_queue: str,
@@ -111,11 +132,11 @@ async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is o
     request: SubmitRequest,
     *,
     closes: bool = False,
-    fairness_key: str | None = None,
+    shares_as: str | None = None,
 ) -> Submitted:
     """Submit a request to a lane, and open the lane if needed: with `closes`, one that closes when it is idle.
 
-    Workers are shared evenly between lanes with different values of `fairness_key` (64 bytes at most).
+    Workers are shared evenly between owners of lanes, who open them with a request; `shares_as` names another group.
 
     Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most RPC errors the request may have
     been accepted; it can be sent again, since the lane recognizes its id.
@@ -125,7 +146,7 @@ async def submit_to_lane(  # noqa: PLR0913 - the last two define how a lane is o
         "arg": {"conversation_id": conversation_id, **({"closes": True} if closes else {})},
         "id": conversation_workflow_id(conversation_id),
         "task_queue": task_queue,
-        "priority": Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
+        "priority": fair_priority(shares_as or owner_of(request.sender, request.work)),
         "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
         "static_summary": escape_markdown(truncate(conversation_id, 200)),
     }

@@ -18,13 +18,13 @@ from temporalio.client import (
     WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.common import Priority, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.run.outcome import RunEnd, look_up_plan, read_run_end
 from perdure.activities.telemetry.attributes import of_start
-from perdure.activities.temporal import QueryCache, await_update
+from perdure.activities.temporal import QueryCache, await_update, fair_priority, owner_of
 from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
 from perdure.client.door import check_start, stamp_sender, stamp_work
 from perdure.client.errors import (
@@ -174,22 +174,29 @@ async def _find_last_step(client: Client, run: RunInfo) -> int | None:
     return view.step if view else None
 
 
+def _priority_of(event: StartEvent | ResumeEvent) -> Priority:
+    if isinstance(event, StartEvent):
+        return fair_priority(owner_of(event.sender, event.work), event.payload.priority)
+    return fair_priority(owner_of(event.sender, None))
+
+
 async def _start_workflow(
     client: Client, task_queue: str, event: StartEvent | ResumeEvent, run_id: str, summary: str
 ) -> WorkflowHandle[Any, Any]:
     if reason := run_id_error(run_id):
         raise RejectedError(reason)
-    workflow_id = ids.run_workflow_id(run_id)
+    workflow_id, stamped = ids.run_workflow_id(run_id), stamp_sender(event)
     start = partial(
         client.start_workflow,
         "AgentRun",
-        stamp_sender(event).model_dump(mode="json", exclude_defaults=True),
+        stamped.model_dump(mode="json", exclude_defaults=True),
         id=workflow_id,
         task_queue=task_queue,
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
         static_summary=escape_markdown(truncate(summary, 200)),
         result_type=dict[str, Any],
         memo={START_DIGEST: digest_of_start(event)} if isinstance(event, StartEvent) else None,
+        priority=_priority_of(stamped),
     )
     attributes = of_start(event.payload) if isinstance(event, StartEvent) else TypedSearchAttributes.empty
     try:

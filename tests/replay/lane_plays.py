@@ -117,7 +117,7 @@ async def a_turn_that_chooses(it: World) -> Run:
     """Of a lane that closes after it."""
     chat = new_id()
     request = SubmitRequest.model_validate({"request_id": "a", "goal": "sum", "choices": CHOICES})
-    submitted = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
+    submitted = await submit_to_lane(it.client, it.queue, chat, request, closes=True, shares_as="plan")
     run: Run = await wait_for_run(it, submitted)
     return run
 

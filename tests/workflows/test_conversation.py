@@ -681,7 +681,7 @@ async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_
     async with world(echo) as it:
         for goal in ("first", "second"):
             request = SubmitRequest(request_id=goal, goal=goal)
-            taken = await submit_to_lane(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
+            taken = await submit_to_lane(it.client, it.queue, chat, request, closes=True, shares_as="plan")
             it.started.append(ids.conversation_workflow_id(chat))
             event = await asyncio.wait_for((await wait_for_run(it, taken)).result(), 20)
             assert event["payload"]["outcome"] == f"you said: {goal}"

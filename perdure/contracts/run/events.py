@@ -73,6 +73,9 @@ class PlanReport(FrozenModel):
     unplanned: tuple[ShownCall, ...] = ()
 
 
+MIDDLE = 3  # the priority of a run by default
+
+
 class StartPayload(StrictModel):
     """The payload of `agentic.start`."""
 
@@ -102,6 +105,8 @@ class StartPayload(StrictModel):
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda key: key is None
     )
     """The holder of the allowance that the run uses, such as a customer: of a [budget](../budgets.md) per `key`."""
+    priority: int = Field(default=MIDDLE, ge=1, le=5, exclude_if=lambda priority: priority == MIDDLE)
+    """The weight of the run beside others, with which its owner shares the workers: 1 is the most, 5 the least."""
 
     @model_validator(mode="after")
     def _check_plan(self) -> "StartPayload":

@@ -63,7 +63,6 @@ GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one i
 ANSWERED_WITHIN = 30.0  # seconds; a longer silence delays only the message itself
 NOT_KEPT = "The task is done. Its result is not stored any more."
 AT_ONCE = 8  # messages whose ends are written at once
-_MAX_KEY = 64  # bytes of a fairness key
 
 
 class NotYetError(OSError):
@@ -171,9 +170,7 @@ class MessageHandler:
         return begun
 
     async def _submit(self, conversation_id: str, request: SubmitRequest, plan_id: str) -> None:
-        plan = plan_id.encode(errors="replace")
-        fair = plan_id if len(plan) <= _MAX_KEY else ids.digest(plan, 16)
-        update = submit_to_lane(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
+        update = submit_to_lane(self._client, self._queue, conversation_id, request, closes=True, shares_as=plan_id)
         await await_update(update, ANSWERED_WITHIN)
 
     def _copy_inputs(self, head: TaskHead, body: str, workspace: Workspace) -> ResolvedInputs:
