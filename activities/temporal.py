@@ -6,13 +6,16 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from pydantic import BaseModel
 from temporalio import activity
 from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
     WorkflowHandle,
     WorkflowQueryFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
@@ -108,6 +111,46 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
         _must_not_be_cancelled()
         raise
     return answer
+
+
+async def start_entity(  # noqa: PLR0913 - what a start takes
+    client: Client,
+    kind: str,
+    workflow_id: str,
+    task_queue: str,
+    state: BaseModel,
+    within: timedelta,
+    summary: str,
+    memo: dict[str, str] | None = None,
+) -> None:
+    """Start the workflow, unless it runs. The successor of one that was terminated or failed takes over its state.
+
+    `state` is that of the first one. `memo` has fields of the state for readers of lists, by their names there.
+
+    Raises RPCError, and WorkflowQueryFailedError if the state cannot be read.
+    """
+    handle = client.get_workflow_handle(workflow_id)
+    try:
+        described = await handle.describe()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+    else:
+        if described.status is WorkflowExecutionStatus.RUNNING:
+            return
+        closed = client.get_workflow_handle(workflow_id, run_id=described.run_id)
+        state = await closed.query("state", result_type=type(state), rpc_timeout=within)
+    shown: dict[str, Any] = {name: getattr(state, field) for name, field in (memo or {}).items()}
+    await client.start_workflow(
+        kind,
+        state,
+        id=workflow_id,
+        task_queue=task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        memo=shown or None,
+        static_summary=summary,
+        rpc_timeout=within,
+    )
 
 
 def fair_priority(owner: str, priority: int = MIDDLE) -> Priority:

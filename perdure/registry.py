@@ -31,6 +31,7 @@ BUILT_IN = (
     "schedules",
     "pauses",
     "budgets",
+    "places",
     "proof",
 )
 # Doors and the like, off until a project names them in `[features] use`. They add nothing to workers.
@@ -148,6 +149,9 @@ class Feature:
     admission: str | None = None
     """A function of the client, the settings, the project and an exit stack: what admits a worker's runs and model
     calls (`perdure.activities.providers.port.Admission`), or None. One feature has it. It raises ProjectError."""
+    places: str | None = None
+    """A function of the client, the project and the task queue: what limits how many runs and calls are at work at once
+    (`perdure.activities.effects.places.LimitedPlaces`). One feature has it."""
     provider_limits: str | None = None
     """A function of the client, the settings and an exit stack: a worker's part of the limits of providers that workers
     share (`perdure.activities.providers.port.SharedLimit`), by provider."""
@@ -164,6 +168,10 @@ class Feature:
     may raise RPCError and ReportedError."""
     on_question: str | None = None
     """In a run: `async (state, question, kind)`, awaited when it asks people (`waiting`) and at an expiry."""
+    on_rest: str | None = None
+    """In a run that has a place: `async (state)`, awaited when all that it does is to wait for people or subtasks."""
+    on_return: str | None = None
+    """In a run that has left its place: `async (run)`, awaited before it goes on."""
     on_end: str | None = None
     """In a run: `async (state, ending)`, awaited at its end; the ending of a cancelled run is None."""
     project: str | None = None

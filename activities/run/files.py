@@ -16,6 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.conversation import write_turn
 from perdure.activities.effects.attempts import heartbeating
+from perdure.activities.effects.places import LimitedPlaces
 from perdure.activities.media.store import copy_missing
 from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptCursor, digest_of_record, write_segment
 from perdure.activities.policy import copy_policy, peer_sources, write_policy
@@ -56,12 +57,18 @@ from perdure.registry import load_each
 
 class RunFiles:
     def __init__(
-        self, client: Client, transcripts: TranscriptCache, project: Project, admission: Admission | None = None
+        self,
+        client: Client,
+        transcripts: TranscriptCache,
+        project: Project,
+        admission: Admission | None = None,
+        places: LimitedPlaces | None = None,
     ) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
         self._admission = admission
+        self._places = places
 
     @activity.defn
     async def open_run(self, request: StartSnapshotRequest) -> StartSnapshot:
@@ -89,7 +96,7 @@ class RunFiles:
             policy = policy if policy is not None and policy.governs(agent.name) else None
             if policy is not None:
                 await asyncio.to_thread(write_policy, store, policy)
-            account = await self._admit_run(self._admission, agent.name, request.account) if self._admission else None
+            account, place = await self._admit_run(agent, request)
         peers = agent.peers if definition.may_delegate else ()
         return StartSnapshot(
             agent=agent.name,
@@ -112,14 +119,19 @@ class RunFiles:
             pace=request.pace or agent.pace or self._project.pace,
             planned=planned,
             account=account,
+            place=place,
+            places=agent.max_running if place else None,
             **self._fields_of_features(agent),
         )
 
-    async def _admit_run(self, admission: Admission, agent: str, known: Account | None) -> Account:
-        account = await admission.open_account(known)
-        await asyncio.to_thread(write_account, self._project.stores.of(own_run_id()), account)
-        await admission.admit_run(agent, account)
-        return account
+    async def _admit_run(self, agent: Agent, request: StartSnapshotRequest) -> tuple[Account | None, str]:
+        """Return the account of the run and the key of its place, if it needs them. A run that has to wait is held."""
+        account = await self._admission.open_account(request.account) if self._admission else None
+        place = await self._places.enter_run(agent, account) if self._places and request.is_first else ""
+        if self._admission and account:
+            await asyncio.to_thread(write_account, self._project.stores.of(own_run_id()), account)
+            await self._admission.admit_run(agent.name, account)
+        return account, place
 
     def _fields_of_features(self, agent: Agent) -> dict[str, Any]:
         filled = (fill(self._project, agent.name) for fill in load_each("on_open"))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,6 +24,7 @@ from perdure.activities.effects.ledger import (
     run_to_completion,
     with_timeout,
 )
+from perdure.activities.effects.places import LimitedPlaces
 from perdure.activities.model.transcript_cache import TranscriptCache, TranscriptMismatchError
 from perdure.activities.project import Project
 from perdure.activities.run.definition import SearchTools
@@ -68,11 +69,19 @@ PREFLIGHT_SHARE = 2 / 3  # maximum part of a tool's timeout that the preflight m
 
 
 class ToolCalls:
-    def __init__(self, client: Client, transcripts: TranscriptCache, project: Project, drain: timedelta) -> None:
+    def __init__(
+        self,
+        client: Client,
+        transcripts: TranscriptCache,
+        project: Project,
+        drain: timedelta,
+        places: LimitedPlaces | None = None,
+    ) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
         self._drain = drain
+        self._places = places
         self._tools: Mapping[str, Tool] = {**project.tools, SEARCH_TOOLS: SearchTools(project.stores)}
         self._validators = {name: SchemaValidator(tool.schema.input_schema) for name, tool in self._tools.items()}
         self._effects = Effects()
@@ -111,7 +120,8 @@ class ToolCalls:
         started = perf_counter()
         if interrupted:
             _report_retry(call, workspace, attempt, "its worker was lost", None)
-        async with self._budget.call():
+        place = self._places.place_for_call(call.tool, call.step) if self._places else nullcontext()
+        async with place, self._budget.call():
             outcome = await self._run_call(call, workspace, attempt, limit)
         took = round((perf_counter() - started) * 1000)
         outcome = self._with_time(outcome.evolve(duration_ms=took, interrupted=interrupted))

@@ -21,7 +21,8 @@ class Agent(FrozenModel):
     files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
     the run's own, in which its follow-ups may resume work; None: it may not create follow-ups. `fuse_reads` is the
     project's setting if it is None. `search_tools` says whether its tools are searched; None: if they are many.
-    `server_tools` are as in `ModelOptions`. `pace` is the project's if it is None.
+    `server_tools` are as in `ModelOptions`. `pace` is the project's if it is None. `max_running` runs of it are at work
+    at once; with `per_owner`, so many of each owner.
 
     `input_schema` is for the `context` of a start, `output_schema` for the `result` of a run: a JSON Schema, or
     `module:Model` until the worker imports it. `accept` is the check that an outcome must pass: a function, as
@@ -47,6 +48,8 @@ class Agent(FrozenModel):
     accept: Rubric | str | None = None
     server_tools: tuple[dict[str, Any], ...] = ()
     pace: Pace | None = None
+    max_running: int | None = None
+    per_owner: bool = False
 
 
 class ToolSchema(FrozenModel):
@@ -107,6 +110,8 @@ class StartSnapshot(Holdable):
     accept: str = omit_default("")  # as in `RunState`
     planned: PlanInForce | None = omit_default(None)  # as in `RunState`
     account: Account | None = omit_default(None)  # as in `RunState`
+    place: str = omit_default("")  # as in `RunState`
+    places: int | None = omit_default(None)  # as in `RunState`
 
 
 class StartSnapshotRequest(FrozenModel):
@@ -115,6 +120,7 @@ class StartSnapshotRequest(FrozenModel):
     `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit, and `pace` its own
     pace. `execution` is as in `RunState`, `output_schema` as in `StartPayload`. `context` is set to be checked.
     `planned` is the plan of the start, which is to be looked up; `account` is that of the run that has set it off.
+    If it `is_first`, the run begins and takes a place.
     """
 
     agent: str
@@ -128,3 +134,4 @@ class StartSnapshotRequest(FrozenModel):
     context: dict[str, Any] | None = omit_default(None)
     planned: PlanInForce | None = omit_default(None)
     account: Account | None = omit_default(None)
+    is_first: bool = omit_default(default=False)

@@ -156,7 +156,8 @@ def _all_activities(parts: WorkerParts, admission: Admission | None) -> list[Cal
         parts.transcripts,
         parts.turns,
     )
-    tools = ToolCalls(client, transcripts, project, parts.grace)
+    places = next(open_one(client, project, parts.task_queue) for open_one in load_each("places"))
+    tools = ToolCalls(client, transcripts, project, parts.grace, places)
     core = (
         turns,
         turns.policies,
@@ -166,7 +167,7 @@ def _all_activities(parts: WorkerParts, admission: Admission | None) -> list[Cal
         Summaries(model, transcripts, project),
         Acceptances(client, model, project),
         QueueResults(client, project),
-        RunFiles(client, transcripts, project, admission),
+        RunFiles(client, transcripts, project, admission, places),
         Inheritances(client, transcripts, project),
         Conversations(client, transcripts, project),
         RunWatcher(client),

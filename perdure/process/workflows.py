@@ -41,7 +41,7 @@ def all_workflows() -> tuple[type, ...]:
     """Return the workflows of every worker, with all loaded that their tasks use, so that none waits for an import."""
     for target in (*(tool.handler for tool in feature_tools().values()), *(pace.turn for pace in paces().values())):
         load(target)
-    for row in ("on_question", "on_end"):
+    for row in ("on_question", "on_rest", "on_return", "on_end"):
         deque(load_each(row), maxlen=0)
     build_models()
     return (*CORE, *load_each("workflows"))

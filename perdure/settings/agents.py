@@ -75,6 +75,19 @@ class _ServerTools(StrictModel):
         return tuple({"name": name, **tool.model_dump(mode="json", exclude_none=True)} for name, tool in self if tool)
 
 
+class _AgentLimits(LimitOverrides):
+    max_running: int | None = Field(default=None, ge=1, le=1000)
+    """The most runs of the agent that are [at work at once](../limits.md#places), over all workers; others wait."""
+    per_owner: bool = False
+    """`true`: so many of each owner."""
+
+    @model_validator(mode="after")
+    def _check_owner(self) -> Self:
+        if self.per_owner and self.max_running is None:
+            raise ValueError("per_owner needs max_running")
+        return self
+
+
 class _FrontMatter(ModelOverrides):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     """The agent's name; by default the file's name without `.md`."""
@@ -98,8 +111,8 @@ class _FrontMatter(ModelOverrides):
     """`{}` enables the tools of [follow-ups](../follow-ups.md)."""
     peers: tuple[str, ...] = ()
     """The agents that it may [delegate](../delegation.md) to."""
-    limits: LimitOverrides = LimitOverrides.model_construct()
-    """The agent's [limits](#limits)."""
+    limits: _AgentLimits = _AgentLimits.model_construct()
+    """The agent's [limits](#limits), and how many of its runs are at work at once."""
     input_schema: dict[str, Any] | str | None = None
     """The JSON Schema of a start's `context`; or the path of a JSON file with it, or `module:Model` of pydantic."""
     output_schema: dict[str, Any] | str | None = None
@@ -291,6 +304,9 @@ def _read_agent(path: Path) -> Agent:
         {
             **dict(head),
             **schemas,
+            "limits": head.limits.model_dump(include=set(LimitOverrides.model_fields), exclude_unset=True),
+            "max_running": head.limits.max_running,
+            "per_owner": head.limits.per_owner,
             "name": head.name or path.stem,
             "model": next(iter(head.model), None),
             "fallbacks": head.model[1:],

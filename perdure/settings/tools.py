@@ -46,7 +46,12 @@ class _Gated(_Approved):
     """An example of a result. A dry run shows it to the model in place of a call that changes something."""
 
 
-class McpToolSettings(_Gated):
+class _Capped(StrictModel):
+    max_running: int | None = Field(default=None, ge=1, le=1000)
+    """The most calls of the tool that are [under way at once](../limits.md#places), over all workers; others wait."""
+
+
+class McpToolSettings(_Capped, _Gated):
     """The settings of an MCP tool. Its annotations apply where a setting is missing."""
 
     kind: Literal["mcp"]
@@ -62,7 +67,7 @@ class _Tool(_Gated):
     """The description for the model."""
 
 
-class PythonToolSettings(_Tool):
+class PythonToolSettings(_Capped, _Tool):
     kind: Literal["python"]
     """A function."""
     target: str
@@ -84,7 +89,7 @@ class _Described(_Tool):
         return schema
 
 
-class HttpToolSettings(_Described):
+class HttpToolSettings(_Capped, _Described):
     kind: Literal["http"]
     """A URL."""
     url: str = Field(pattern=r"^https?://")

@@ -85,6 +85,7 @@ async def format_end(client: Client, workflow_id: str, kind: str) -> str:
         "Pauses",
         "ProjectQuestion",
         "Budgets",
+        "Places",
     )
     if kind in ends:
         try:

@@ -68,6 +68,7 @@ from tests.replay.people_plays import (
     begins_question,
     begins_shared_calls,
 )
+from tests.replay.place_plays import begins_placed, begins_places
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.replay.run_plays import (
     BUSY,
@@ -470,6 +471,8 @@ SCENARIOS = (
         "budget-waited-for", "completed", [FINISH], limits=PRICED, begins=begins_budgeted(usd=1e-6, when_used_up="wait")
     ),
     Scenario("budgets", "cancelled", [], type="Budgets", begins=begins_budgets()),
+    Scenario("places", "cancelled", [], type="Places", begins=begins_places),
+    Scenario("placed", "completed", [ASK, FINISH], begins=begins_placed),
     Scenario("budgets-rotated", "cancelled", [], type="Budgets", begins=begins_budgets(60), rotates=True),
     # rotated
     Scenario(

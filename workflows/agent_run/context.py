@@ -90,10 +90,13 @@ class RunContext:
         self.segments = segments
         self.cancellation = Cancellation()
         self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
+        self.returning = asyncio.Lock()  # for calls that go on at once after the run has left its place
         self.asking = asyncio.Lock()  # for calls of one batch that each have a question
         self.effects = call_state.in_flight(state)  # tool uses that may be having their effect
         self.inbox = Inbox()
         self.announced = {announcement_of(question) for question in state.asked}  # to people
+        self.at_work = 0  # calls of the batch that have not ended
+        self.resting = 0  # of those, and of the run itself: waits for people or subtasks
         self.awaited = 0  # results from outside that the loop waits for
         self._shown = search_attributes.ShownAttributes()
         share_transcript(transcript)

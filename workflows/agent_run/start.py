@@ -36,7 +36,7 @@ from perdure.workflows.activities import Activities
 from perdure.workflows.agent_run import events
 from perdure.workflows.agent_run.context import RunContext
 from perdure.workflows.agent_run.turn import check_calls, fail_run, take_attachments
-from perdure.workflows.agent_run.waiting import ask_person
+from perdure.workflows.agent_run.waiting import ask_person, return_to_work
 from perdure.workflows.execution import execute_locally_first
 from perdure.workflows.handlers import invalid_input, read_argument, require_continue_as_new, start_type
 
@@ -164,6 +164,9 @@ async def _inherit_run(run: RunContext, origin: ResumePayload) -> None:
         return
     last = inherited.segments[-1]
     run.inherit_from(inherited.state, Transcript(last.end, last.head), inherited.segments)
+    if run.state.place:  # of the run that it goes on from
+        run.state = run.state.evolve(has_left_place=True)
+        await return_to_work(run)
     await check_calls(run)
 
 
@@ -221,6 +224,7 @@ async def take_snapshot(run: RunContext, shown: str | None = None) -> None:
         context=run.state.context if _has_own_context(run) else None,
         planned=None if run.state.definition else run.state.planned,
         account=run.state.account,
+        is_first=not run.state.definition,
     )
     try:
         opening = await run.execute_locally(Activities.open_run, request, "read agent, tools and limits")

@@ -52,6 +52,7 @@ from perdure.workflows.agent_run.waiting import (
     accept_redefined,
     approve_call,
     ask_person,
+    leave_if_idle,
     run_ask_human,
     wait_for_result,
     waiting_on_worker,
@@ -189,7 +190,9 @@ async def make_calls(run: RunContext, batch: tuple[Call, ...]) -> None:
     if len(run.state.open_questions) > 1:
         run.show_waits()
     run.publish_details()
+    run.at_work = len(batch)
     ends = await asyncio.gather(*(_make_call(run, call) for call in batch), return_exceptions=True)
+    run.at_work = 0
     for end in ends:
         if isinstance(end, BaseException):
             raise end
@@ -207,6 +210,9 @@ async def _make_call(run: RunContext, call: Call) -> None:
             outcome = outcome.evolve(at=workflow.now())
         events.count_call(call, outcome)
     run.state = call_state.settle_call(run.state, call, outcome)
+    run.at_work -= 1
+    if run.resting:
+        await leave_if_idle(run)
 
 
 async def _admit_call(run: RunContext, call: Call) -> Call | ToolOutcome:

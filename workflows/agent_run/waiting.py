@@ -1,8 +1,8 @@
 """Waits of a run: for a person's answer or approval, and for results from outside."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 
 from temporalio import workflow
@@ -45,6 +45,35 @@ class StillWaitingError(Exception):
     """The history is long and the wait is not over, so it continues in another execution."""
 
 
+@asynccontextmanager
+async def resting(run: RunContext) -> AsyncIterator[None]:
+    """Wait for people or subtasks. A run that has nothing else to do leaves its place to another one meanwhile."""
+    run.resting += 1
+    try:
+        await leave_if_idle(run)
+        yield
+    finally:
+        run.resting -= 1
+    await return_to_work(run)
+
+
+async def return_to_work(run: RunContext) -> None:
+    """Take a place again, if the run has left its own."""
+    async with run.returning:
+        if run.state.has_left_place:
+            for hear in load_each("on_return"):
+                await hear(run)
+            run.state = run.state.evolve(has_left_place=False)
+
+
+async def leave_if_idle(run: RunContext) -> None:
+    """Leave the place of a run that only waits."""
+    if run.at_work <= run.resting and run.state.place and not run.state.has_left_place:
+        run.state = run.state.evolve(has_left_place=True)
+        for hear in load_each("on_rest"):
+            await hear(run.state)
+
+
 async def ask_person(
     run: RunContext, kind: QuestionKind, text: str, options: Sequence[str] = (), *, about: Call | None = None
 ) -> HumanInput:
@@ -53,7 +82,8 @@ async def ask_person(
     run.show_waits()
     await _announce_questions(run)
     moves = about is not None and is_asked_first(run.state, about) and run.fits_input()
-    await run.cancellation.cancellable(_wait_for_answer(run, question, moves=moves))
+    async with resting(run):
+        await run.cancellation.cancellable(_wait_for_answer(run, question, moves=moves))
     question = next(asked for asked in run.state.asked if asked.id == question.id)
     if question.answer is None and question.kind is not QuestionKind.resume_unsafe:
         raise AssertionError("the wait for an answer ended without one")

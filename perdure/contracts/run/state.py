@@ -161,6 +161,9 @@ class RunSetup(FrozenModel):
     tools: ToolTable = ()
     limits: Limits
     ceiling: dict[str, Any] = omit_default({})  # the project's limits that no run exceeds
+    place: str = omit_default("")  # the key of its place, if the agent has a limit of runs at work
+    places: int | None = omit_default(None)  # that limit
+    has_left_place: bool = omit_default(default=False)  # while it waits for people or subtasks
     pace: Pace | None = omit_default(None)  # of its model calls; until the snapshot, what the start asks for
     fuse_reads: bool = omit_default(default=False)  # a turn of reads and the next model call are one activity
     is_typed: bool = omit_default(default=False)  # it has an output schema, and completes only with a `result`

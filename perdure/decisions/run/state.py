@@ -42,6 +42,8 @@ def apply_snapshot(state: RunState, snapshot: StartSnapshot) -> RunState:
         answer_keys=state.answer_keys or snapshot.answer_keys,
         window=None,  # perhaps of another model
         account=state.account or snapshot.account,
+        place=state.place or snapshot.place,
+        places=state.places or snapshot.places,
     )
 
 

@@ -315,9 +315,9 @@ _purses: WeakKeyDictionary[Client, Purse] = WeakKeyDictionary()  # of the worker
 def open_budgets(
     client: Client, settings: Settings, project: Project, closing: AsyncExitStack
 ) -> BudgetAdmission | None:
-    """Return the admission of a worker, if the project has budgets. Raises ProjectError."""
+    """Return the admission of a worker, if the project has budgets or limits of owners. Raises ProjectError."""
     budgets = BUDGETS.of(settings.file)
-    if not budgets:
+    if not budgets and not any(agent.per_owner for agent in project.agents.values()):
         return None
     faults = (*unpriced_models(project, budgets), *batched_agents(project, budgets))
     raise_all([ProjectError(f"{settings.at('budget')}: {line}") for line in faults])

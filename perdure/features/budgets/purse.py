@@ -19,14 +19,13 @@ from typing import Any
 
 from temporalio.client import (
     Client,
-    WorkflowExecutionStatus,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.activities.temporal import start_entity
 from perdure.contracts.bounds import Backoff
 from perdure.features.budgets.contract import BudgetAnswer, BudgetsState, BudgetTurn, KeyTurn, Occasion, Terms
 from perdure.features.budgets.journal import Bounds, Costs, Entries, Reservation, SpendJournal, open_left
@@ -473,29 +472,9 @@ def _budget_of(key: str) -> str:
 
 
 async def start_budgets(client: Client, task_queue: str, within: timedelta) -> None:
-    """Start the entity. The successor of one that was terminated or failed takes over its state, which it is asked for.
+    """Start the entity, with the state of one that was terminated; if that cannot be read, nothing may be spent.
 
-    Raises RPCError, and WorkflowQueryFailedError if the state cannot be read: then nothing may be spent.
+    Raises RPCError, WorkflowQueryFailedError.
     """
-    workflow_id, state = budgets_id(task_queue), BudgetsState()
-    handle = client.get_workflow_handle(workflow_id)
-    try:
-        described = await handle.describe()
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-    else:
-        if described.status is WorkflowExecutionStatus.RUNNING:
-            return
-        closed = client.get_workflow_handle(workflow_id, run_id=described.run_id)
-        state = await closed.query("state", result_type=BudgetsState, rpc_timeout=within)
-    await client.start_workflow(
-        "Budgets",
-        state,
-        id=workflow_id,
-        task_queue=task_queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        memo={CHANGES: state.changes},
-        static_summary=f"budgets of {task_queue}",
-        rpc_timeout=within,
-    )
+    summary, memo = f"budgets of {task_queue}", {CHANGES: "changes"}
+    await start_entity(client, "Budgets", budgets_id(task_queue), task_queue, BudgetsState(), within, summary, memo)

@@ -17,6 +17,7 @@ from perdure.features.delegation import rules as delegation
 from perdure.features.delegation.activities import Delegations
 from perdure.features.delegation.contract import DelegationRequest, DelegationState
 from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.waiting import resting
 from perdure.workflows.execution import FILES, watch_or_cancel
 
 
@@ -27,7 +28,8 @@ async def run_delegation(run: RunContext, call: Call) -> ToolOutcome:
     if isinstance(request, ToolOutcome):
         return request
     run.cancellation.levels = request.max_depth - request.depth
-    state = await run.cancellation.cancellable(_join_delegation(request, formatting.call_summary(call)))
+    async with resting(run):
+        state = await run.cancellation.cancellable(_join_delegation(request, formatting.call_summary(call)))
     run.cancellation.levels = 0
     if state is None:
         run.cancellation.raise_if_cancelled()  # it may never have begun

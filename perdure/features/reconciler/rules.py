@@ -35,6 +35,7 @@ MOVING_TYPES = (
     "Pauses",
     "ProjectQuestion",
     "Budgets",
+    "Places",
 )
 
 _CUT_SHORT = (WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out)
