@@ -19,6 +19,7 @@ from tests.chaos import (
     media,
     messages,
     pauses,
+    places,
     server_faults,
     soak,
     trees,
@@ -178,6 +179,13 @@ SCENARIOS = (
         pauses.paused,
         {"runs": 12, "size": 3, "kills": 3, "pause": 0.2},
         {"runs": 400, "size": 4, "kills": 8, "pause": 5.0},
+    ),
+    Scenario(
+        "R33",
+        "places",
+        places.placed,
+        {"runs": 10, "size": 3, "kills": 2, "agents": 4, "tools": 1},
+        {"runs": 60, "size": 4, "kills": 10, "agents": 12, "tools": 2},
     ),
     Scenario(
         "fleet",

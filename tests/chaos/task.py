@@ -40,11 +40,16 @@ def mixed(run: str, random: Random, steps: int, *, pause: float = 0.0, tools: tu
     return Task(run, tuple(turns), pause)
 
 
+def task_in(request: Json) -> tuple[dict[str, Any], int]:
+    """The task of a conversation, and the number of its turn."""
+    goal = request["messages"][0]["content"][0]["text"]
+    turn = sum(message["role"] == "assistant" for message in request["messages"])
+    return json.loads(goal.removeprefix("chaos ")), turn
+
+
 def script(request: Json) -> ScriptedAnswer:
     """What the model says next: a function of the conversation alone."""
-    goal = request["messages"][0]["content"][0]["text"]
-    task = json.loads(goal.removeprefix("chaos "))
-    turn = sum(message["role"] == "assistant" for message in request["messages"])
+    task, turn = task_in(request)
     if turn < len(task["turns"]):
         uses = [(tool, arguments) for tool, arguments in task["turns"][turn]]
         reply = calls(*uses, text=f"Turn {turn + 1} of {task['run']}.")

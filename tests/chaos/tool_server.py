@@ -8,7 +8,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -53,6 +53,8 @@ class ToolServer:
         self._refuses = refuses
         self._lock = threading.Lock()
         self._at_work: Counter[Place] = Counter()
+        self._under_way: defaultdict[str, set[Place]] = defaultdict(set)
+        self.most_at_work: Counter[str] = Counter()  # calls at once, by tool
         self._first: dict[str, str] = {}
         self.effects: list[EffectRecord] = []
         self.requests: Counter[str] = Counter()  # by key
@@ -116,6 +118,9 @@ class ToolServer:
             earlier = self.requests[key]
             self.requests[key] += 1
             self._at_work[place] += 1
+            under_way = self._under_way[request.path_params["tool"]]
+            under_way.add(place)
+            self._count_most(request.path_params["tool"])
         try:
             if (refusal := self._refuses(effect, key, earlier)) is not None:
                 with self._lock:
@@ -128,11 +133,16 @@ class ToolServer:
         finally:
             with self._lock:
                 self._at_work[place] -= 1
+                if not self._at_work[place]:
+                    under_way.discard(place)
         if (image := payload["tool_payload"].get("image")) is None:
             return _answer(receipt, payload["tool_payload"])
         with self._lock:
             self.images.add(place)
         return Response(same_image(image), media_type="image/png")
+
+    def _count_most(self, tool: str) -> None:
+        self.most_at_work[tool] = max(self.most_at_work[tool], len(self._under_way[tool]))
 
     def _record_effect(self, effect: str, key: str, place: Place, arguments: dict[str, Any]) -> str:
         run, step = place

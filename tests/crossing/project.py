@@ -130,6 +130,7 @@ target = "shop:reserve"
 
 [tools.refund]
 kind = "python"
+max_running = 20
 effect = "once"
 target = "shop:refund"
 
@@ -248,7 +249,8 @@ AGENTS = {
     "outside": "mailbox: true",
     "tuned": (
         "name: tuned\nmax_tokens: 2000\ntemperature: 0.5\ncache: 5m\nbetas: [a-beta]\nheaders: {x-team: shop}\n"
-        "extra: {metadata: {user_id: u1}}\njournal: false\nfuse_reads: false\nlimits: {max_turns: 30}\n"
+        "extra: {metadata: {user_id: u1}}\njournal: false\nfuse_reads: false\n"
+        "limits: {max_turns: 30, max_running: 50, per_owner: true}\n"
         "input_schema: {type: object, properties: {order: {type: string}}}\ntools: [look]"
     ),
 }

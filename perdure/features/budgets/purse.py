@@ -36,6 +36,7 @@ CALLS_A_BLOCK = 20
 EARLY = 0.25  # of a block: with less left, the next one is fetched beside the calls
 IDLE = 30.0  # seconds without a call, after which a turn settles and gives back
 CHECK_EVERY = 5.0  # seconds between checks for what is idle
+FIRST_ASKED = 8  # the part of a rate that a worker asks for at first is one of so many
 LEAN = Backoff(6.0, 60.0)  # until a worker asks for more of a rate again, after it got nothing
 SWEEP_EVERY = 60.0  # seconds between checks for journals of workers that are gone
 TURN_TIMEOUT = timedelta(seconds=5)
@@ -314,7 +315,8 @@ class Purse:
         want = 0 if need is None else max(int(CALLS_A_BLOCK * (pot.mean or need.most)), need.most)
         if need is not None and need.terms.is_rate:
             spent = 0 if self._knows_window(pot.terms) else pot.spent  # in the window that is over
-            want = max(want, 2 * spent + int(need.waiting * (pot.mean or need.most)))
+            first = 0 if pot.mean else (pot.terms.limit or 0) // FIRST_ASKED  # without calls that tell its need
+            want = max(want, first, 2 * spent + int(need.waiting * (pot.mean or need.most)))
         return KeyTurn(
             window=pot.window, spent=pot.spent, keep=max(pot.granted, held), want=want, most=need.most if need else 0
         )
