@@ -182,13 +182,27 @@ async def test_the_same_key_is_the_same_task_and_without_one_two_starts_are_two(
     assert (taken.structured_content or {})["run_id"] == second
 
 
+STRANGE_IDS = (
+    "nobody",
+    "",
+    "wf:tasks",
+    "question:login:x:1",
+    "../../etc",
+    "x" * 900,
+    "é" * 900,
+    "a\0b",
+    "a\nb",
+    "run:x",
+)
+
+
 async def test_the_id_of_another_token_is_an_unknown_task(mcp_gateway: Gateway) -> None:
     """Even to a token that may answer and cancel any run by other routes."""
     other = await new_token(mcp_gateway, "runs:start", "runs:read", "human:answer")
     async with task_client(mcp_gateway) as tasks, task_client(mcp_gateway, other) as others:
         task = (await tasks.start("GOAL ask"))["taskId"]
         asked = await tasks.until(task, "input_required")
-        for id_ in (task, "nobody", "wf:tasks", "question:login:x:1", "../../etc", "x" * 900):
+        for id_ in (task, *STRANGE_IDS):
             for method in ("get", "update", "cancel"):
                 refused = await others.refused(method, id_, q1=accept(answer="red"))
                 assert (refused.code, refused.error.message) == (INVALID_PARAMS, "unknown task")
@@ -290,6 +304,13 @@ async def test_a_client_of_2025_has_the_tools_of_today(mcp_gateway: Gateway) -> 
     assert (again.structured_content or {})["run_id"] == run_id
     assert (asked.structured_content or {})["question"]["answered_by"] == "you"
     assert (done.structured_content or {})["status"] == "completed"
+
+
+async def test_no_stream_outlives_its_token(mcp_gateway: Gateway) -> None:
+    """There is no push: a client polls."""
+    answer = await post(mcp_gateway, "subscriptions/listen", {"notifications": {"taskIds": ["x"]}})
+    assert answer.json()["error"]["code"] == -32601
+    assert (await mcp_gateway.get("/v1/mcp")).status_code == 405
 
 
 async def test_the_capability_counts_with_each_request(mcp_gateway: Gateway) -> None:

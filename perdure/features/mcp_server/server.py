@@ -64,6 +64,7 @@ def create_mcp_server(
         version=version("perdure"),
         log_level="WARNING",
         extensions=[RunTasks(door)],
+        subscriptions=False,  # nothing changes that a client could listen to, and a stream would outlive its token
     )
     server.redact = session.settings.secrets.redact
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
