@@ -2,12 +2,16 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import jsonschema
 import pytest
+from grpc import StatusCode
 from mcp_types import CallToolResult
 
 from tests.gateway.conftest import Gateway, Gateways
@@ -22,8 +26,9 @@ from tests.mcp.conftest import (
     said,
     task_client,
 )
+from tests.proxy import Proxy, proxied
 
-INVALID_PARAMS, NO_CAPABILITY = -32602, -32021
+INVALID_PARAMS, INTERNAL_ERROR, NO_CAPABILITY = -32602, -32603, -32021
 
 
 async def test_a_task_from_the_start_to_the_result(mcp_gateway: Gateway) -> None:
@@ -290,6 +295,38 @@ async def test_a_gateway_that_is_killed_between_polls_loses_no_task(mcp_gateways
             assert (await tasks.get(task))["inputRequests"] == asked["inputRequests"]
             await tasks.update(task, q1=accept(answer="blue"))
             assert "blue" in (await tasks.until(task))["result"]["content"][0]["text"]
+
+
+LOST = (("DescribeWorkflowExecution", "get"), ("GetWorkflowExecutionHistory", "update"))
+
+
+async def test_a_task_is_not_unknown_while_temporal_is_away(mcp_gateways: Gateways) -> None:
+    """A client would take its run for gone."""
+    async with (
+        proxied(mcp_gateways.address) as proxy,
+        opened_beside(proxy, mcp_gateways) as gateway,
+        task_client(gateway) as tasks,
+    ):
+        task = (await tasks.start("GOAL ask"))["taskId"]
+        await tasks.until(task, "input_required")
+        for lost, method in LOST:
+            proxy.denied[lost] = StatusCode.UNAVAILABLE
+            refused = await tasks.refused(method, task, q1=accept(answer="red"))
+            assert (refused.code, "Temporal" in refused.error.message) == (INTERNAL_ERROR, True)
+            proxy.denied.clear()
+        await tasks.update(task, q1=accept(answer="red"))
+        assert "red" in (await tasks.until(task))["result"]["content"][0]["text"]
+
+
+@asynccontextmanager
+async def opened_beside(proxy: Proxy, gateways: Gateways) -> AsyncIterator[Gateway]:
+    """A gateway that reaches its server through a proxy of this process."""
+    opening = replace(gateways, address=proxy.address).open()
+    gateway = await asyncio.to_thread(opening.__enter__)
+    try:
+        yield gateway
+    finally:
+        await asyncio.to_thread(opening.__exit__, None, None, None)
 
 
 async def test_a_client_of_2025_has_the_tools_of_today(mcp_gateway: Gateway) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.service import RPCError
 
+from perdure.activities.temporal import IgnoreMissing
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.run_list import RunInfo, find_run, read_start
 from perdure.contracts.people import Sender
@@ -50,7 +50,9 @@ class OwnRun:
 
 
 async def find_own_run(client: Client, caller: McpCaller, run_id: str) -> OwnRun:
-    """Return a run of the caller. Raises RunNotFoundError, also for a run of another one; TemporalUnavailableError."""
+    """Return a run of the caller. Raises RunNotFoundError, also for a run of another one; TemporalUnavailableError,
+    RPCError.
+    """
     try:
         run = await find_run(client, run_id)
         start = await _read_start(client, run)
@@ -73,11 +75,10 @@ async def _is_own(client: Client, caller: McpCaller, start: Any) -> bool:
 
 
 async def _read_start(client: Client, run: RunInfo) -> Any:
-    """Return the start of a run; nothing if it is past the namespace's retention."""
-    try:
+    """Return the start of a run; nothing if it is past the namespace's retention. Raises RPCError."""
+    with IgnoreMissing():
         return (await read_start(client, run))[0]
-    except RPCError:
-        return None
+    return None
 
 
 def _resumed_by(start: Any) -> str | None:

@@ -81,8 +81,7 @@ class RunTasks(Extension):
 
     async def get(self, ctx: Asked, params: TaskParams) -> HandlerResult:
         with self._one_line(ctx):
-            own = await self._find(self._tools.caller_of(ctx.request), params)
-            return {"resultType": "complete", **(await self._show(ctx, own))}
+            return await self._show(ctx, await self._find(self._tools.caller_of(ctx.request), params))
 
     async def update(self, ctx: Asked, params: TaskUpdateParams) -> HandlerResult:
         """Answer open questions in words. Other responses, and those to other questions, have no effect."""
@@ -97,7 +96,7 @@ class RunTasks(Extension):
                 for key, response in params.input_responses.items():
                     if (question := questions.get(key)) is not None and is_in_words(question):
                         await self._answer(params.task_id, question, response, caller)
-        return {"resultType": "complete"}
+        return {}
 
     async def cancel(self, ctx: Asked, params: TaskParams) -> HandlerResult:
         with self._one_line(ctx):
@@ -107,7 +106,7 @@ class RunTasks(Extension):
             if own.run.is_open:
                 with suppress(RunNotFoundError, RejectedError):  # it has just ended
                     await self._tools.perdure.get_run(params.task_id).cancel("cancelled as a task", by=caller.name)
-        return {"resultType": "complete"}
+        return {}
 
     @contextmanager
     def _one_line(self, ctx: Asked) -> Iterator[None]:
@@ -121,7 +120,9 @@ class RunTasks(Extension):
             raise self._error(INVALID_PARAMS, format_validation_error(error, without="payload")) from None
         except RejectedError as error:
             raise self._error(INVALID_PARAMS, str(error)) from None
-        except (ReportedError, RPCError) as error:
+        except RPCError as error:
+            raise self._error(INTERNAL_ERROR, f"Temporal does not do it: {error.message}") from None
+        except ReportedError as error:
             raise self._error(INTERNAL_ERROR, str(error)) from None
 
     def _error(self, code: int, reason: str) -> MCPError:
