@@ -70,6 +70,7 @@ GROUPS = {
         "e2e/test_mcp_server.py::test_a_run_goes_on_after_its_server_was_killed_and_the_next_one_sees_it",
         "e2e/test_mcp_server.py::test_a_task_outlives_its_server",
         "mcp/test_tasks.py::test_a_gateway_that_is_killed_between_polls_loses_no_task",
+        "mcp/test_tasks.py::test_a_start_whose_reply_is_lost_is_found_by_its_key",
         "e2e/test_queue_example.py::test_a_read_whose_worker_is_killed_runs_again_on_the_next_one",
         "e2e/test_queue_example.py::test_an_effect_whose_worker_is_killed_is_asked_about_and_never_repeated",
         "e2e/test_two_projects.py",

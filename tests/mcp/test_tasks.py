@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 import jsonschema
@@ -27,6 +28,7 @@ from tests.mcp.conftest import (
     task_client,
 )
 from tests.proxy import Proxy, proxied
+from tests.waiting import until
 
 INVALID_PARAMS, INTERNAL_ERROR, NO_CAPABILITY = -32602, -32603, -32021
 
@@ -329,6 +331,40 @@ async def opened_beside(proxy: Proxy, gateways: Gateways) -> AsyncIterator[Gatew
         await asyncio.to_thread(opening.__exit__, None, None, None)
 
 
+async def test_a_start_whose_reply_is_lost_is_found_by_its_key(mcp_gateways: Gateways) -> None:
+    """The gateway is killed with starts under way: some runs began, and none begins twice."""
+    goal, keys = f"GOAL {uuid4().hex}", [f"lost-{number}" for number in range(20)]
+    with mcp_gateways.open() as first:
+        starts = [asyncio.create_task(start_by_key(first, goal, key)) for key in keys]
+        await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(first.process.send_signal, signal.SIGKILL)
+        replies = await asyncio.gather(*starts, return_exceptions=True)
+    with mcp_gateways.open() as second:
+        found = [await start_by_key(second, goal, key) for key in keys]
+        async with task_client(second) as tasks:
+            for task in found:
+                await tasks.until(task)
+                record = (await second.get(f"/v1/runs/{task}")).json()
+                assert record["state"]["goal"] == goal
+
+        async def are_listed() -> bool:
+            listed = (await second.get("/v1/runs?since=1h&limit=200")).json()["runs"]
+            return {*found} <= {run["run_id"] for run in listed}
+
+        await until(are_listed)
+        runs = (await second.get("/v1/runs?since=1h&limit=200")).json()["runs"]
+        goals = [(await second.get(f"/v1/runs/{run['run_id']}")).json()["state"]["goal"] for run in runs]
+    assert [reply for reply in replies if isinstance(reply, Exception)], "no reply was lost"
+    assert {reply for reply in replies if isinstance(reply, str)} <= {*found}
+    assert goals.count(goal) == len(keys) == len({*found})
+
+
+async def start_by_key(gateway: Gateway, goal: str, key: str) -> str:
+    call = {"name": "start_run", "arguments": {"goal": goal}, "_meta": {KEY: key}}
+    task: str = (await post(gateway, "tools/call", call)).json()["result"]["taskId"]
+    return task
+
+
 async def test_a_client_of_2025_has_the_tools_of_today(mcp_gateway: Gateway) -> None:
     async with mcp_client(mcp_gateway, mode="legacy") as client:
         meta: Any = {KEY: "of 2025"}
@@ -369,7 +405,7 @@ async def post(
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": capabilities,
     }
-    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta | params.get("_meta", {})}}
     named = {"Mcp-Name": params.get("taskId") or params.get("name", "")}
     accepted = {"Accept": "application/json, text/event-stream"}
     version = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": method}
