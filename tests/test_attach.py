@@ -22,7 +22,7 @@ from perdure.contracts.run.events import StartEvent
 from perdure.contracts.run.signals import HumanInput
 from perdure.contracts.tool import ToolCall, ToolOutcome
 from perdure.decisions.ids import UPLOADS_STORE
-from perdure.features.mcp_server.commands import RunTools
+from perdure.features.mcp_server.tools import RunTools
 from perdure.terminal.event_lines import format_bytes, format_event
 from tests.media_files import image_bytes, pdf_bytes
 from tests.screen import Terminal

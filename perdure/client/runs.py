@@ -5,6 +5,7 @@ Errors of Temporal's client become those of `errors`.
 
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -32,6 +33,7 @@ from perdure.client.errors import (
     BadStartError,
     RejectedError,
     ResultRejectedError,
+    RunNotFoundError,
     TemporalUnavailableError,
     convert_rpc_error,
     convert_rpc_errors,
@@ -120,6 +122,14 @@ async def resume_run(client: Client, task_queue: str, run_id: str) -> WorkflowHa
             f"run {successor} exists and does not continue {origin.run_id}; to continue it use perdure fork"
         )
     return handle
+
+
+async def find_resumed(client: Client, run_id: str) -> str | None:
+    """Return the run that resumes this one, if there is one."""
+    successor = ids.resumed_id(run_id)
+    with suppress(RunNotFoundError):
+        return successor if await _is_resume_of(client, successor, run_id) else None
+    return None
 
 
 async def _is_resume_of(client: Client, run_id: str, origin: str) -> bool:

@@ -38,6 +38,7 @@ QUESTIONS_ELSEWHERE = {
     "recovery": "needs a context that fills up again and again: tests/workflows",
 }
 ROUTES_ELSEWHERE = {
+    "/.well-known/oauth-protected-resource/v1/mcp": "reads no run",
     "/healthz": "reads no run",
     "/readyz": "reads no run",
     "/v1/budgets": "tests/gateway/test_budgets.py, as the next two",
@@ -49,6 +50,7 @@ ROUTES_ELSEWHERE = {
     "/v1/dead-letters": "tests/gateway/test_lists.py",
     "/v1/events": "tests/gateway/test_webhooks.py",
     "/v1/follow-ups": "tests/gateway/test_lists.py",
+    "/v1/mcp": "tests/mcp/test_tasks.py",
     "/v1/mcp/callback": "tests/gateway/test_mcp_logins.py, as the next one",
     "/v1/mcp/{name}/login": "",
     "/v1/mailboxes": "tests/gateway/test_lists.py",

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Perdure, ReportedError
 from perdure.client.run_list import iterate_runs
-from perdure.features.mcp_server.commands import RunTools
+from perdure.features.mcp_server.tools import RunTools
 from perdure.settings import Settings, load_settings
 from tests.e2e.projects import MakeProject, Served, serve
 

@@ -16,6 +16,7 @@ from mcp.client.stdio import stdio_client
 
 from perdure.testkit.model_server import ScriptedModel, calls
 from tests.e2e.projects import MakeProject, Project, Served, reply_by_goal, use_model
+from tests.mcp.conftest import KNOWING, TaskClient, accept
 from tests.preloaded import program
 from tests.waiting import until
 
@@ -78,7 +79,9 @@ def pid_file(project: Project) -> Path:
 
 
 @asynccontextmanager
-async def connect(project: Project, *options: str, **env: str) -> AsyncIterator[Client]:
+async def connect(
+    project: Project, *options: str, client: dict[str, Any] | None = None, **env: str
+) -> AsyncIterator[Client]:
     """A client of `perdure mcp`, whose process id is in `pid_file`."""
     # Through a shell, which says its id and then becomes the command.
     script = 'echo $$ > "$0"; exec "$@"'
@@ -87,7 +90,7 @@ async def connect(project: Project, *options: str, **env: str) -> AsyncIterator[
         command="sh", args=["-c", script, *command], env=project.environment(env), cwd=project.folder
     )
     with (project.folder / "mcp.err").open("w", encoding="utf-8") as errors:
-        async with Client(stdio_client(server, errlog=errors)) as it:
+        async with Client(stdio_client(server, errlog=errors), **client or {}) as it:
             yield it
 
 
@@ -196,6 +199,41 @@ async def test_a_run_goes_on_after_its_server_was_killed_and_the_next_one_sees_i
     assert (middle["status"], middle["step"], middle["is_over"]) == ("running", 1, False)
     assert middle["plan"] == "hold, then finish."
     assert (end["status"], end["outcome"]) == ("completed", "done")
+
+
+async def test_a_task_outlives_its_server(clerk: Project) -> None:
+    """Over standard input and output all runs are tasks of the caller, and an approval without a page is no request."""
+    with suppress(Exception):  # whatever its client makes of it
+        async with connect(clerk, client=KNOWING) as it:
+            task = (await TaskClient(it).start("ask", agent="clerk", key="once"))["taskId"]
+            asked = await TaskClient(it).until(task, "input_required")
+            os.kill(int(pid_file(clerk).read_text()), signal.SIGKILL)
+    async with connect(clerk, client=KNOWING) as it:
+        tasks = TaskClient(it)
+        assert (await tasks.start("ask", agent="clerk", key="once"))["taskId"] == task
+        await until(lambda: _asks(tasks, task))
+        assert (await tasks.get(task))["inputRequests"] == asked["inputRequests"]
+        await tasks.update(task, q1=accept(answer="the dairy"))
+        done = await tasks.until(task)
+        noting = (await tasks.start("note it", agent="clerk"))["taskId"]
+        await until(lambda: _asks(tasks, noting))
+        held = await tasks.get(noting)
+        await tasks.update(noting, q1=accept(answer="approve"))
+        still = await tasks.get(noting)
+        await tasks.cancel(noting)
+        assert (await tasks.until(noting))["status"] == "cancelled"
+        assert (await tasks.refused("get", "nobody")).error.message == "unknown task"
+    assert done["result"]["structuredContent"]["outcome"] == "done"
+    assert done["result"]["structuredContent"]["folder"].endswith(f"/.perdure/runs/{task}")
+    for state in (held, still):
+        assert (state["status"], "inputRequests" in state) == ("working", False)
+        assert state["statusMessage"].endswith(f"(perdure show {noting} tells how to answer it)")
+
+
+async def _asks(tasks: TaskClient, task: str) -> bool:
+    """The next server has a worker of its own, which takes a moment."""
+    shown = await tasks.get(task)
+    return shown["status"] == "input_required" or "approve a call" in shown["statusMessage"]
 
 
 async def test_a_run_is_cancelled_and_the_wait_tells_its_end(clerk: Project) -> None:

@@ -53,6 +53,7 @@ ROUTES = [
     ("POST", "/v1/files", "runs:start"),
     ("POST", "/v1/runs/nobody/answers", "human:answer"),
     ("POST", "/v1/mcp/{name}/login", "human:answer"),
+    ("POST", "/v1/mcp", "runs:read"),
     ("GET", "/v1/runs/nobody/artifacts", "runs:read"),
     ("GET", "/v1/runs/nobody/artifacts/{path}", "runs:read"),
     ("GET", "/v1/runs/nobody/media/{sha256}", "runs:read"),
@@ -79,6 +80,7 @@ OPEN = {
     ("GET", "/readyz"),
     ("POST", "/v1/webhooks/{name}"),
     ("GET", "/v1/mcp/callback"),
+    ("GET", "/.well-known/oauth-protected-resource/v1/mcp"),
     *((method, "/v1/session") for method in ("GET", "POST", "DELETE")),
 }
 

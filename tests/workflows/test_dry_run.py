@@ -18,7 +18,7 @@ from perdure.client.watch import Watch
 from perdure.contracts.agent import Agent
 from perdure.contracts.tool import Approval, Effect, QueueRoute, ToolKind
 from perdure.decisions.run import call_state
-from perdure.features.mcp_server.commands import RunTools
+from perdure.features.mcp_server.tools import RunTools
 from perdure.session import Session
 from perdure.settings import load_settings
 from perdure.terminal.event_lines import format_end, format_event

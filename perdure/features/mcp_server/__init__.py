@@ -1,6 +1,11 @@
-"""The MCP server: runs as tools of an MCP client.
+"""The MCP server: runs as tools and as tasks of an MCP client.
 
-commands  `mcp`: the server and its tools
+callers   who calls, and which runs are their own
+commands  `mcp`: the server over standard input and output
+forms     questions as forms and links
+server    the server over a session, for both transports
+tasks     runs as tasks
+tools     runs as tools
 """
 
 from perdure.registry import Command, Feature
