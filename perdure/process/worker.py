@@ -98,7 +98,8 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
     transcripts = TranscriptCache(client, project.stores)
     policies = PolicyChecks(transcripts, project, Reviewer(model, project), partial(reserve_shared_calls, client))
     turns = Turns(client, model, transcripts, project, policies)
-    parts = WorkerParts(client, project, task_queue, model, transcripts, turns, sizes.grace)
+    calls = ToolCalls(client, transcripts, project, sizes.grace)
+    parts = WorkerParts(client, project, task_queue, model, transcripts, turns, calls, sizes.grace)
     return WorkerConfig(
         client=client,
         task_queue=task_queue,
@@ -149,14 +150,14 @@ build_worker = _as_worker(configure_worker)  # a worker with all workflows and a
 
 def _all_activities(parts: WorkerParts, admission: Admission | None) -> list[Callable[..., Any]]:
     """Return the activities of the core and of the features."""
-    client, project, model, transcripts, turns = (
+    client, project, model, transcripts, turns, tools = (
         parts.client,
         parts.project,
         parts.model,
         parts.transcripts,
         parts.turns,
+        parts.calls,
     )
-    tools = ToolCalls(client, transcripts, project, parts.grace)
     core = (
         turns,
         turns.policies,

@@ -19,7 +19,7 @@ from perdure.contracts.run.loop_detection import RecentCall
 from perdure.contracts.run.signals import Question, QuestionKind
 from perdure.contracts.run.transcript import Segment
 from perdure.contracts.run.turn import Recoveries, SentTurn, SkippedModel, Usage
-from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
+from perdure.contracts.tool import Effect, ServerTask, ToolKind, ToolOutcome, ToolTable, Unfinished
 
 
 class RunStatus(StrEnum):
@@ -43,6 +43,7 @@ class Pending(FrozenModel):
     attempt: int = 1
     outside: bool = False  # executed outside; the run waits for the result
     handed_out: datetime | None = omit_default(None)  # when the request went to the tool that answers by signal
+    task: ServerTask | None = omit_default(None)  # that its server has made of it
 
 
 class Call(FrozenModel):
@@ -65,6 +66,8 @@ class Call(FrozenModel):
     # The policy's, if the project has one. An edited call gets another.
     verdict: PolicyVerdict | None = omit_default(None)
     generation: int = 1  # grows when a person decides "run again"
+    # Its server has not finished it.
+    unfinished: Unfinished | None = omit_default(None)
     outcome: ToolOutcome | None = None
 
 
@@ -354,6 +357,8 @@ class QuestionView(FrozenModel):
     """The number of times that the question was passed on to another group, as the time of the one before was over."""
     link: str = omit_default("")
     """A path of the gateway. A POST to it returns `url`, an address at which a person settles the matter."""
+    form: dict[str, Any] | None = omit_default(None)
+    """The JSON Schema of the answer, if it is an object: of plain fields."""
 
 
 class PendingView(FrozenModel):
@@ -363,6 +368,8 @@ class PendingView(FrozenModel):
     attempt: int
     nonce: str | None = omit_default(None)
     """The nonce that must come back with the result at the gateway, if the request is not POSTed."""
+    task: str = omit_default("")
+    """The task that its server has made of the call, in words, as it was last reported."""
 
 
 class RunView(FrozenModel):

@@ -14,6 +14,7 @@ export const TITLES = {
   recovery: "The agent loses context",
   choice: "An input has to be chosen",
   project: "The project asks",
+  input: "The server of a tool asks",
 };
 /** @type {Record<string, string>} */
 const LABELS = { approve_tool: "approve for this run" };
@@ -210,7 +211,10 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const [text, setText] = useState("");
   const [files, setFiles] = useState(/** @type {File[]} */ ([]));
   const [edited, setEdited] = useState(/** @type {any} */ (null));
+  const [filled, setFilled] = useState(/** @type {any} */ ({}));
   const { busy, error, act } = useAction();
+  const form = question.kind === "input" ? question.form : null;
+  const missing = form ? faultsIn({ type: "object", ...form }, filled) : [];
   const isApproval = question.kind === "approval" && question.arguments;
   const isTextual = question.kind === "question" || question.kind === "choice";
   const isProject = question.kind === "project";
@@ -244,7 +248,8 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
     if (isProject || question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button only, not by Enter
-    if (text.trim() || files.length) send(text.trim() ? { text: text.trim() } : {});
+    if (form) send({ text: JSON.stringify(filled) });
+    else if (text.trim() || files.length) send(text.trim() ? { text: text.trim() } : {});
   };
   return html`<form class="answer" onSubmit=${submit}>
     ${
@@ -257,6 +262,11 @@ function AnswerForm({ runId, question, tools, onDone }) {
       html`<${SchemaField} schema=${{ ...schema, type: "object", title: "changed arguments" }} value=${edited} onChange=${setEdited} path=${`${runId}-${question.id}`} />
       <ul class="faults" role="status">${faults.map((fault) => html`<li>${fault}</li>`)}</ul>
       <button type="button" class="plain" onClick=${() => setEdited(null)}>leave the arguments as they are</button>`
+    }
+    ${
+      form &&
+      html`<${SchemaField} schema=${{ ...form, title: "your answer" }} value=${filled} onChange=${setFilled} path=${`${runId}-${question.id}`} />
+      <ul class="faults" role="status">${missing.map((fault) => html`<li>${fault}</li>`)}</ul>`
     }
     ${
       TAKE_TEXT.includes(question.kind) &&
@@ -293,6 +303,7 @@ function AnswerForm({ runId, question, tools, onDone }) {
         (question.kind === "question" || ["thrash", "recovery"].includes(question.kind)) &&
         html`<button class=${question.options.length ? "" : "first"} disabled=${busy}>Answer</button>`
       }
+      ${form && html`<button class="first" disabled=${busy || missing.length > 0}>Answer</button>`}
     </span>
     ${
       question.kind === "question" &&
