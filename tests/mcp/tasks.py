@@ -130,7 +130,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     },
     "sample": {"s1": {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}}},
 }
-BECOME_TASKS = {"pay", "pay_keyed", "watch", "short", *INPUTS}
+BECOME_TASKS = {"pay", "pay_keyed", "watch", *INPUTS}
 
 
 class Tasks(Extension):
@@ -167,7 +167,7 @@ class Tasks(Extension):
                     "status": "working",
                     "statusMessage": "paying",
                     "createdAt": datetime.now(UTC).isoformat(),
-                    "ttlMs": 1500 if params.name == "short" else 86_400_000,
+                    "ttlMs": 86_400_000,
                     "pollIntervalMs": 200,
                     "_tool": params.name,
                 }
@@ -271,8 +271,8 @@ def build(folder: Path) -> MCPServer:
             acts.write("act\n")
         return f"done {what}"
 
-    names = ("pay", "pay_keyed", "watch", "short", "confirm", "confirm_once", "link", *INPUTS)
-    hints = {"watch": READ, "link": READ, "confirm": READ, "pay_keyed": KEYED, "short": READ}
+    names = ("pay", "pay_keyed", "watch", "confirm", "confirm_once", "link", *INPUTS)
+    hints = {"watch": READ, "link": READ, "confirm": READ, "pay_keyed": KEYED}
     for name in names:
         hint = hints.get(name, READ if name in INPUTS and name != "ask_once" else None)
         server.add_tool(act, name, None, f"The tool {name}.", hint, structured_output=False)

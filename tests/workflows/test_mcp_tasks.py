@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 
+from perdure.activities.storage.workspace import folder_name
 from perdure.client.run_events import ActivityRetrying, RunEvent, ToolCallFinished, ToolCallWaiting
 from perdure.client.watch import Watch
 from perdure.contracts.tool import Effect, ToolKind, ToolRoute
 from perdure.features.mcp.activities.config import HttpServer, StdioServer
 from perdure.features.mcp.activities.connection import Connection
 from perdure.features.mcp.activities.tool import McpTool
+from perdure.features.mcp_server.commands import RunTools
+from perdure.session import Session
+from perdure.settings import load_settings
 from perdure.testkit.model_server import calls
 from tests.mcp.tasks import ROOT, TaskServer, task_server
 from tests.workflows.conftest import MakeWorld, Run, World, connect_encrypted
-from tests.workflows.runs import cancel_run, expect_cancelled, printed_run, rejection_of
-from tests.workflows.script import FINISH, count_replies
+from tests.workflows.runs import cancel_run, expect_cancelled, printed_run, rejection_of, trace_events
+from tests.workflows.script import FINISH, count_replies, tool_results
+from tests.workflows.test_candidate_replay import replayed
+from tests.workflows.test_export import export_run
 
 CHECK = "check_task"
 
@@ -75,6 +81,8 @@ async def test_a_task_is_followed_to_its_end_and_looks_add_no_event(world: MakeW
         assert await events_of(run) == before
         bank.set("end")
         assert await result_in(it, run) == "paid"
+        [line] = trace_events(it.project.workspaces / folder_name(run.id.removeprefix("run:")), "tool")
+    assert (line["step"], line["tool"], line["status"]) == (1, "bank__pay", "ok")
     [pending] = state["pending"]
     task = bank.tasks[0]["taskId"]
     assert pending["task"].startswith(f"task {task} of server bank: working, paying; looked at ")
@@ -354,4 +362,49 @@ async def test_the_client_declares_what_it_does_and_nothing_else(world: MakeWorl
     extension: dict[str, Any] = {"io.modelcontextprotocol/tasks": {}}
     assert entry["capabilities"] == {"elicitation": {"form": {}, "url": {}}, "extensions": extension}
     assert entry["key"] == "agentic:run:declared:step:1:request"
+    await tool.connection.close()
+
+
+@pytest.mark.slow
+async def test_a_record_and_a_replay_have_the_end_of_the_task_and_call_nothing(
+    world: MakeWorld, bank: TaskServer
+) -> None:
+    tool = await tool_of(bank, "ask_once", Effect.once)
+    async with world(calling("ask_once"), tool) as it:
+        run, lost = await it.start(), await it.start()
+        await it.until_state(lost, question=True)
+        await it.answer(run, text="yes")
+        shown = await result_in(it, run)
+        bank.forget()
+        await it.answer(lost, text="yes")
+        await it.until_question(lost, "q2")
+        await it.answer(lost, decision="use_result", text="paid by hand")
+        await result_in(it, lost)
+        [call] = [call for call in (await export_run(it, run)).calls if call.tool == "bank__ask_once"]
+        replays = [await replayed(it, each, calling("ask_once")) for each in (run, lost)]
+    assert call.made[-1].outcome is not None
+    assert call.made[-1].outcome["result"] == shown
+    for (comparison, requests), result in zip(replays, (shown, "paid by hand"), strict=True):
+        assert (comparison.differences, comparison.changed, comparison.unmade) == ((), (), ())
+        assert tool_results(requests[-1]) == [result]
+    assert bank.count("tools/call") == 2
+    await tool.connection.close()
+
+
+async def test_a_program_that_is_connected_to_us_may_not_answer_in_a_persons_place(
+    world: MakeWorld, bank: TaskServer
+) -> None:
+    tool = await tool_of(bank, "ask", Effect.read)
+    async with world(calling("ask"), tool) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        session = Session(it.client, load_settings({}, Path("/")), None)
+        name = run.id.removeprefix("run:")
+        question = (await RunTools(session, may_approve=False).run_state(name)).question
+        allowed = (await RunTools(session, may_approve=True).run_state(name)).question
+        await it.answer(run, text="yes")
+        await result_in(it, run)
+    assert question is not None
+    assert allowed is not None
+    assert (question.answered_by, allowed.answered_by) == ("a person", "you")
     await tool.connection.close()

@@ -43,7 +43,6 @@ class Pending(FrozenModel):
     attempt: int = 1
     outside: bool = False  # executed outside; the run waits for the result
     handed_out: datetime | None = omit_default(None)  # when the request went to the tool that answers by signal
-    task: ServerTask | None = omit_default(None)  # that its server has made of it
 
 
 class Call(FrozenModel):
@@ -260,6 +259,12 @@ class RunState(RunIdentity, RunRequest, RunSetup, RunUsage, TurnState, LoopState
     def open_questions(self) -> tuple[Question, ...]:
         """The questions that wait for a person, in the order of their calls."""
         return tuple(question for question in self.asked if question.answer is None)
+
+    @property
+    def open_tasks(self) -> dict[int, ServerTask]:
+        """The tasks that servers have made of open calls, as last reported, by step."""
+        left = ((call.step, call.unfinished) for call in self.calls if call.outcome is None)
+        return {step: known.task for step, known in left if step is not None and known is not None and known.task}
 
     @property
     def question(self) -> Question | None:

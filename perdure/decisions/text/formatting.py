@@ -307,16 +307,19 @@ def _pending_blocks(state: RunState) -> list[str]:
     asked = {question.step for question in state.open_questions}
     steps = {action.step for action in state.pending}
     lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls if call.step in steps}
+    tasks = state.open_tasks
     running: list[str] = []
     outside: list[str] = []
     for action in state.pending:
         again = f", attempt {action.attempt}" if action.attempt > 1 else ""
         since = f"since {action.since:%H:%M:%S} UTC"
         call = escape_markdown(truncate(lines.get(action.step, action.tool), 110))
-        task = f"; {escape_markdown(format_task(action.task))}" if action.task else ""
+        task = tasks.get(action.step)
+        about = f"; {escape_markdown(format_task(task))}" if task else ""
         if action.step not in asked:
-            is_outside = action.outside or action.task is not None
-            (outside if is_outside else running).append(f"- step {action.step}: {call}, {since}{again}{task}")
+            (outside if action.outside or task else running).append(
+                f"- step {action.step}: {call}, {since}{again}{about}"
+            )
     blocks = (("Running", running), ("Waiting for results from outside", outside))
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
 
@@ -379,8 +382,8 @@ def _terms_view(state: RunState, terms: AskedTerms) -> TermsView:
 
 def _pending_view(state: RunState, pending: Pending) -> PendingView:
     shown = pending.model_dump(include={"step", "tool", "since", "attempt"})
-    task = format_task(pending.task) if pending.task else ""
-    return PendingView(**shown, nonce=readable_nonce(state, pending), task=task)
+    task = state.open_tasks.get(pending.step)
+    return PendingView(**shown, nonce=readable_nonce(state, pending), task=format_task(task) if task else "")
 
 
 def run_figures(state: RunState) -> dict[str, Any]:
