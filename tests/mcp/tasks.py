@@ -228,6 +228,7 @@ class Tasks(Extension):
             task |= {"status": "cancelled"}
             task.pop("inputRequests", None)
             self.save(task)
+        await self.hold("tasks-cancel")
         return TaskResult(result_type="complete")
 
     @property

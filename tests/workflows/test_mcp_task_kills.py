@@ -22,6 +22,7 @@ from tests.chaos.killable import Project
 from tests.mcp.tasks import TaskServer, task_server
 from tests.waiting import until
 from tests.workflows.conftest import Run
+from tests.workflows.runs import expect_cancelled
 from tests.workflows.test_mcp_tasks import CHECK, calling
 
 ANSWERED = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED
@@ -169,6 +170,28 @@ async def test_a_task_goes_on_after_a_kill_with_one_call(
     assert (bank.count("tools/call"), len(bank.tasks)) == (1, 1)
     answers = [e async for e in run.fetch_history_events() if e.event_type == ANSWERED]
     assert len(answers) == (1 if tool == "ask_once" else 0)  # none is asked twice
+
+
+@pytest.mark.parametrize("victim", ["worker", "server"])
+async def test_a_cancel_is_carried_out_in_spite_of_a_kill(
+    client: Client, bank: TaskServer, tmp_path: Path, victim: str
+) -> None:
+    bank.set("hold-tasks-cancel")
+    async with place(client, bank, tmp_path, "pay") as it:
+        it.work()
+        run = await it.start()
+        await it.until_checked(run)
+        await run.signal("cancel")
+        await until(lambda: bank.count("tasks/cancel") == 1)
+        (bank.kill if victim == "server" else it.kill_worker)()
+        bank.clear("hold-tasks-cancel")
+        (bank.start if victim == "server" else it.work)()
+        await expect_cancelled(run)
+        page = await run.query("transcript")
+    [shown] = [part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result"]
+    assert ": cancelled, paying; " in shown
+    assert [task["status"] for task in bank.tasks] == ["cancelled"]
+    assert bank.count("tools/call") == 1
 
 
 async def test_a_call_whose_server_asks_first_has_its_effect_once_in_spite_of_a_kill(

@@ -35,17 +35,18 @@ from perdure.features.mcp.rules import ENDED, SENDABLE, is_given_up, pause_befor
 
 SEEN = "seen"  # heartbeat key: the task as it was last seen
 REQUEST_TIMEOUT = 20.0  # seconds
+MOST_SECONDS = 30  # before an answer is sent again
 MAX_CANCELS = 8  # requests to cancel a task that does not end
 LOST = (McpUnreachableError, McpConnectionLostError, McpTimeoutError)
 
 
 @dataclass(frozen=True)
 class TaskReply:
-    """A server's reply to a request about a task, or the reason why there is none."""
+    """A server's reply to a request about a task, or the reason why there is none, for now or for good."""
 
     raw: Mapping[str, Any] | None = None
     why: str = ""
-    is_unknown: bool = False  # it does not know the task
+    lost: str = ""
 
 
 class McpTasks:
@@ -69,7 +70,8 @@ class McpTasks:
         seen = await self._read(call, task, reply)
         if isinstance(seen, ToolOutcome):
             return seen
-        if reply.raw is not None and (inputs := to_input_requests(reply.raw.get("inputRequests"), left.answers)):
+        asked = reply.raw.get("inputRequests") if reply.raw is not None and seen.status == "input_required" else None
+        if inputs := to_input_requests(asked, left.answers):
             return await self._calls.settle(call, ToolOutcome(unfinished=left.evolve(task=seen, inputs=inputs)))
         if is_given_up(seen, datetime.now(UTC)):
             return await self._lose(call, seen, reply.why or "its time is over")
@@ -84,8 +86,8 @@ class McpTasks:
             return
         request = UpdateTask(params=TaskAnswers(task_id=task.id, input_responses=answers))
         reply = await self._request(call, task, request)
-        if reply.raw is None and not reply.is_unknown and not is_given_up(task, datetime.now(UTC)):
-            raise _try_again(task, reply.why, pause_before_check(task, datetime.now(UTC)))
+        if reply.why and not is_given_up(task, datetime.now(UTC)):
+            raise _try_again(task, reply.why, timedelta(seconds=min(activity.info().attempt, MOST_SECONDS)))
 
     @activity.defn
     async def cancel_task(self, call: ToolCall) -> ToolOutcome:
@@ -102,8 +104,8 @@ class McpTasks:
 
     async def _read(self, call: ToolCall, task: ServerTask, reply: TaskReply) -> ServerTask | ToolOutcome:
         """Return the task as it is seen now, or the outcome of one that has ended or is lost."""
-        if reply.is_unknown:
-            return await self._lose(call, task, "its server does not know it any more")
+        if reply.lost:
+            return await self._lose(call, task, reply.lost)
         if reply.raw is None:
             return task
         seen = read_task(task.server, reply.raw, datetime.now(UTC), task)
@@ -125,13 +127,14 @@ class McpTasks:
             async with heartbeating(lambda: beat):
                 return TaskReply(await tool.connection.request(request, REQUEST_TIMEOUT))
         except NeedsLoginError as needs:
-            refusal = await tool.wait_for_login(needs)
-            return TaskReply(why=refusal.error.message if refusal.error else "")
+            await tool.wait_for_login(needs)  # returns once a person has refused to
+            return TaskReply(lost=f"a login to {task.server} was refused")
         except LOST as error:
             return TaskReply(why=str(error))
         except MCPError as error:
-            why = truncate(f"{error.message} (code {error.code})")
-            return TaskReply(why=why, is_unknown=error.code == INVALID_PARAMS)
+            if error.code == INVALID_PARAMS:
+                return TaskReply(lost="its server does not know it any more")
+            return TaskReply(why=truncate(f"{error.message} (code {error.code})"))
         except ValidationError:
             return TaskReply(why="its reply is none of MCP")
 

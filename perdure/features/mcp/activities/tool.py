@@ -129,6 +129,7 @@ def _decode_base64(text: str) -> bytes | None:
 NO_ANSWER = "Server returned an error response"  # the SDK's message for a 4xx or 5xx without an MCP message
 # Codes that prove that nothing was called. Others may be the SDK's, for an answer that it cannot read.
 UNMADE_CODES = (METHOD_NOT_FOUND, INVALID_PARAMS)
+MAX_STATE = 64 * 1024  # characters of a server's state, which goes through history
 _UNSENT = "the call was not made"
 ASKED_ONCE = (
     "the server asked a question within the call, and was answered `cancel`: a call that may not be repeated cannot "
@@ -295,8 +296,9 @@ class McpTool(PreflightTool):
     ) -> ToolOutcome:
         """Return a call that its server completes only after an answer of a person."""
         server = self.connection.server.name
-        refused = next((one.refused for one in asked if one.refused), None if asked else "it asks nothing")
-        if refused:
+        refused = next((one.refused for one in asked if one.refused), "" if asked else "it asks nothing")
+        if refused or len(state or "") > MAX_STATE:
+            refused = refused or f"its state has more than {MAX_STATE:,} characters"
             message = f"{server} asks first, and is not answered: {refused}; the call was not completed"
             return error_outcome(ToolFault.tool_error, message)
         left = before or Unfinished(way=way, server=server)
