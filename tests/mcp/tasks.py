@@ -264,7 +264,8 @@ def shown(task: dict[str, Any], result_type: str) -> TaskResult:
 
 
 def build(folder: Path) -> MCPServer:
-    security = RequestStateSecurity(keys=["k" * 32])
+    key = folder / "key"
+    security = RequestStateSecurity(keys=[key.read_text() if key.exists() else "k" * 32])
     server = MCPServer("bank", extensions=[Tasks(folder)], request_state_security=security)
 
     def act(what: str = "it") -> str:

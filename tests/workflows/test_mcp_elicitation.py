@@ -87,6 +87,25 @@ async def test_a_page_that_is_reported_as_opened_too_early_is_asked_for_again(
     await tool.connection.close()
 
 
+async def test_a_state_that_the_server_does_not_take_any_more_is_left_out_and_it_asks_again(
+    world: MakeWorld, bank: TaskServer
+) -> None:
+    tool = await tool_of(bank, "confirm_once", Effect.once)
+    async with world(calling("confirm_once"), tool) as it:
+        run = await it.start()
+        await it.until_question(run, "q1")
+        bank.kill()
+        (bank.folder / "key").write_text("n" * 32)
+        bank.start()
+        await bank.until_up()
+        await it.answer(run, text="yes")
+        await it.until_question(run, "q2")
+        await it.answer(run, text="yes")
+        assert await result_in(it, run) == "done rent"
+    assert (bank.folder / "acts").read_text() == "act\n"
+    await tool.connection.close()
+
+
 async def test_a_cancel_while_people_are_asked_makes_no_further_call(world: MakeWorld, bank: TaskServer) -> None:
     tool = await tool_of(bank, "confirm_once", Effect.once)
     async with world(calling("confirm_once"), tool) as it:
