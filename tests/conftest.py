@@ -35,6 +35,7 @@ SLOW = (
     "crossing/",
     "gateway/test_openapi.py",
     "gateway/test_page.py",
+    "gateway/test_page_inputs.py",
     "gateway/test_page_long.py",
     "gateway/test_page_runs.py",
     "gateway/test_page_screens.py",

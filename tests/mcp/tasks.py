@@ -32,6 +32,9 @@ TASKS = "io.modelcontextprotocol/tasks"
 KEY = "perdure/idempotency-key"
 ROOT = Path(__file__).parents[2]
 FORM = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+SIZES = [{"const": "s", "title": "Small"}, {"const": "l", "title": "Large"}]
+FIELDS = {"size": {"type": "string", "oneOf": SIZES}, "count": {"type": "integer"}, "gift": {"type": "boolean"}}
+WIDE_FORM = {"type": "object", "properties": FIELDS, "required": ["size", "gift"]}
 READ = t.ToolAnnotations(read_only_hint=True)
 KEYED = t.ToolAnnotations(idempotent_hint=True)
 
@@ -128,6 +131,7 @@ INPUTS: dict[str, dict[str, Any]] = {
             "params": {"mode": "url", "message": "Link", "url": "https://e.example/1"},
         }
     },
+    "fill": {"q1": {"method": "elicitation/create", "params": {"message": "How?", "requestedSchema": WIDE_FORM}}},
     "sample": {"s1": {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}}},
 }
 BECOME_TASKS = {"pay", "pay_keyed", "watch", *INPUTS}

@@ -2,7 +2,7 @@
 
 import { html, lookAgain, request, runPath, useAction, useLook, useState } from "./base.js";
 import { Ago, brief, countText, Difference, Failure, RunLink, words } from "./parts.js";
-import { faultsIn, SchemaField, schemaOf } from "./schema_form.js";
+import { emptyOf, faultsIn, SchemaField, schemaOf } from "./schema_form.js";
 
 /** The kind introduces each question: its text may imitate another kind. @type {Record<string, string>} */
 export const TITLES = {
@@ -211,10 +211,10 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const [text, setText] = useState("");
   const [files, setFiles] = useState(/** @type {File[]} */ ([]));
   const [edited, setEdited] = useState(/** @type {any} */ (null));
-  const [filled, setFilled] = useState(/** @type {any} */ ({}));
+  const form = question.form ? withChoices(question.form) : null;
+  const [filled, setFilled] = useState(/** @type {any} */ (form && emptyOf(form)));
   const { busy, error, act } = useAction();
-  const form = question.kind === "input" ? question.form : null;
-  const missing = form ? faultsIn({ type: "object", ...form }, filled) : [];
+  const missing = form ? faultsIn(form, filled) : [];
   const isApproval = question.kind === "approval" && question.arguments;
   const isTextual = question.kind === "question" || question.kind === "choice";
   const isProject = question.kind === "project";
@@ -312,6 +312,19 @@ function AnswerForm({ runId, question, tools, onDone }) {
     }
     <${Failure} text=${error} />
   </form>`;
+}
+
+/** The schema with each choice of MCP, a list of constants with titles, as one of JSON Schema. @param {any} schema @returns {any} */
+function withChoices(schema) {
+  const { oneOf, anyOf, ...own } = schema;
+  const listed = oneOf ?? anyOf;
+  if (listed) return { ...own, enum: listed.map((/** @type {any} */ each) => each.const) };
+  if (own.items) own.items = withChoices(own.items);
+  if (own.properties)
+    own.properties = Object.fromEntries(
+      Object.entries(own.properties).map(([name, field]) => [name, withChoices(field)]),
+    );
+  return own;
 }
 
 /** The question and its call, with the text that the card shows. @param {any} question */
