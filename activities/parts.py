@@ -11,6 +11,7 @@ from perdure.activities.model.transcript_cache import TranscriptCache
 from perdure.activities.model.turn import Turns
 from perdure.activities.project import Project
 from perdure.activities.providers.port import Model
+from perdure.activities.tools.call import ToolCalls
 
 DEFINITION = "__temporal_activity_definition"  # what the SDK's decorator sets
 
@@ -25,6 +26,7 @@ class WorkerParts:
     model: Model
     transcripts: TranscriptCache
     turns: Turns
+    calls: ToolCalls
     grace: timedelta
     """The time for active calls to end after SIGTERM."""
 

@@ -84,6 +84,7 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "nonce": None,
         "definition": None,
         "changed_by": None,
+        "unfinished": None,
     },
     ToolOutcome: {
         "status": "ok",
@@ -95,6 +96,7 @@ MEANING_NOTHING: dict[type[SparseModel], dict[str, Any]] = {
         "at": None,
         "media": (),
         "hold": None,
+        "unfinished": None,
     },
     StoredMedia: {"name": "", "pixels": None, "is_turned": False, "pages": None, "path": None},
     Attached: {"media": (), "refused": ()},
@@ -173,7 +175,7 @@ def test_valid_payloads_are_read_unchanged(written: bytes) -> None:
 
 def test_model_dump_has_every_field() -> None:
     assert set(TURN.model_dump(mode="json")) == set(ModelTurn.model_fields) - {"hold"}
-    assert set(ToolOutcome().model_dump(mode="json")) == set(ToolOutcome.model_fields) - {"at", "hold"}
+    assert set(ToolOutcome().model_dump(mode="json")) == set(ToolOutcome.model_fields) - {"at", "hold", "unfinished"}
 
 
 TURNS = st.builds(

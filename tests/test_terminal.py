@@ -67,6 +67,13 @@ ASKS = QuestionView(id="q1", kind="question", text="Which?", options=("the start
 APPROVAL = QuestionView(
     id="q2", kind="approval", text="charge", options=("approve", "approve_tool", "deny"), call="c0ffee"
 )
+INPUT = QuestionView(
+    id="q9",
+    kind="input",
+    text="How many?",
+    options=("continue", "deny"),
+    form={"type": "object", "properties": {"count": {"type": "integer"}}},
+)
 NUMBERS = QuestionView(id="q3", kind="question", text="How many?", options=("5", "10", "2"))
 ARGUMENTS = {"text": "all of it " * 900, "name": "back\u202ewards", "code": "\x1b[31m", "lines": "a\nb"}
 WANTED = QuestionView(
@@ -86,6 +93,8 @@ WANTED = QuestionView(
         (ASKS, "2 of them", {"text": "2 of them"}),
         (ASKS, "7", {"text": "7"}),
         (NUMBERS, "2", {"text": "2"}),  # the option, not the second one
+        (INPUT, "2", {"text": "2"}),  # the value of the form's field, not the second option
+        (INPUT, "deny", {"decision": Decision.deny}),
         (APPROVAL, "1", {"decision": Decision.approve, "call": "c0ffee"}),
         (APPROVAL, "Deny", {"decision": Decision.deny, "call": "c0ffee"}),
         (APPROVAL, "deny", {"decision": Decision.deny, "call": "c0ffee"}),
@@ -100,7 +109,7 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
     answer = parse_answer(question, typed)
     assert answer.question_id == question.id
     assert answer.model_dump(exclude_none=True, exclude={"question_id", "shown"}) == meant
-    assert answer.shown == (question.text if "decision" in meant else None)
+    assert answer.shown == (question.text if "call" in meant else None)
 
 
 @pytest.mark.parametrize(

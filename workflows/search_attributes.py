@@ -25,7 +25,7 @@ from perdure.contracts.run.signals import Question
 from perdure.contracts.run.state import RunState, RunStatus
 from perdure.decisions.run.limits import total_spent
 from perdure.decisions.run.question import QUESTIONS
-from perdure.decisions.text.formatting import waiting_for_people
+from perdure.decisions.text.formatting import truncate, waiting_for_people
 from perdure.workflows.interceptors import is_confidential, is_unsearchable
 
 UNSEARCHABLE = "without-search-attributes"  # the patch of runs that set none
@@ -36,9 +36,12 @@ def of_run(state: RunState, *, is_confidential: bool) -> TypedSearchAttributes:
     pairs = list_begin_pairs(state.agent, state.conversation_id, state.status, state.step)
     if questions := state.open_questions:
         pairs.append(SearchAttributePair(WAITING_FOR, _format_waiting_for(questions, is_confidential=is_confidential)))
+    elif task := next(iter(state.open_tasks.values()), None):
+        named = "a task" if is_confidential else f"task {truncate(task.id, 80)} of server {task.server}"
+        pairs.append(SearchAttributePair(WAITING_FOR, named))
     elif state.pace is Pace.batch and state.status is RunStatus.running:  # and so once, not for each batch
         pairs.append(SearchAttributePair(WAITING_FOR, "batches of model calls"))
-    outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
+    outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside or p.step in state.open_tasks]
     if outside:
         pairs.append(SearchAttributePair(PENDING_TOOLS, [format_keyword(tool) for tool in outside[:20]]))
     if cost := total_spent(state).usd:

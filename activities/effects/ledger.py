@@ -88,7 +88,8 @@ class LedgerEntry:
     """The ledger entry of one call: step `step` of the run that owns `store`, in its `generation`.
 
     `execution` is the run's first Temporal execution, `call` a digest of the call: a run with a reused id, or a reset
-    run that took another path, must not read the result of another call.
+    run that took another path, must not read the result of another call. `rounds`: as in `Unfinished`; a call that is
+    made again with answers has a claim of its own.
     """
 
     store: Store
@@ -97,12 +98,14 @@ class LedgerEntry:
     generation: int = 1
     execution: str = ""
     call: str = ""
+    rounds: int = 0
 
     @property
     def _file_stem(self) -> str:
         generation = f"-{self.generation}" if self.generation > 1 else ""
         execution = f"{self.execution[-12:]}-" if self.execution else ""
-        return f"{LEDGER_FOLDER}/{execution}step-{self.step:05}{generation}"
+        rounds = f"-a{self.rounds}" if self.rounds else ""
+        return f"{LEDGER_FOLDER}/{execution}step-{self.step:05}{generation}{rounds}"
 
     def claim(self, tool: str, timeout: timedelta) -> ClaimGranted | ToolOutcome | InDoubt:
         """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailableError."""

@@ -52,7 +52,7 @@ class FusedTurns:
         await self._transcripts.read_current(request.turn.length, request.turn.head)
         outcomes, is_cut = await self._make_reads(request.reads)
         results = [outcome for outcome in outcomes if outcome is not None]
-        if is_cut or len(results) < len(outcomes):
+        if is_cut or len(results) < len(outcomes) or any(outcome.unfinished for outcome in results):
             return FusedTurn(outcomes=tuple(outcomes), reason="a read is not made", interrupted=_is_stopping())
         if reason := _reason_not_to_ask(results, request.time_left_ms):
             return FusedTurn(outcomes=tuple(outcomes), reason=reason)

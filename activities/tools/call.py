@@ -125,9 +125,26 @@ class ToolCalls:
             outcome = await self._run_call(call, workspace, attempt, limit)
         took = round((perf_counter() - started) * 1000)
         outcome = self._with_time(outcome.evolve(duration_ms=took, interrupted=interrupted))
-        if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
+        is_open = outcome.unfinished is not None or (outcome.error is not None and outcome.error.definition is not None)
+        if not is_open:
             self._record_outcome(call, outcome, workspace)
         return outcome
+
+    async def settle(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
+        """Return the outcome of a call that was followed as the run stores it, and record it unless it goes on."""
+        workspace = self._project.workspace(_run_id())
+        async with self._budget.call():
+            outcome = self._with_time(await self._finish_outcome(outcome, call, workspace))
+        if outcome.unfinished is None:
+            self._record_outcome(call, outcome, workspace)
+        return outcome
+
+    def context_of(self, call: ToolCall) -> CallContext:
+        """Return the context that the tool of the current activity's call gets."""
+        return _call_context(call, self._project.workspace(_run_id()), self._project.stores.of(_run_id()))
+
+    def tool_of(self, call: ToolCall) -> Tool | None:
+        return self._tools.get(call.tool)
 
     async def settle_failure(self, call: ToolCall, failure: ApplicationError) -> ToolOutcome:
         """Return and record the outcome of a read that is not tried again."""
@@ -245,6 +262,7 @@ class ToolCalls:
             generation=call.attempt,
             execution=call.execution or "",
             call=call_digest(call.tool, arguments),
+            rounds=call.unfinished.rounds if call.unfinished else 0,
         )
 
     async def _finish_within(
@@ -324,6 +342,7 @@ def _call_context(call: ToolCall, workspace: Workspace, store: Store) -> CallCon
         accepts=call.accepts,
         nonce=call.nonce,
         definition=call.definition,
+        unfinished=call.unfinished,
     )
 
 

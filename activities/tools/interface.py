@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from perdure.activities.storage.store import Store
 from perdure.activities.storage.workspace import Workspace
 from perdure.contracts.agent import ToolSchema
-from perdure.contracts.tool import Effect, ToolOutcome, ToolRoute
+from perdure.contracts.tool import Effect, ToolOutcome, ToolRoute, Unfinished
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class CallContext:
     """The context of a call besides its arguments.
 
     `idempotency_key` is the same on every attempt of the call, also after a crash. `store` is the run's, for images and
-    PDF that the model sees; without it the model sees none. `accepts`, `nonce` and `definition`
-    are as in `perdure.contracts.tool.ToolCall`.
+    PDF that the model sees; without it the model sees none. `accepts`, `nonce`, `definition` and `unfinished` are as in
+    `perdure.contracts.tool.ToolCall`.
     """
 
     run_id: str
@@ -29,6 +29,7 @@ class CallContext:
     accepts: str | None = None
     nonce: str | None = None
     definition: str | None = None
+    unfinished: Unfinished | None = None
 
 
 class TransientToolError(Exception):

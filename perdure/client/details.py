@@ -4,6 +4,7 @@ All doors show a run in this form: `perdure show --json`, the gateway, the MCP s
 """
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
@@ -11,8 +12,11 @@ from temporalio.client import Client
 
 from perdure.activities.run.outcome import RunEnd
 from perdure.client.errors import TemporalUnavailableError
+from perdure.client.records.event_reader import CHECK_TASK, failure_message
 from perdure.client.run_list import RunInfo, find_run, find_starter, last_event_time, list_subtree
 from perdure.client.runs import STATE_QUERY_TIMEOUT, query_run_state, wait_for_run_end
+from perdure.client.watch import HistoryReader
+from perdure.codec import UnknownKeyError
 from perdure.contracts.models import FrozenModel, omit_default
 from perdure.contracts.people import SentBy
 from perdure.contracts.run.state import RunView
@@ -93,6 +97,7 @@ class RunDetails(FrozenModel):
     age_seconds: float
     as_of: datetime | None = omit_default(None)  # the time of the server's record, if no worker answers
     held_by: RunHold | None = None  # the longest of its holds; null if nothing holds it
+    tasks: tuple[str, ...] = omit_default(())  # tasks of its calls at their servers, as last looked at
     state: RunView | None
     started_by: SentBy | None = None  # null if the start is past retention
     end: RunEnd | None = None  # null while it is open
@@ -128,6 +133,7 @@ async def read_details(
         age_seconds=max((datetime.now(UTC) - as_of).total_seconds(), 0.0) if as_of else 0.0,
         as_of=as_of,
         held_by=_hold_of(run),
+        tasks=await _read_tasks(client, run),
         state=view,
         started_by=starter,
         end=end,
@@ -139,6 +145,16 @@ async def read_details(
 def _hold_of(run: RunInfo) -> RunHold | None:
     held = run.held
     return RunHold(activity=held.activity_type, by=held.by, why=held.why, since=held.since) if held else None
+
+
+async def _read_tasks(client: Client, run: RunInfo) -> tuple[str, ...]:
+    """Return what the latest looks at tasks have found. One that is encrypted, without its key here, is left out."""
+    found = []
+    for pending in run.pending_activities:
+        if pending.activity_type.name == CHECK_TASK and pending.HasField("last_failure"):
+            with suppress(UnknownKeyError):
+                found.append(failure_message(await HistoryReader(client).to_json(pending.last_failure)))
+    return tuple(filter(None, found))
 
 
 async def _read_end(client: Client, run: RunInfo) -> RunEnd | None:

@@ -113,6 +113,20 @@ class ToolCallFinished(TimedEvent):
 
 
 @dataclass(frozen=True)
+class ToolCallWaiting(TimedEvent):
+    """The server of a tool has not finished a call: it has made it a task, or asks people first. `text` says which.
+
+    One without a `tool_use_id` is a later look with news, which is not in history.
+    """
+
+    type: ClassVar = "tool_call_waiting"
+    text: str
+    step: int = 0
+    tool: str = ""
+    tool_use_id: str = ""
+
+
+@dataclass(frozen=True)
 class ToolCallRefused(TimedEvent):
     """A call that was not made: it is denied or invalid, or nothing is left for it. `call` is the call as a line.
 
@@ -323,7 +337,15 @@ class RunEnded(TimedEvent):
 ModelEvent = (
     ModelCallStarted | ModelReplied | ContextFilled | ContextCompacted | OutcomeChecked | CallsReviewed | NoticeAdded
 )
-CallEvent = ToolCallStarted | ToolCallFinished | ToolCallRefused | ToolResultReceived | FeatureEvent | ActivityFailed
+CallEvent = (
+    ToolCallStarted
+    | ToolCallFinished
+    | ToolCallWaiting
+    | ToolCallRefused
+    | ToolResultReceived
+    | FeatureEvent
+    | ActivityFailed
+)
 PersonEvent = WaitStarted | WaitEnded | SignalReceived | AnswerReceived | AnswerRejected | QuestionClosed
 LiveEvent = PartialText | RateLimitWait | BatchWait | ActivityRetrying | RunHeld  # not in history
 OtherEvent = RunStarted | HoldEnded | ContinuedAsNew | UnreadableEvent | RunEnded

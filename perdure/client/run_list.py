@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse as WorkflowDescription
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
@@ -133,9 +134,15 @@ class RunInfo:
         return self.is_open and bool(self.execution.typed_search_attributes.get(attributes.PAUSE_INFO))
 
     @property
+    def pending_activities(self) -> Sequence[PendingActivityInfo]:
+        """What it waits for, if the record is that of the run alone: a list does not say."""
+        described: WorkflowDescription = getattr(self.execution, "raw_description", WorkflowDescription())
+        return described.pending_activities
+
+    @property
     def held(self) -> HeldActivity | None:
-        """The longest hold, if the record is that of the run alone: a list does not say."""
-        pending = getattr(self.execution, "raw_description", WorkflowDescription()).pending_activities
+        """The longest hold, if the record is that of the run alone."""
+        pending = self.pending_activities
         paused = (held_activity(self.execution.id, self.execution.run_id, each) for each in pending)
         return min((held for held in paused if held is not None), key=lambda held: held.since, default=None)
 

@@ -32,6 +32,7 @@ from perdure.activities.effects.held import held_activity
 from perdure.activities.storage.watchers import keep_watched
 from perdure.client.errors import RunNotFoundError
 from perdure.client.records.event_reader import (
+    CHECK_TASK,
     FUSED_TURN,
     TURN_ACTIVITIES,
     EventReader,
@@ -48,6 +49,7 @@ from perdure.client.run_events import (
     RateLimitWait,
     RunEvent,
     RunHeld,
+    ToolCallWaiting,
     WaitStarted,
 )
 from perdure.client.run_list import RunInfo, find_run, first_retained, is_retained
@@ -168,6 +170,7 @@ def _enum_name(kind: EnumDescriptor, number: int) -> str:
 
 PENDING_POLL_INTERVAL = 0.2  # seconds between polls of a pending model turn
 RETRY_POLL_INTERVAL = 1.0  # seconds between polls of other pending activities, which only report retries
+SEEN_AT = re.compile(r"looked at [0-9: UTC-]+")
 MAX_READ_AHEAD = 16  # events read ahead of a slow reader
 
 
@@ -211,6 +214,7 @@ class Watch:
         default_factory=lambda: asyncio.Queue(MAX_READ_AHEAD)
     )
     _waits: dict[str, Any] = field(default_factory=dict)  # what says what a call waits for, by the suffix of its queue
+    _seen: str = ""  # what the last look at a task has found
     _has_moved: asyncio.Event = field(default_factory=asyncio.Event)  # history has grown since the last poll
 
     async def events(self) -> AsyncIterator[RunEvent]:
@@ -308,7 +312,7 @@ class Watch:
                     key = (pending.activity_id, pending.attempt)
                     if (pending.attempt > 1 or pending.paused) and key not in reported:
                         reported.add(key)
-                        if delay := await _delay_of(run, pending, history):
+                        if (delay := await _delay_of(run, pending, history)) and self._is_news(delay):
                             await self._put_live(delay)
                     beat = first_value(await history.to_json(pending.heartbeat_details))
                     if pending.activity_type.name == FUSED_TURN and (turn := _turn_in(beat)) > thinking:
@@ -320,6 +324,13 @@ class Watch:
                         await self._put_live(live)
             except RPCError:
                 self._has_moved.set()
+
+    def _is_news(self, delay: RunEvent) -> bool:
+        """Return whether a look at a task has found something else than the one before. Any other delay is news."""
+        if not isinstance(delay, ToolCallWaiting):
+            return True
+        before, self._seen = self._seen, SEEN_AT.sub("", delay.text)
+        return self._seen != before
 
     async def _put_live(self, live: RunEvent) -> None:
         """Hand on what is not in history."""
@@ -376,6 +387,8 @@ async def _delay_of(run: RunInfo, pending: PendingActivityInfo, history: History
     failure = await history.to_json(pending.last_failure)
     if is_hold(failure):
         return None
+    if kind == CHECK_TASK and failure_message(failure):
+        return ToolCallWaiting(truncate(failure_message(failure), 500))
     return ActivityRetrying(kind, pending.attempt, truncate(failure_message(failure) or "its worker died"))
 
 

@@ -88,6 +88,54 @@ def _share_table(table: tuple[ToolRoute, ...]) -> tuple[ToolRoute, ...]:
 ToolTable = Annotated[tuple[ToolRoute, ...], AfterValidator(_share_table)]
 
 
+class InputRequest(FrozenModel):
+    """A question of the server of a tool, before it goes on with a call. `key` is the server's name for it.
+
+    `form` is the schema of an object of plain fields, `url` an address to open. A request with neither is one that
+    Perdure does not carry out; `refused` says why.
+    """
+
+    key: str
+    message: ForeignText
+    form: dict[str, Any] | None = omit_default(None)
+    url: str = omit_default("")
+    refused: str = omit_default("")
+
+
+class ServerTask(FrozenModel):
+    """A task that the server of a tool has made of a call, as it was last seen.
+
+    `poll_ms` is the server's pause between two looks, in milliseconds. The server forgets the task at `expires_at`;
+    None: never.
+    """
+
+    server: str
+    id: str
+    status: str
+    message: ForeignText = ""
+    created_at: datetime
+    expires_at: datetime | None = omit_default(None)
+    poll_ms: int = 1000
+    seen_at: datetime
+
+
+class Unfinished(FrozenModel):
+    """A call that its server has not finished: it has made it a task, or asks people first.
+
+    `way` says how the answers reach the server: as an update of the `task`; with the call, made again with the server's
+    `state`; ready at hand when the call, made again, asks the same; or not at all, as the person has acted elsewhere.
+    `answers` are those so far, by key. `rounds` is how often the call was made again with answers.
+    """
+
+    way: Literal["task", "retry", "open", "elsewhere"]
+    server: str
+    task: ServerTask | None = omit_default(None)
+    inputs: tuple[InputRequest, ...] = omit_default(())
+    state: str | None = omit_default(None)
+    answers: dict[str, JsonResult] = omit_default({})
+    rounds: int = omit_default(0)
+
+
 class ToolCall(SparseModel):
     """The input of the activity `call_tool`.
 
@@ -99,7 +147,8 @@ class ToolCall(SparseModel):
     made. `accepts` is the digest of a tool definition that a person accepted in place of the pinned one. `nonce`, for
     kind `signal`, must come back with the result at the gateway. `definition` is the hash of the run's definition, for
     `search_tools` and the tools that it finds: their schemas are not in the model's list of tools. `changed_by` is the
-    person who changed the arguments: the transcript has the proposed ones.
+    person who changed the arguments: the transcript has the proposed ones. `unfinished` is what is known of a call that
+    goes on.
     """
 
     step: int
@@ -118,6 +167,7 @@ class ToolCall(SparseModel):
     nonce: str | None = None
     definition: str | None = None
     changed_by: str | None = None
+    unfinished: Unfinished | None = None
 
 
 class ChangedCall(FrozenModel):
@@ -169,7 +219,8 @@ class ToolOutcome(SparseModel, Holdable):
 
     `media` are images and PDF that the model sees with the result. `artifacts` are the deliverables that the call
     wrote, relative to the run's workspace. `interrupted`: an earlier attempt was lost with its worker. `at` is the time
-    of its end, if a policy may look at it.
+    of its end, if a policy may look at it. With `unfinished` the call has not ended; an error then says why only a
+    person can tell how.
     """
 
     status: Literal["ok", "error"] = "ok"
@@ -180,6 +231,7 @@ class ToolOutcome(SparseModel, Holdable):
     duration_ms: int = 0
     interrupted: bool = False
     at: datetime | None = omit_default(None)
+    unfinished: Unfinished | None = omit_default(None)
 
 
 class LargeResult(FrozenModel):

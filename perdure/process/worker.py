@@ -22,6 +22,7 @@ from temporalio.worker import Interceptor, Worker, WorkerConfig, WorkerDeploymen
 from perdure.activities.conversation import Conversations
 from perdure.activities.effects.attempts import BeatInterceptor, BeatPolicy
 from perdure.activities.effects.holding import Holds
+from perdure.activities.effects.places import LimitedPlaces
 from perdure.activities.media.store import MediaFiles
 from perdure.activities.model.accept import Acceptances
 from perdure.activities.model.fused_turn import FusedTurns
@@ -98,12 +99,14 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
     transcripts = TranscriptCache(client, project.stores)
     policies = PolicyChecks(transcripts, project, Reviewer(model, project), partial(reserve_shared_calls, client))
     turns = Turns(client, model, transcripts, project, policies)
-    parts = WorkerParts(client, project, task_queue, model, transcripts, turns, sizes.grace)
+    places = next(open_one(client, project, task_queue) for open_one in load_each("places"))
+    calls = ToolCalls(client, transcripts, project, sizes.grace, places)
+    parts = WorkerParts(client, project, task_queue, model, transcripts, turns, calls, sizes.grace)
     return WorkerConfig(
         client=client,
         task_queue=task_queue,
         workflows=all_workflows(),
-        activities=_all_activities(parts, admission),
+        activities=_all_activities(parts, admission, places),
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         interceptors=_interceptors(parts, observers or [MetricsInterceptor()], sizes),
         max_concurrent_activities=sizes.max_concurrent_activities,
@@ -147,17 +150,18 @@ def _as_worker(configure: Callable[P, WorkerConfig]) -> Callable[P, Worker]:
 build_worker = _as_worker(configure_worker)  # a worker with all workflows and activities
 
 
-def _all_activities(parts: WorkerParts, admission: Admission | None) -> list[Callable[..., Any]]:
+def _all_activities(
+    parts: WorkerParts, admission: Admission | None, places: LimitedPlaces | None
+) -> list[Callable[..., Any]]:
     """Return the activities of the core and of the features."""
-    client, project, model, transcripts, turns = (
+    client, project, model, transcripts, turns, tools = (
         parts.client,
         parts.project,
         parts.model,
         parts.transcripts,
         parts.turns,
+        parts.calls,
     )
-    places = next(open_one(client, project, parts.task_queue) for open_one in load_each("places"))
-    tools = ToolCalls(client, transcripts, project, parts.grace, places)
     core = (
         turns,
         turns.policies,

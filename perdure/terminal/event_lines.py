@@ -96,6 +96,8 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             yield format_line(f"  [yellow]![/] event {number} ({escape(kind)}) cannot be read by this version")
         case run_events.ToolCallFinished():
             yield from _format_call(event, width)
+        case run_events.ToolCallWaiting(text, step, tool):
+            yield format_line(f"  [yellow]…[/] {escape(tool)} · step {step}: " if tool else "  [yellow]…[/] ", text)
         case run_events.ToolCallRefused():
             yield _format_refusal(event)
         case run_events.ToolResultReceived():

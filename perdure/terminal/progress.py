@@ -97,6 +97,8 @@ class Progress:
                 self.doing["waiting"] = (f"waiting for {about}", at)
             case run_events.HoldEnded() | run_events.RunHeld() | run_events.PartialText():
                 self._apply_live(event, at)
+            case run_events.ToolCallWaiting(text):
+                self.doing["waiting"] = (text, at)
             case run_events.WaitEnded():
                 self.doing.pop("waiting", None)
             case run_events.RunStarted() | run_events.RunEnded():

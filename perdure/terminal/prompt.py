@@ -82,8 +82,8 @@ def format_input_hint(question: QuestionView) -> str:
 
 
 def _is_numbered(question: QuestionView) -> bool:
-    """Return whether options are numbered; not if one is itself a number, as a typed 2 would be ambiguous."""
-    return not any(re.fullmatch(r"\s*\d+\s*", option) for option in question.options)
+    """Return whether options are numbered; not if a typed 2 would be ambiguous: an option, or a field of a form."""
+    return question.form is None and not any(re.fullmatch(r"\s*\d+\s*", option) for option in question.options)
 
 
 def parse_answer(question: QuestionView, line: str) -> HumanInput:

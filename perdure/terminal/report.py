@@ -159,7 +159,7 @@ def print_run(console: Console, details: RunDetails, files: Path) -> None:
     if run.wedged:
         console.print(f"  [red]wedged[/]   {escape(run.wedged_by)}: {MEND_ADVICE}", soft_wrap=True)
     if view is not None:
-        _print_view(console, view)
+        _print_view(console, view, details.tasks)
     if end is not None:
         _print_end(console, end, files)
     elif view is not None and view.dry_run:
@@ -169,7 +169,7 @@ def print_run(console: Console, details: RunDetails, files: Path) -> None:
         console.print(f"  files    {format_path(files)}", soft_wrap=True)
 
 
-def _print_view(console: Console, view: RunView) -> None:
+def _print_view(console: Console, view: RunView, tasks: tuple[str, ...]) -> None:
     usage = view.usage
     unknown = view.cost_usd is None
     amount = format_unknown_cost(view.known_usd, view.unpriced) if unknown else format_cost(view.cost_usd or 0.0)
@@ -194,14 +194,22 @@ def _print_view(console: Console, view: RunView) -> None:
         console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")
     if view.answer_keys:
         console.print(f"  answers  must be signed with key {escape(' or '.join(view.answer_keys))}")
-    for pending in view.pending:
-        console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {format_age(pending.since)}")
+    _print_pending(console, view, tasks)
     for question in view.questions:
         _print_question(console, view.run_id, question)
     if sum(question.kind == QuestionKind.approval for question in view.questions) > 1:
         console.print(f"           perdure approve {escape(view.run_id)} --all", soft_wrap=True)
     for notice in view.ignored[-3:]:
         console.print(f"  ignored  {escape(notice)}")
+
+
+def _print_pending(console: Console, view: RunView, tasks: tuple[str, ...]) -> None:
+    for pending in view.pending:
+        console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {format_age(pending.since)}")
+        if pending.task and not tasks:
+            console.print(f"           {escape(pending.task)}", soft_wrap=True)
+    for task in tasks:
+        console.print(f"           {escape(truncate(task, 500))}", soft_wrap=True)
 
 
 def _print_question(console: Console, run_id: str, question: QuestionView) -> None:

@@ -224,7 +224,7 @@ async def test_the_guard_of_a_call_does_not_wait_longer_than_it_may(tmp_path: Pa
     tool = await rig.tool("look")
     (tmp_path / "slow").mkdir()
     async with open_rig(tmp_path / "slow", "silent") as slow:
-        tool._connection = slow.connection
+        tool.connection = slow.connection
         with pytest.raises(TransientToolError, match=r"did not get ready within 0\.5 s") as caught:
             await check(tool, timeout=0.5)
         assert caught.value.kind == ToolFault.unreachable

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+from mcp_types import CallToolResult, Result
 from obstore.store import MemoryStore
 
 from perdure.activities.storage.object_store import RemoteStore
@@ -26,7 +27,7 @@ from perdure.codec import AesGcmCodec
 from perdure.decisions.ids import GRANTS_STORE
 from perdure.features.mcp.activities import grants
 from perdure.features.mcp.activities.config import HttpServer, OAuthAccess
-from perdure.features.mcp.activities.connection import Connection, McpUnreachableError
+from perdure.features.mcp.activities.connection import Connection, McpUnreachableError, OpenCall
 from perdure.features.mcp.activities.grants import Grant, GrantError, GrantKeeper, GrantStore, NeedsLoginError
 from perdure.features.mcp.login import LoginError, MachineKeeper, begin_login, finish_login
 from perdure.features.mcp.loopback import log_in
@@ -77,8 +78,11 @@ def connect(oauth: OAuthServer, store: GrantStore) -> Connection:
 
 async def count_stock(connection: Connection) -> None:
     accepted = (await connection.tools())["stock"].sha256
-    result = await connection.call("stock", {"article": "mug"}, 10.0, (accepted,))
-    assert not result.is_error
+    assert not is_error(await connection.call("stock", {"article": "mug"}, 10.0, (accepted,), OpenCall("key")))
+
+
+def is_error(answer: Result) -> bool:
+    return not isinstance(answer, CallToolResult) or answer.is_error
 
 
 def files_of(folder: Path) -> bytes:
@@ -323,7 +327,7 @@ async def test_a_call_that_lacks_rights_asks_for_them_in_the_next_login(oauth: O
     connection = Connection(server_of(oauth), keeper=keeper)
     accepted = (await connection.tools())["wipe"].sha256
     with pytest.raises(Exception, match="error response"):
-        await connection.call("wipe", {}, 10.0, (accepted,))
+        await connection.call("wipe", {}, 10.0, (accepted,), OpenCall("key"))
     scope = keeper.take_lack("wipe")
     assert scope == "admin"
     assert keeper.take_lack("wipe") is None
@@ -333,7 +337,7 @@ async def test_a_call_that_lacks_rights_asks_for_them_in_the_next_login(oauth: O
     await connection.close()
     renewed = connect(oauth, store)
     await renewed.tools()
-    assert not (await renewed.call("wipe", {}, 10.0, (accepted,))).is_error
+    assert not is_error(await renewed.call("wipe", {}, 10.0, (accepted,), OpenCall("key")))
     await renewed.close()
 
 
@@ -478,9 +482,9 @@ async def test_the_server_of_the_documentation_works_as_printed(tmp_path: Path) 
             connection = Connection(tickets, keeper=GrantKeeper(tickets, store))
             accepted = (await connection.tools())["open_tickets"].sha256
             while (await store.read("tickets") or first).version == first.version:  # until a token has been replaced
-                assert not (await connection.call("open_tickets", {}, 10.0, (accepted,))).is_error
+                assert not is_error(await connection.call("open_tickets", {}, 10.0, (accepted,), OpenCall("key")))
                 await asyncio.sleep(0.1)
-            assert not (await connection.call("open_tickets", {}, 10.0, (accepted,))).is_error
+            assert not is_error(await connection.call("open_tickets", {}, 10.0, (accepted,), OpenCall("key")))
             await connection.close()
         finally:
             server.kill()

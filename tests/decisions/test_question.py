@@ -19,7 +19,7 @@ from tests.reference.meanings import meanings
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALL = "c0ffee"
 ROOT = Path(__file__).parents[2]
-ASKING = ("workflows/agent_run", "perdure/decisions/run")
+ASKING = ("workflows/agent_run", "perdure/decisions/run", "perdure/features/mcp")
 
 
 def question(kind: str, **fields: Any) -> Question:

@@ -181,6 +181,9 @@ def _settle_reads(run: RunContext, batch: Sequence[Call], done: FusedTurn) -> tu
     for call, outcome in zip(batch, done.outcomes, strict=True):
         if outcome is None:
             left.append(call)
+        elif outcome.unfinished is not None:
+            run.state, followed = call_state.record_unfinished(run.state, call, outcome.unfinished)
+            left.append(followed)
         else:
             events.count_call(call, outcome)
             run.state = call_state.settle_call(run.state, call, outcome)

@@ -44,7 +44,7 @@ from perdure.decisions.tools import (
     SEARCH_TOOLS,
     STATE_TOOLS,
 )
-from perdure.registry import feature_tools, load
+from perdure.registry import feature_tools, find_tool_source, load
 from perdure.workflows.activities import Activities
 from perdure.workflows.agent_run import events
 from perdure.workflows.agent_run.context import RunContext
@@ -232,8 +232,10 @@ async def _admit_call(run: RunContext, call: Call) -> Call | ToolOutcome:
 async def _run_until_settled(run: RunContext, call: Call, handler: CallHandler) -> ToolOutcome:
     """Make a call. One that may have happened is repeated only if a person says so (B9)."""
     while True:
-        outcome = await handler(run, call)
-        if outcome is None:
+        outcome = await _begin_or_follow(run, call, handler)
+        if isinstance(outcome, Call):
+            call = outcome
+        elif outcome is None:
             outcome = await _settle_doubt(run, call)
             if outcome is not None:
                 return outcome
@@ -246,6 +248,24 @@ async def _run_until_settled(run: RunContext, call: Call, handler: CallHandler) 
         else:
             return outcome
         run.state = call_state.reissue_call(run.state, call.step or 0, workflow.now())
+
+
+async def _begin_or_follow(run: RunContext, call: Call, handler: CallHandler) -> ToolOutcome | Call | None:
+    """Make a call, and follow it if its server does not finish it at once. Return the call if it is to be made again.
+
+    A call that was followed before, as by the run that this one resumes, is not begun a second time.
+    """
+    left = call.unfinished
+    if left is None or not (left.task or left.inputs):
+        outcome = await handler(run, call)
+        if outcome is None or outcome.unfinished is None:
+            return outcome
+        left = outcome.unfinished
+    source = find_tool_source()
+    if source is None:
+        raise AssertionError("only tools of servers leave calls unfinished")
+    followed: ToolOutcome | Call | None = await load(source.follow)(run, call, left)
+    return followed
 
 
 async def run_tool_call(run: RunContext, call: Call) -> ToolOutcome | None:  # noqa: C901 - a case for each recovery
@@ -311,12 +331,14 @@ def call_request(run: RunContext, call: Call) -> ToolCall:
         nonce=nonce_of(run.state, call),
         changed_by=call.changed_by,
         definition=run.state.definition if needs_schemas else None,
+        unfinished=call.unfinished,
     )
 
 
 async def _settle_doubt(run: RunContext, call: Call) -> ToolOutcome | None:
     """Ask a person about a call that may have happened. Return its outcome, unless it is to be run again."""
-    text = formatting.format_doubt(call.tool, call.arguments)
+    left = call_state.current_call(run.state, call).unfinished
+    text = formatting.format_doubt(call.tool, call.arguments, left.task if left else None)
     events.emit_event(run, "agent_run.resume_unsafe", **events.call_figures(call))
     run.state = mark_interrupted(run.state)
     answer = await ask_person(run, QuestionKind.resume_unsafe, text, about=call)

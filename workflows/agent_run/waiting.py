@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 
@@ -74,11 +75,17 @@ async def leave_if_idle(run: RunContext) -> None:
             await hear(run.state)
 
 
-async def ask_person(
-    run: RunContext, kind: QuestionKind, text: str, options: Sequence[str] = (), *, about: Call | None = None
+async def ask_person(  # noqa: PLR0913 - facts of a question
+    run: RunContext,
+    kind: QuestionKind,
+    text: str,
+    options: Sequence[str] = (),
+    *,
+    about: Call | None = None,
+    form: dict[str, Any] | None = None,
 ) -> HumanInput:
     """Ask a person, and return the answer, which is empty if an approval has expired."""
-    run.state, question = ask_question(run.state, kind, render_visible(text), options, about, workflow.now())
+    run.state, question = ask_question(run.state, kind, render_visible(text), options, about, workflow.now(), form)
     run.show_waits()
     await _announce_questions(run)
     moves = about is not None and is_asked_first(run.state, about) and run.fits_input()

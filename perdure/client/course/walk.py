@@ -180,6 +180,9 @@ class Walk:
     def _on_result(self, event: run_events.ToolResultReceived) -> Iterator[Move]:
         yield from self._close_with(self._steps.get(event.step, ""), event.outcome)
 
+    def _on_waiting(self, event: run_events.ToolCallWaiting) -> Iterator[Move]:
+        yield RemarkMade(event.type, event.text)
+
     def _on_refused(self, event: run_events.ToolCallRefused) -> Iterator[Move]:
         yield from self._close_call(event.tool_use_id, error=event.error, is_denied=event.error.kind == "denied")
 
@@ -269,6 +272,7 @@ class Walk:
         "tool_call_finished": _on_call_finished,
         "tool_result_received": _on_result,
         "tool_call_refused": _on_refused,
+        "tool_call_waiting": _on_waiting,
         "activity_failed": _on_failed,
         "wait_started": _on_wait,
         "wait_ended": _on_wait_ended,

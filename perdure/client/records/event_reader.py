@@ -34,6 +34,7 @@ from perdure.client.run_events import (
     ToolCallFinished,
     ToolCallRefused,
     ToolCallStarted,
+    ToolCallWaiting,
     ToolResultReceived,
     UnreadableEvent,
     WaitEnded,
@@ -56,7 +57,7 @@ from perdure.contracts.run.turn import (
 )
 from perdure.contracts.tool import Hold, ToolCall, ToolError, ToolOutcome, error_outcome
 from perdure.decisions.run.question import answer_digest
-from perdure.decisions.text.formatting import call_line
+from perdure.decisions.text.formatting import call_line, format_task
 from perdure.decisions.text.visible_text import cut_text
 from perdure.decisions.tool_requests import REQUEST_TYPE_PREFIX
 from perdure.decisions.tools import unwrap_use
@@ -65,6 +66,7 @@ from perdure.registry import event_readers, feature_tools, load, paces
 Event = Mapping[str, Any]
 FUSED_TURN = "read_and_reflect"
 TURN_ACTIVITIES = ("plan", "reflect")  # activity types, live and in batches
+CHECK_TASK, CANCEL_TASK = "check_task", "cancel_task"  # activity types of a call that its server has made a task
 QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
 TIMED_OUT = "no end in time, or its worker died"
 STOPPED = error_outcome("cancelled", "the run was stopped in the call")
@@ -179,7 +181,7 @@ class EventReader:
             kind, payload = QUEUED_CALL, request["payload"]
             arguments = payload["tool_payload"]
             calls = (ToolCall(step=payload["step"], tool=payload["tool"], tool_use_id="", arguments=arguments),)
-        elif kind == "call_tool":
+        elif kind == "call_tool" or kind in (CHECK_TASK, CANCEL_TASK):
             calls = (ToolCall.model_validate(request),)
         elif kind == FUSED_TURN:
             calls, request = tuple(ToolCall.model_validate(read) for read in request["reads"]), request["turn"]
@@ -188,7 +190,7 @@ class EventReader:
         lines = request.get("trace", ()) if kind in (*TURN_ACTIVITIES, FUSED_TURN) else ()
         notices = [NoticeAdded(line) for line in lines if line["event"] in PUBLIC_NOTICES]
         reports = self._on_reports(request.get("trace") or ())
-        started = [ToolCallStarted(call) for call in calls]
+        started = [ToolCallStarted(call) for call in calls if kind not in (CHECK_TASK, CANCEL_TASK)]
         thinking = [ModelCallStarted(kind, request["turn"])] if kind in TURN_ACTIVITIES else []
         return [*notices, *reports, *started, *thinking]
 
@@ -202,7 +204,7 @@ class EventReader:
         if activity.calls:
             is_raw = activity.kind == QUEUED_CALL
             outcome = ToolOutcome(result=result) if is_raw else ToolOutcome.model_validate(result)
-            return [ToolCallFinished(activity.calls[0], outcome)]
+            return [_end_event(activity.calls[0], outcome)]
         if activity.kind == "summarize":
             return [ContextCompacted(Summary.model_validate(result))]
         if activity.kind == "accept_outcome":
@@ -216,6 +218,8 @@ class EventReader:
     def _on_failed(self, event: Event) -> list[RunEvent]:
         activity = self.activities.pop(event["scheduled_event_id"], None)
         if activity is None or is_hold(event.get("failure") or {}):  # its run schedules it again
+            return []
+        if activity.kind == CHECK_TASK:  # its run cancels the task
             return []
         if event["type"] == "activity_task_canceled":
             left = [pace.left for pace in paces().values() if activity.queue.endswith(pace.queue_suffix)]
@@ -310,6 +314,17 @@ def _arrival_events(body: Any) -> list[RunEvent]:
     return [ToolResultReceived(result.step, result.tool, outcome)]
 
 
+def _end_event(call: ToolCall, outcome: ToolOutcome) -> ToolCallFinished | ToolCallWaiting:
+    """Return the end of a call, or what it waits for at its server."""
+    left = outcome.unfinished
+    if left is None:
+        return ToolCallFinished(call, outcome)
+    asks = "; ".join(f"asks: {asked.message or asked.refused}" for asked in left.inputs)
+    about = format_task(left.task) if left.task else f"server {left.server}"
+    text = cut_text("; ".join(filter(None, [about, asks])), 500)
+    return ToolCallWaiting(text, call.step, call.tool, call.tool_use_id)
+
+
 def _hold_events(activity: OpenActivity, result: Any) -> list[RunEvent]:
     """Return the end of the hold that an activity's result tells of, if one does."""
     found = result.get("hold") if isinstance(result, Mapping) and activity.kind != QUEUED_CALL else None
@@ -348,7 +363,7 @@ def _review_events(reviews: tuple[PolicyReview, ...]) -> list[RunEvent]:
 def _fused_events(activity: OpenActivity, done: FusedTurn) -> list[RunEvent]:
     """Return the ends of the reads, then the model call. One that failed is made again in an activity of its own."""
     ended = zip(activity.calls, done.outcomes, strict=True)
-    events: list[RunEvent] = [ToolCallFinished(call, end) for call, end in ended if end is not None]
+    events: list[RunEvent] = [_end_event(call, end) for call, end in ended if end is not None]
     turn = activity.request["turn"]
     if done.reply is not None:
         return [*events, ModelCallStarted("reflect", turn), *_reply_events("reflect", turn, done.reply)]

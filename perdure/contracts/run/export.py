@@ -49,7 +49,11 @@ class ExportedTurn(FrozenModel):
 
 
 class ExportedAttempt(FrozenModel):
-    """One activity of a call, with its retries. A call has another one if a person decided to run it again."""
+    """One activity of a call, with its retries.
+
+    A call has another one if a person decided to run it again, and for each sight of a task that its server has made
+    of it.
+    """
 
     generation: int
     requested_at: datetime

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -121,6 +121,7 @@ class QuestionKind(StrEnum):
     choice = "choice"  # a choice before the work begins
     recovery = "recovery"  # the context fills up faster than it can be cleared
     project = "project"  # many runs wait for one answer, such as a login
+    input = "input"  # the server of a tool asks, before it goes on with a call
 
 
 class AskedTerms(ApprovalTerms):
@@ -142,7 +143,8 @@ class Question(FrozenModel):
     an `answer`, which is empty if it has expired; the run then takes the answer when the call's turn comes.
 
     `terms` are those of the rules that ask. The call is approved once all of them are met. `revision` counts the
-    changes of the call: from the first one on, an answer must name the call that it is about.
+    changes of the call: from the first one on, an answer must name the call that it is about. `form` is the schema of
+    the answer of kind `input`.
     """
 
     id: str
@@ -158,6 +160,7 @@ class Question(FrozenModel):
     answer: HumanInput | None = omit_default(None)
     terms: tuple[AskedTerms, ...] = omit_default(())
     revision: int = omit_default(0)
+    form: dict[str, Any] | None = omit_default(None)
 
     @property
     def group(self) -> int:

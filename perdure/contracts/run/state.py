@@ -19,7 +19,7 @@ from perdure.contracts.run.loop_detection import RecentCall
 from perdure.contracts.run.signals import Question, QuestionKind
 from perdure.contracts.run.transcript import Segment
 from perdure.contracts.run.turn import Recoveries, SentTurn, SkippedModel, Usage
-from perdure.contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
+from perdure.contracts.tool import Effect, ServerTask, ToolKind, ToolOutcome, ToolTable, Unfinished
 
 
 class RunStatus(StrEnum):
@@ -65,6 +65,8 @@ class Call(FrozenModel):
     # The policy's, if the project has one. An edited call gets another.
     verdict: PolicyVerdict | None = omit_default(None)
     generation: int = 1  # grows when a person decides "run again"
+    # Its server has not finished it.
+    unfinished: Unfinished | None = omit_default(None)
     outcome: ToolOutcome | None = None
 
 
@@ -262,6 +264,12 @@ class RunState(RunIdentity, RunRequest, RunSetup, RunUsage, TurnState, LoopState
         return tuple(question for question in self.asked if question.answer is None)
 
     @property
+    def open_tasks(self) -> dict[int, ServerTask]:
+        """The tasks that servers have made of open calls, as last reported, by step."""
+        left = ((call.step, call.unfinished) for call in self.calls if call.outcome is None)
+        return {step: known.task for step, known in left if step is not None and known is not None and known.task}
+
+    @property
     def question(self) -> Question | None:
         """The first open question."""
         return next(iter(self.open_questions), None)
@@ -357,6 +365,8 @@ class QuestionView(FrozenModel):
     """The number of times that the question was passed on to another group, as the time of the one before was over."""
     link: str = omit_default("")
     """A path of the gateway. A POST to it returns `url`, an address at which a person settles the matter."""
+    form: dict[str, Any] | None = omit_default(None)
+    """The JSON Schema of the answer, if it is an object: of plain fields."""
 
 
 class PendingView(FrozenModel):
@@ -366,6 +376,8 @@ class PendingView(FrozenModel):
     attempt: int
     nonce: str | None = omit_default(None)
     """The nonce that must come back with the result at the gateway, if the request is not POSTed."""
+    task: str = omit_default("")
+    """The task that its server has made of the call, in words, as it was last reported."""
 
 
 class RunView(FrozenModel):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from perdure.contracts.policy import PolicyVerdict
 from perdure.contracts.run.signals import AskedTerms, Decision, HumanInput, Question, QuestionKind
@@ -84,13 +85,19 @@ def options_error(options: Sequence[str]) -> str | None:
 
 
 def ask_question(  # noqa: PLR0913 - facts
-    state: RunState, kind: QuestionKind, text: str, options: Sequence[str], about: Call | None, now: datetime
+    state: RunState,
+    kind: QuestionKind,
+    text: str,
+    options: Sequence[str],
+    about: Call | None,
+    now: datetime,
+    form: dict[str, Any] | None = None,
 ) -> tuple[RunState, Question]:
     """Open a question, unless the run has asked it already. Return the state and the question."""
     same = (question for question in state.asked if is_same_question(question, kind, text, about))
     if question := next(same, None):
         return state, question
-    question = _build_question(state, kind, text, options, about, now)
+    question = _build_question(state, kind, text, options, about, now).evolve(form=form)
     if about is not None and needs_approval(state, about):  # else it is about a changed definition
         question = _count_plan(state, question, about)
     return open_question(state, question), question

@@ -11,7 +11,7 @@ from perdure.contracts.people import Work
 from perdure.contracts.policy import PolicyContext, PolicyVerdict, Verdict
 from perdure.contracts.run.events import DryCall
 from perdure.contracts.run.state import Call, Pending, RunState
-from perdure.contracts.tool import Effect, ToolError, ToolKind, ToolOutcome, error_outcome
+from perdure.contracts.tool import Effect, ToolError, ToolKind, ToolOutcome, Unfinished, error_outcome
 from perdure.decisions.ids import call_digest
 from perdure.decisions.run.journal import add_artifacts, reframe_journal, run_journal_tool
 from perdure.decisions.run.outcome import check_of, complete_run, escalate_run, typed_result
@@ -147,7 +147,12 @@ def accept_definition(state: RunState, call: Call, definition: str) -> tuple[Run
 
 def repeat_call(state: RunState, call: Call) -> tuple[RunState, Call]:
     """Record a person's decision "run again": the call gets a new key."""
-    return replace_call(state, current_call(state, call).evolve(generation=call.generation + 1))
+    return replace_call(state, current_call(state, call).evolve(generation=call.generation + 1, unfinished=None))
+
+
+def record_unfinished(state: RunState, call: Call, left: Unfinished) -> tuple[RunState, Call]:
+    """Record what is known of a call that its server has not finished."""
+    return replace_call(state, current_call(state, call).evolve(unfinished=left))
 
 
 def current_call(state: RunState, call: Call) -> Call:

@@ -95,10 +95,12 @@ def _is_parallel(state: RunState, call: Call) -> bool:
 def is_plain_read(state: RunState, call: Call) -> bool:
     """Return whether the call may share an activity with others: it is short and changes nothing.
 
-    It needs no approval and no result from outside, and its arguments are in the request.
+    It needs no approval and no result from outside, and its arguments are in the request. Its server has not made it a
+    task, which is followed.
     """
     return (
         _is_parallel(state, call)
+        and call.unfinished is None
         and call.kind not in OUTSIDE
         and next(route.timeout for route in state.tools if route.name == call.tool) <= MAX_READ_TIMEOUT
         and len(to_json(call.arguments)) <= INLINE_ARGUMENTS

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from perdure.contracts.run.signals import Decision, HumanInput, Question, QuestionKind
 from perdure.contracts.run.state import Call
 from perdure.decisions.ids import json_digest
+from perdure.decisions.people.form import read_form
 from perdure.decisions.people.terms import may_not_answer
 
 
@@ -21,6 +22,8 @@ class QuestionRow:
     """If there are none, a text answers it: one of the options, or the person's own."""
     takes_own_words: bool = False
     """Whether a text of the person's own answers it: of a kind with decisions, another direction in their place."""
+    needs_person: bool = False
+    """Whether no program may answer it in a person's place."""
 
     @property
     def is_textual(self) -> bool:
@@ -48,6 +51,13 @@ QUESTIONS: Mapping[str, QuestionRow] = {
     ),
     QuestionKind.choice: QuestionRow("an input has to be chosen", "choose: {text}"),
     QuestionKind.project: QuestionRow("the project asks", "asks: {text}"),
+    QuestionKind.input: QuestionRow(
+        "the server of a tool asks",
+        "input for {tool}",
+        (Decision.proceed, Decision.deny),
+        takes_own_words=True,
+        needs_person=True,
+    ),
 }
 
 HAS_CHANGED = "a person has changed its arguments; look at the call as it is now, and answer with its digest"
@@ -93,7 +103,8 @@ def answer_rejection(question: Question, answer: HumanInput, requesters: Sequenc
     """Return the reason why this answer does not fit this question, if any."""
     if question.revision and answer.call is None:
         return f"question {question.id} needs the digest of the call that is answered: {HAS_CHANGED}"
-    does_not_fit = _does_not_fit(question, answer) or _is_beyond_the_call(question, answer)
+    fits = _does_not_fill if question.kind is QuestionKind.input else _does_not_fit
+    does_not_fit = fits(question, answer) or _is_beyond_the_call(question, answer)
     return does_not_fit or may_not_answer(question, answer, requesters)
 
 
@@ -125,6 +136,22 @@ def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
     if answer.decision is Decision.use_result and answer.text is None:
         return "use_result needs the result as text"
     return None
+
+
+def _does_not_fill(question: Question, answer: HumanInput) -> str | None:
+    """Return the reason why the answer does not fill in the form of the question, if any."""
+    text = (answer.text or "").strip()
+    if answer.attachments:
+        return f"question {question.id} takes no attachments"
+    if answer.decision is Decision.deny:
+        return None
+    if answer.decision not in (None, Decision.proceed) or not (text or answer.decision):
+        or_values = ", or the values of its fields" if question.form else ""
+        return f"question {question.id} takes one of: {', '.join(QUESTIONS[question.kind].decisions)}{or_values}"
+    if question.form is None:
+        return f"question {question.id} takes no text: continue, or deny" if answer.decision is None else None
+    values = read_form(question.form, text)
+    return f"question {question.id}: {values}" if isinstance(values, str) else None
 
 
 def announcement_of(question: Question) -> tuple[str, int, int]:

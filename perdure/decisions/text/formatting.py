@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from perdure.contracts.failures import ToolFault
@@ -21,7 +22,7 @@ from perdure.contracts.run.state import (
     RunView,
     TermsView,
 )
-from perdure.contracts.tool import Effect, ToolOutcome, error_outcome
+from perdure.contracts.tool import Effect, ServerTask, ToolOutcome, error_outcome
 from perdure.decisions.people.terms import asked_groups, requesters_of, unmet_terms
 from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.visible_text import cut_text, render_arguments, render_visible
@@ -77,13 +78,28 @@ def format_approval(tool: str, arguments: Mapping[str, Any], verdict: PolicyVerd
     return f"{text}\n\n{who}: {': '.join(filter(None, [verdict.rule, verdict.reason]))}"
 
 
-def format_doubt(tool: str, arguments: Mapping[str, Any]) -> str:
+def format_doubt(tool: str, arguments: Mapping[str, Any], task: ServerTask | None = None) -> str:
     """Return the question whether a call that may have happened is made again, with all of its arguments."""
     line = call_line(tool, arguments)
     text = f"`{line}` was interrupted and may have happened. Run it again?"
+    if task is not None:
+        text = f"`{line}` may have happened: {format_task(task)}. Run it again?"
     if not arguments or [*arguments.values()] == [line.removeprefix(f"{tool} ")]:
         return text
     return format_beginning(f"{text}\n\n{render_arguments(arguments)}", MAX_APPROVAL, "perdure trace RUN --export -")
+
+
+def format_task(task: ServerTask) -> str:
+    """Format a task as it was last seen: `task 7f of server bank: working, paying; looked at 12:03 UTC, …`."""
+    said = f", {truncate(task.message, 200)}" if task.message else ""
+    until = f", expires {_clock(task.expires_at, task.seen_at)}" if task.expires_at else ""
+    named = f"task {truncate(task.id, 80)} of server {task.server}: {truncate(task.status, 40)}{said}"
+    return f"{named}; looked at {_clock(task.seen_at, task.seen_at)}{until}"
+
+
+def _clock(at: datetime, since: datetime) -> str:
+    """Format a time of day, with its date if that is another one."""
+    return f"{at:%H:%M} UTC" if at.date() == since.date() else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:
@@ -291,14 +307,19 @@ def _pending_blocks(state: RunState) -> list[str]:
     asked = {question.step for question in state.open_questions}
     steps = {action.step for action in state.pending}
     lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls if call.step in steps}
+    tasks = state.open_tasks
     running: list[str] = []
     outside: list[str] = []
     for action in state.pending:
         again = f", attempt {action.attempt}" if action.attempt > 1 else ""
         since = f"since {action.since:%H:%M:%S} UTC"
         call = escape_markdown(truncate(lines.get(action.step, action.tool), 110))
+        task = tasks.get(action.step)
+        about = f"; {escape_markdown(format_task(task))}" if task else ""
         if action.step not in asked:
-            (outside if action.outside else running).append(f"- step {action.step}: {call}, {since}{again}")
+            (outside if action.outside or task else running).append(
+                f"- step {action.step}: {call}, {since}{again}{about}"
+            )
     blocks = (("Running", running), ("Waiting for results from outside", outside))
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
 
@@ -361,7 +382,8 @@ def _terms_view(state: RunState, terms: AskedTerms) -> TermsView:
 
 def _pending_view(state: RunState, pending: Pending) -> PendingView:
     shown = pending.model_dump(include={"step", "tool", "since", "attempt"})
-    return PendingView(**shown, nonce=readable_nonce(state, pending))
+    task = state.open_tasks.get(pending.step)
+    return PendingView(**shown, nonce=readable_nonce(state, pending), task=format_task(task) if task else "")
 
 
 def run_figures(state: RunState) -> dict[str, Any]:

@@ -1,13 +1,20 @@
-"""Tools of MCP servers: their names, their effects, and whether they are as accepted."""
+"""Tools of MCP servers: names, effects, whether they are as accepted; their tasks, and what they ask people."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from difflib import unified_diff
 from hashlib import sha256
 from typing import Any
+from urllib.parse import urlsplit
 
-from perdure.contracts.tool import Effect, Pin, PinState
+from perdure.contracts.run.signals import Decision, HumanInput
+from perdure.contracts.tool import Effect, InputRequest, Pin, PinState, ServerTask, Unfinished
+from perdure.decisions.ids import json_digest
+from perdure.decisions.people.form import describe_form, form_flaw, read_form
+from perdure.decisions.text.formatting import format_task, truncate
 from perdure.decisions.text.visible_text import render_visible
 from perdure.decisions.tools import SEPARATOR, server_of_tool
 
@@ -103,3 +110,154 @@ def _definition_lines(tool: Pin | None) -> list[str]:
         if value:
             lines += f"{field}: {json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)}".splitlines()
     return list(map(render_visible_line, lines))
+
+
+TASKS = "io.modelcontextprotocol/tasks"  # the extension of MCP
+KEY = "perdure/idempotency-key"  # in the `_meta` of a call
+MAX_ID = 512  # characters of a task's id, or of the name of an input
+MAX_INPUTS = 10  # of one look, or of one call
+MAX_TEXT = 4000  # characters of a server's message to a person
+MAX_URL = 2000
+MAX_ROUNDS = 20  # in which the server of a call asks people
+SENDABLE = ("accept", "decline", "cancel")  # responses of MCP; ours are `sent`, and `none` for what is not carried out
+ENDED = ("completed", "failed", "cancelled")  # states of a task
+LEAST_PAUSE, MOST_PAUSE = 0.2, 300.0  # seconds between two looks
+SKEW = timedelta(minutes=5)  # by which a server may keep a task longer, by its own clock
+UNSEEN = timedelta(days=1)  # after which a task that cannot be looked at is in doubt, if it does not expire before
+_ID = re.compile(rf"[!-~]{{1,{MAX_ID}}}")
+_HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]+\]")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def read_task(server: str, raw: Mapping[str, Any], now: datetime, before: ServerTask | None = None) -> ServerTask | str:
+    """Return a task as its server shows it now, or the reason why the reply is not believed."""
+    name = raw.get("taskId")
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        return "its reply has no usable taskId"
+    if before is not None and name != before.id:
+        return f"it answered with the task {truncate(name, 80)} instead"
+    status, message, ttl, poll = (raw.get(field) for field in ("status", "statusMessage", "ttlMs", "pollIntervalMs"))
+    if not isinstance(status, str):
+        return "its reply has no status"
+    created = before.created_at if before else _read_time(raw.get("createdAt"), now)
+    lives = timedelta(milliseconds=ttl) if isinstance(ttl, int | float) and 0 <= ttl < MAX_TTL else None
+    return ServerTask(
+        server=server,
+        id=name,
+        status=status[:100],
+        message=message[:1000] if isinstance(message, str) else "",
+        created_at=created,
+        expires_at=created + lives if lives is not None else None,
+        poll_ms=round(poll) if isinstance(poll, int | float) and 0 <= poll < MAX_TTL else 1000,
+        seen_at=now,
+    )
+
+
+MAX_TTL = 10 * 365 * 86_400_000  # milliseconds; a longer one is none
+
+
+def _read_time(text: Any, now: datetime) -> datetime:
+    """Return the time when a task began. One that is not readable, or lies ahead, is now."""
+    with suppress(ValueError, TypeError):
+        at = datetime.fromisoformat(text)
+        return min(at if at.tzinfo else at.replace(tzinfo=UTC), now)
+    return now
+
+
+def pause_before_check(task: ServerTask, now: datetime) -> timedelta:
+    """Return the time until the next look: the server's, longer for an old task, and not beyond its expiry."""
+    age = (now - task.created_at).total_seconds()
+    seconds = min(max(task.poll_ms / 1000, age / 20, LEAST_PAUSE), MOST_PAUSE)
+    if task.expires_at is not None and now < task.expires_at:
+        seconds = min(seconds, max((task.expires_at - now).total_seconds(), LEAST_PAUSE))
+    return timedelta(seconds=seconds)
+
+
+def is_given_up(task: ServerTask, now: datetime) -> bool:
+    """Return whether no further look is worth it: the task's time is over, or it was not seen for a day."""
+    return now > task.seen_at + UNSEEN or (task.expires_at is not None and now > task.expires_at + SKEW)
+
+
+def to_input_requests(requests: Any, answered: Collection[str] = ()) -> tuple[InputRequest, ...]:
+    """Return what a server asks people, without what was answered before."""
+    items = requests.items() if isinstance(requests, Mapping) else ()
+    new = [(key, asked) for key, asked in items if key not in answered and len(key) <= MAX_ID]
+    return tuple(to_input_request(key, asked) for key, asked in new[:MAX_INPUTS])
+
+
+def to_input_request(key: str, asked: Any) -> InputRequest:
+    """Return one request of a server to a person."""
+    method = asked.get("method") if isinstance(asked, Mapping) else None
+    if method != "elicitation/create" or not isinstance(params := asked.get("params"), Mapping):
+        return InputRequest(key=key, message="", refused=f"it asks for {truncate(str(method), 80)}")
+    message = str(params.get("message", ""))[:MAX_TEXT]
+    if params.get("mode", "form") == "url":
+        url = params.get("url")
+        flaw = url_flaw(url)
+        return InputRequest(key=key, message=message, url="" if flaw else str(url), refused=flaw or "")
+    form = params.get("requestedSchema")
+    flaw = form_flaw(form)
+    refused = f"its form cannot be shown: {flaw}" if flaw else ""
+    return InputRequest(key=key, message=message, form=None if flaw else form, refused=refused)
+
+
+def read_elicitations(listed: Any) -> tuple[InputRequest, ...]:
+    """Return the pages that a server wants opened before it takes the call (error -32042, MCP of 2025)."""
+    pages = [page for page in listed if isinstance(page, Mapping)] if isinstance(listed, list) else []
+    named = {input_key(page): {"method": "elicitation/create", "params": {**page, "mode": "url"}} for page in pages}
+    return to_input_requests(named)
+
+
+def url_flaw(url: Any) -> str | None:
+    """Return the reason why a person is not asked to open an address, if any."""
+    if not isinstance(url, str) or len(url) > MAX_URL or not re.fullmatch(r"[!-~]+", url) or "\\" in url:
+        return "its link is no address in plain characters"
+    try:
+        parts = urlsplit(url)
+        host, _ = _host_of(url), parts.port
+    except ValueError:
+        return "its link is no address"
+    if parts.username is not None or parts.password is not None or not _HOST.fullmatch(host):
+        return "its link hides its host"
+    if parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK):
+        return None
+    return f"its link is {parts.scheme}, not https"
+
+
+def _host_of(url: str) -> str:
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
+def input_key(asked: Mapping[str, Any]) -> str:
+    """Return a name for a request within an open call, which has none: the same when it is asked again."""
+    params = {key: value for key, value in asked.items() if key not in ("_meta", "elicitationId", "task")}
+    return f"asked-{json_digest(params)[-16:]}"
+
+
+def format_input(asked: InputRequest, left: Unfinished, call: str) -> str:
+    """Return the question to a person, with the host of a link before the server's own words."""
+    head = f"The MCP server {left.server}, in `{truncate(call, 200)}`"
+    said = f"\n\n{asked.message}" if asked.message else ""
+    until = f"\n\n{format_task(left.task)}" if left.task else ""
+    if asked.url:
+        host = urlsplit(asked.url).netloc
+        opened = "Perdure does not open it. Answer continue once you have opened it, or deny"
+        return f"{head}, wants you to open a page of {host}{said}\n\n{asked.url}\n\n{opened}.{until}"
+    if asked.form is None:
+        rest = "Answer deny to cancel the task, or continue to wait for its end"
+        return f"{head}, wants what Perdure does not do: {asked.refused}.{said}\n\n{rest}.{until}"
+    fields = describe_form(asked.form)
+    ways = "Answer with the values, in lines of name: value or as JSON; continue takes the defaults; deny declines"
+    return f"{head}, asks{said}\n\n{fields}\n\n{ways}.{until}"
+
+
+def to_response(asked: InputRequest, answer: HumanInput) -> dict[str, Any]:
+    """Return the `ElicitResult` of an answer that the question has accepted; for what was refused, ours."""
+    if answer.decision is Decision.deny:
+        return {"action": "decline"}
+    if asked.refused:
+        return {"action": "none"}
+    if asked.form is None:
+        return {"action": "accept"}
+    return {"action": "accept", "content": read_form(asked.form, answer.text or "")}

@@ -209,7 +209,7 @@ class RunTools:
 
     def _may_answer(self, question: QuestionView) -> bool:
         row = QUESTIONS[question.kind]
-        return self._may_approve or row.is_textual or row.takes_own_words
+        return self._may_approve or row.is_textual or (row.takes_own_words and not row.needs_person)
 
     async def wait_for_run(
         self,

@@ -178,7 +178,7 @@ def _turn_key(turn: int) -> str:
 def _to_outcome(call: ExportedCall) -> ToolOutcome:
     """Return the outcome that shows the model what the run showed it, such as a denial or a result from outside."""
     made = call.made[-1].outcome if call.made else None
-    outcome = ToolOutcome.model_validate(made or {}).evolve(interrupted=False, at=None)
+    outcome = ToolOutcome.model_validate(made or {}).evolve(interrupted=False, at=None, unfinished=None)
     if result_part(call.tool_use_id, call.tool, call.step, outcome).content[0]["content"] == call.shown:
         return outcome
     text = call.shown if isinstance(call.shown, str) else call.shown[0].get("text", "")

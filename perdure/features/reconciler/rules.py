@@ -40,7 +40,7 @@ MOVING_TYPES = (
 
 _CUT_SHORT = (WorkflowStatus.failed, WorkflowStatus.cancelled, WorkflowStatus.terminated, WorkflowStatus.timed_out)
 _VIOLATIONS = (Escalation.step_never_issued, Escalation.wrong_tool)
-_CLAIM = re.compile(r"(?:([0-9a-f]+)-)?step-(\d+)(?:-(\d+))?\.claim")
+_CLAIM = re.compile(r"(?:([0-9a-f]+)-)?step-(\d+)(?:-(\d+))?(?:-a(\d+))?\.claim")
 
 
 def wedged_finding(run_id: str, reported: Sequence[str]) -> Finding:
@@ -82,23 +82,28 @@ def unattended_finding(run_id: str, task_queue: str) -> Finding:
 
 @dataclass(frozen=True, order=True)
 class LedgerKey:
-    """A ledger entry: one call, in one generation. `of` distinguishes runs that had the same id."""
+    """A ledger entry: one call, in one generation. `of` distinguishes runs that had the same id.
+
+    `rounds` is how often the call was made again with answers for its server.
+    """
 
     step: int
     generation: int
     of: str = ""
+    rounds: int = 0
 
     @property
     def name(self) -> str:
         stem = f"{self.of}-step-{self.step:05}" if self.of else f"step-{self.step:05}"
-        return stem + (f"-{self.generation}" if self.generation > 1 else "")
+        again = f"-{self.generation}" if self.generation > 1 else ""
+        return stem + again + (f"-a{self.rounds}" if self.rounds else "")
 
 
 def unsettled_claims(names: Iterable[str]) -> list[LedgerKey]:
     """Return a ledger's claims without a result. A later generation shows that a person settled the earlier one."""
     existing = set(names)
     matches = [match for name in existing if (match := _CLAIM.fullmatch(name))]
-    claims = [LedgerKey(int(match[2]), int(match[3] or 1), match[1] or "") for match in matches]
+    claims = [LedgerKey(int(match[2]), int(match[3] or 1), match[1] or "", int(match[4] or 0)) for match in matches]
     latest = {(page.step, page.of): page for page in sorted(claims)}
     return [page for _, page in sorted(latest.items()) if f"{page.name}.result" not in existing]
 

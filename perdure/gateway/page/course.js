@@ -274,6 +274,11 @@ export class Course {
   }
 
   /** @param {any} event @param {number} at */
+  on_tool_call_waiting(event, at) {
+    this.say("note", event, at, event.text);
+  }
+
+  /** @param {any} event @param {number} at */
   on_activity_retrying(event, at) {
     const row = this.rows.findLast((each) => each.end === null && each.kind !== "wait");
     if (row)

@@ -2,7 +2,7 @@
 
 import { html, lookAgain, request, runPath, useAction, useLook, useState } from "./base.js";
 import { Ago, brief, countText, Difference, Failure, RunLink, words } from "./parts.js";
-import { faultsIn, SchemaField, schemaOf } from "./schema_form.js";
+import { emptyOf, faultsIn, SchemaField, schemaOf } from "./schema_form.js";
 
 /** The kind introduces each question: its text may imitate another kind. @type {Record<string, string>} */
 export const TITLES = {
@@ -14,6 +14,7 @@ export const TITLES = {
   recovery: "The agent loses context",
   choice: "An input has to be chosen",
   project: "The project asks",
+  input: "The server of a tool asks",
 };
 /** @type {Record<string, string>} */
 const LABELS = { approve_tool: "approve for this run" };
@@ -210,7 +211,10 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const [text, setText] = useState("");
   const [files, setFiles] = useState(/** @type {File[]} */ ([]));
   const [edited, setEdited] = useState(/** @type {any} */ (null));
+  const form = question.form ? withChoices(question.form) : null;
+  const [filled, setFilled] = useState(/** @type {any} */ (form && emptyOf(form)));
   const { busy, error, act } = useAction();
+  const missing = form ? faultsIn(form, filled) : [];
   const isApproval = question.kind === "approval" && question.arguments;
   const isTextual = question.kind === "question" || question.kind === "choice";
   const isProject = question.kind === "project";
@@ -244,7 +248,8 @@ function AnswerForm({ runId, question, tools, onDone }) {
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
     if (isProject || question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button only, not by Enter
-    if (text.trim() || files.length) send(text.trim() ? { text: text.trim() } : {});
+    if (form) send({ text: JSON.stringify(filled) });
+    else if (text.trim() || files.length) send(text.trim() ? { text: text.trim() } : {});
   };
   return html`<form class="answer" onSubmit=${submit}>
     ${
@@ -257,6 +262,11 @@ function AnswerForm({ runId, question, tools, onDone }) {
       html`<${SchemaField} schema=${{ ...schema, type: "object", title: "changed arguments" }} value=${edited} onChange=${setEdited} path=${`${runId}-${question.id}`} />
       <ul class="faults" role="status">${faults.map((fault) => html`<li>${fault}</li>`)}</ul>
       <button type="button" class="plain" onClick=${() => setEdited(null)}>leave the arguments as they are</button>`
+    }
+    ${
+      form &&
+      html`<${SchemaField} schema=${{ ...form, title: "your answer" }} value=${filled} onChange=${setFilled} path=${`${runId}-${question.id}`} />
+      <ul class="faults" role="status">${missing.map((fault) => html`<li>${fault}</li>`)}</ul>`
     }
     ${
       TAKE_TEXT.includes(question.kind) &&
@@ -293,6 +303,7 @@ function AnswerForm({ runId, question, tools, onDone }) {
         (question.kind === "question" || ["thrash", "recovery"].includes(question.kind)) &&
         html`<button class=${question.options.length ? "" : "first"} disabled=${busy}>Answer</button>`
       }
+      ${form && html`<button class="first" disabled=${busy || missing.length > 0}>Answer</button>`}
     </span>
     ${
       question.kind === "question" &&
@@ -301,6 +312,19 @@ function AnswerForm({ runId, question, tools, onDone }) {
     }
     <${Failure} text=${error} />
   </form>`;
+}
+
+/** The schema with each choice of MCP, a list of constants with titles, as one of JSON Schema. @param {any} schema @returns {any} */
+function withChoices(schema) {
+  const { oneOf, anyOf, ...own } = schema;
+  const listed = oneOf ?? anyOf;
+  if (listed) return { ...own, enum: listed.map((/** @type {any} */ each) => each.const) };
+  if (own.items) own.items = withChoices(own.items);
+  if (own.properties)
+    own.properties = Object.fromEntries(
+      Object.entries(own.properties).map(([name, field]) => [name, withChoices(field)]),
+    );
+  return own;
 }
 
 /** The question and its call, with the text that the card shows. @param {any} question */

@@ -7,19 +7,28 @@ tasks make the calls.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import httpx2
 from mcp import Client, MCPError
-from mcp.client import Transport
+from mcp.client import ClientRequestContext, Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     CONNECTION_CLOSED,
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
     REQUEST_TIMEOUT,
     CallToolResult,
+    ElicitRequestParams,
+    ElicitResult,
+    InputRequiredResult,
+    InputResponses,
+    RequestParamsMeta,
+    Result,
     ServerNotification,
     ToolListChangedNotification,
 )
@@ -29,13 +38,14 @@ from pydantic import ValidationError
 from perdure.activities.http import IDENTITY, BodyEncodingError, decode_pieces
 from perdure.activities.tools.json_schema import SchemaValidator
 from perdure.contracts.bounds import Backoff
-from perdure.contracts.tool import Pin, PinnedProgram
+from perdure.contracts.tool import InputRequest, Pin, PinnedProgram, Unfinished
 from perdure.decisions.errors import format_validation_error
 from perdure.features.mcp.activities.config import HttpServer, McpServer, StdioServer, program_of
+from perdure.features.mcp.activities.extension import TaskRequest, TasksExtension, TaskShown
 from perdure.features.mcp.activities.grants import GrantError, GrantKeeper, NeedsLoginError, StoredAuth
 from perdure.features.mcp.activities.listing import list_offerable_tools
 from perdure.features.mcp.activities.stdio import MAX_MESSAGE_LINE, running_server
-from perdure.features.mcp.rules import render_visible_line
+from perdure.features.mcp.rules import KEY, input_key, render_visible_line, to_input_request
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
@@ -113,6 +123,44 @@ class McpTimeoutError(Exception):
     """The call was sent, but no answer came in time. The connection stays open."""
 
 
+MAX_STATES = 10  # times that a server wants its own state back, without a question
+STATE_PAUSE = 0.25  # seconds before it gets it back
+
+
+@dataclass
+class OpenCall:
+    """A call as it is sent. `key` is its idempotency key, `left` what is known of it from an earlier round.
+
+    `asked` is what the server has asked within the call and has not been answered, as it happened in MCP until 2025.
+    `was_shared`: it asked while several calls were open, so the question is of no known call.
+    """
+
+    key: str
+    left: Unfinished | None = None
+    asked: list[InputRequest] = field(default_factory=list)
+    was_shared: bool = False
+
+    @property
+    def responses(self) -> InputResponses | None:
+        """The answers that go with the call."""
+        if self.left is None or self.left.way != "retry":
+            return None
+        return {key: ElicitResult.model_validate(answer) for key, answer in self.left.answers.items()}
+
+    @property
+    def state(self) -> str | None:
+        return self.left.state if self.left is not None and self.left.way == "retry" else None
+
+    def answer(self, params: ElicitRequestParams) -> ElicitResult:
+        """Return the answer that is ready at hand, else note the question and end it."""
+        asked = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        key = input_key(asked)
+        if self.left is not None and self.left.way == "open" and key in self.left.answers:
+            return ElicitResult.model_validate(self.left.answers[key])
+        self.asked.append(to_input_request(key, {"method": "elicitation/create", "params": asked}))
+        return ElicitResult(action="cancel")
+
+
 @dataclass
 class _Link:
     """One open connection. `end` is set when it should end, and when it has ended."""
@@ -121,7 +169,7 @@ class _Link:
     end: asyncio.Event
     owner: "asyncio.Task[None] | None" = None
     has_served: bool = False
-    calls: int = 0  # in flight
+    calls: list[OpenCall | TaskRequest] = field(default_factory=list)  # in flight
 
 
 class Connection:
@@ -215,21 +263,87 @@ class Connection:
         return self._outputs.get(tool)
 
     async def call(
-        self, tool: str, arguments: dict[str, Any], timeout: float, accepted: Collection[str | None]
-    ) -> CallToolResult:
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        timeout: float,
+        accepted: Collection[str | None],
+        open_call: OpenCall,
+    ) -> Result:
         """Call a tool whose definition has one of these digests.
+
+        Return a CallToolResult, an InputRequiredResult with requests, or a TaskMade.
 
         Raises McpUnreachableError, McpConnectionLostError and McpTimeoutError; MCPError if the server rejects the call;
         RuntimeError if the answer is not valid.
         """
         await self.authorize()
         link, client = await self._open_link()
+        self._must_be_accepted(tool, accepted)
+        try:
+            async with self._sending(link, open_call, timeout):
+                try:
+                    result = await self._send_call(client, tool, arguments, timeout, open_call)
+                except MCPError as error:
+                    if error.code != HEADER_MISMATCH:
+                        raise
+                    await self._refresh_tools(client)  # the headers follow from the schema
+                    self._must_be_accepted(tool, accepted)
+                    result = await self._send_call(client, tool, arguments, timeout, open_call)
+        except ValidationError as error:
+            raise RuntimeError(f"its answer is none of MCP: {_summarize_error(error)}") from None
+        link.has_served = True
+        return result
+
+    def _must_be_accepted(self, tool: str, accepted: Collection[str | None]) -> None:
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
             raise McpUnreachableError(self._format_failure("changed its tools just now"))  # after the preflight
-        link.calls += 1
+
+    async def _send_call(
+        self, client: Client, tool: str, arguments: dict[str, Any], timeout: float, open_call: OpenCall
+    ) -> Result:
+        """Send a call, again while the server wants only its state back, and without one that is too old for it."""
+        responses, state = open_call.responses, open_call.state
+        meta: RequestParamsMeta = {KEY: open_call.key}  # type: ignore[misc]  # the SDK names its own keys only
+        for _ in range(MAX_STATES):
+            try:
+                result = await client.session.call_tool(
+                    tool,
+                    arguments,
+                    read_timeout_seconds=timeout,
+                    input_responses=responses,
+                    request_state=state,
+                    meta=meta,
+                    allow_input_required=True,
+                    allow_claimed=True,
+                )
+            except MCPError as error:
+                if error.code != INVALID_PARAMS or state is None:
+                    raise
+                responses = state = None
+                continue
+            if not isinstance(result, InputRequiredResult) or result.input_requests:
+                return result
+            responses, state = None, result.request_state
+            await asyncio.sleep(STATE_PAUSE)
+        raise RuntimeError("it wants its state back again and again, and asks nothing")
+
+    async def request(self, request: TaskRequest, timeout: float) -> dict[str, Any]:
+        """Return the reply to a request about a task, of `timeout` seconds. Raises as `call`, and ValidationError."""
+        await self.authorize()
+        link, client = await self._open_link()
+        async with self._sending(link, request, timeout):
+            shown = await client.session.send_request(request, TaskShown, timeout)
+        link.has_served = True
+        return shown.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+    @asynccontextmanager
+    async def _sending(self, link: _Link, sent: OpenCall | TaskRequest, timeout: float) -> AsyncIterator[None]:
+        """Translate the errors of a request. Raises as `call`."""
+        link.calls.append(sent)
         try:
             async with asyncio.timeout(timeout + 1):  # the client's own timeout excludes writing
-                result = await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
+                yield
         except TimeoutError:
             raise McpTimeoutError(f"{self.server.name} did not answer within {timeout:g} s") from None
         except MCPError as error:
@@ -243,12 +357,17 @@ class Connection:
                 link.end.set()  # the server was restarted and did not process the call
                 raise McpUnreachableError(self._format_failure("has forgotten the session")) from None
             raise
-        except ValidationError as error:
-            raise RuntimeError(f"its answer is none of MCP: {_summarize_error(error)}") from None
         finally:
-            link.calls -= 1
-        link.has_served = True
-        return result
+            link.calls.remove(sent)
+
+    async def _on_elicitation(self, link: _Link, _: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        """Answer what a server asks within an open call, if that is clear: the request does not say which one."""
+        calls = [sent for sent in link.calls if isinstance(sent, OpenCall)]
+        if len(calls) == 1:
+            return calls[0].answer(params)
+        for sent in calls:
+            sent.was_shared = True
+        return ElicitResult(action="cancel")
 
     async def close(self) -> None:
         """End the server, if it runs, in bounded time."""
@@ -298,7 +417,14 @@ class Connection:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(limit):
                     transport = await self._open_transport(stack, link.end.set)
-                    client = Client(transport, read_timeout_seconds=limit, message_handler=self._on_message, cache=None)
+                    client = Client(
+                        transport,
+                        read_timeout_seconds=limit,
+                        message_handler=self._on_message,
+                        elicitation_callback=partial(self._on_elicitation, link),
+                        extensions=[TasksExtension()],
+                        cache=None,
+                    )
                     await stack.enter_async_context(client)
                     # The SDK's check of answers by the server's schema takes as long as the server wants.
                     client.session.validate_tool_result = _accept_any_result  # type: ignore[method-assign]

@@ -3,20 +3,24 @@
 import asyncio
 import base64
 import binascii
-from datetime import timedelta
-from typing import Any
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 
 from mcp import MCPError
 from mcp_types import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
+    URL_ELICITATION_REQUIRED,
     AudioContent,
     BlobResourceContents,
     CallToolResult,
     ContentBlock,
     EmbeddedResource,
     ImageContent,
+    InputRequiredResult,
     ResourceLink,
+    Result,
     TextContent,
     TextResourceContents,
 )
@@ -27,16 +31,26 @@ from perdure.activities.tools.interface import CallContext, PreflightTool, Trans
 from perdure.activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from perdure.contracts.agent import ToolSchema
 from perdure.contracts.failures import ToolFault
-from perdure.contracts.tool import Effect, Pin, ToolOutcome, ToolRoute, error_outcome
+from perdure.contracts.tool import Effect, InputRequest, Pin, ToolOutcome, ToolRoute, Unfinished, error_outcome
+from perdure.decisions.text.formatting import truncate
 from perdure.features.mcp.activities.connection import (
     Connection,
     McpConnectionLostError,
     McpTimeoutError,
     McpUnreachableError,
+    OpenCall,
 )
 from perdure.features.mcp.activities.grants import NeedsLoginError
 from perdure.features.mcp.questions import LOGGED_IN, login_question
-from perdure.features.mcp.rules import diff_pins, effect_of, is_looser, strictest_effect
+from perdure.features.mcp.rules import (
+    diff_pins,
+    effect_of,
+    is_looser,
+    read_elicitations,
+    read_task,
+    strictest_effect,
+    to_input_requests,
+)
 from perdure.features.project_questions.client import ask_project, wait_for_answer
 
 MAX_ANSWER_FILES = 50  # in one answer
@@ -115,7 +129,13 @@ def _decode_base64(text: str) -> bytes | None:
 NO_ANSWER = "Server returned an error response"  # the SDK's message for a 4xx or 5xx without an MCP message
 # Codes that prove that nothing was called. Others may be the SDK's, for an answer that it cannot read.
 UNMADE_CODES = (METHOD_NOT_FOUND, INVALID_PARAMS)
+MAX_STATE = 64 * 1024  # characters of a server's state, which goes through history
 _UNSENT = "the call was not made"
+ASKED_ONCE = (
+    "the server asked a question within the call, and was answered `cancel`: a call that may not be repeated cannot "
+    "wait for a person"
+)
+ASKED_SHARED = "the server asked a question while several calls were open, and was answered `cancel`: call it alone"
 
 
 class McpTool(PreflightTool):
@@ -126,7 +146,7 @@ class McpTool(PreflightTool):
         self.schema = ToolSchema(name=route.name, description=accepted.description, input_schema=accepted.input_schema)
         self._name = name
         self._accepted = accepted
-        self._connection = connection
+        self.connection = connection
 
     async def check_preflight(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         """Return an error if the tool is missing, its definition was not accepted, or its effect is now stricter.
@@ -138,13 +158,13 @@ class McpTool(PreflightTool):
         seconds = timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                tools = await self._connection.tools(refresh=self._connection.is_remote)
+                tools = await self.connection.tools(refresh=self.connection.is_remote)
         except NeedsLoginError as needs:
-            return await self._wait_for_login(needs)
+            return await self.wait_for_login(needs)
         except McpUnreachableError as error:
             raise TransientToolError(ToolFault.unreachable, str(error)) from None
         except TimeoutError:
-            message = f"MCP server {self._connection.server.name} did not get ready within {seconds:g} s"
+            message = f"MCP server {self.connection.server.name} did not get ready within {seconds:g} s"
             raise TransientToolError(ToolFault.unreachable, message) from None
         now = tools.get(self._name)
         if now is not None and is_looser(
@@ -154,11 +174,11 @@ class McpTool(PreflightTool):
             return error_outcome(
                 ToolFault.changed, f"{message}; {_UNSENT}. A new run can, once the tool is accepted as it is"
             )
-        return self._reject_changed(now, accepts, self._connection.rejected_tools.get(self._name))
+        return self._reject_changed(now, accepts, self.connection.rejected_tools.get(self._name))
 
-    async def _wait_for_login(self, needs: NeedsLoginError) -> ToolOutcome:
+    async def wait_for_login(self, needs: NeedsLoginError) -> ToolOutcome:
         """Have the run wait until a person has logged in, or refused to. Raises HeldError, TransientToolError."""
-        server = self._connection.server
+        server = self.connection.server
         answer = await wait_for_answer(activity.client(), login_question(server, needs))
         if answer.option == LOGGED_IN:
             raise TransientToolError(ToolFault.unreachable, str(needs))
@@ -167,13 +187,13 @@ class McpTool(PreflightTool):
 
     async def _ask_for_rights(self, scope: str) -> ToolOutcome:
         """Ask people for more rights. A call that may not be repeated is over; another one waits. Raises HeldError."""
-        keeper = self._connection.keeper
+        keeper = self.connection.keeper
         if keeper is None:
             raise AssertionError("only a server with a token refuses one")
         needs = await keeper.want(scope)
         if self.route.effect is not Effect.once:
-            return await self._wait_for_login(needs)
-        question = login_question(self._connection.server, needs)
+            return await self.wait_for_login(needs)
+        question = login_question(self.connection.server, needs)
         await ask_project(activity.client(), activity.info().task_queue, question)
         return error_outcome(
             ToolFault.denied, f"{self.route.name} needs more rights ({scope}), and people are asked for them; {_UNSENT}"
@@ -181,7 +201,7 @@ class McpTool(PreflightTool):
 
     def _reject_changed(self, now: Pin | None, accepts: str | None, reason: str | None) -> ToolOutcome | None:
         if now is None:
-            message = reason or f"MCP server {self._connection.server.name} has no tool {self._name!r} any more"
+            message = reason or f"MCP server {self.connection.server.name} has no tool {self._name!r} any more"
             return error_outcome(ToolFault.not_found, f"{message}; {_UNSENT}")
         if now.sha256 in (self._accepted.sha256, accepts):
             return None
@@ -191,11 +211,28 @@ class McpTool(PreflightTool):
         return outcome.evolve(error=error)
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
-        """Call the tool. A call that was not sent may be retried; a sent call of a `once` tool may have happened."""
+        """Call the tool. A call that was not sent may be retried; a sent call of a `once` tool may have happened.
+
+        What a server asks within a call that may be repeated ends that call: it is made again with the answer.
+        """
+        sent, is_once = OpenCall(context.idempotency_key, context.unfinished), self.route.effect is Effect.once
+        try:
+            outcome = await self._send(arguments, context, sent)
+        except TransientToolError:
+            if not sent.asked or is_once:
+                raise
+            outcome = ToolOutcome()
+        if sent.asked and not is_once:
+            return self._leave("open", sent.asked, sent.left)
+        if sent.asked:
+            return _with_note(outcome, f"{ASKED_ONCE}: {truncate(sent.asked[0].message, 300)}")
+        return _with_note(outcome, ASKED_SHARED) if sent.was_shared else outcome
+
+    async def _send(self, arguments: dict[str, Any], context: CallContext, sent: OpenCall) -> ToolOutcome:
         timeout = self.route.timeout.total_seconds()
         try:
             accepted = (self._accepted.sha256, context.accepts)
-            answer = await self._connection.call(self._name, arguments, timeout, accepted)
+            answer = await self.connection.call(self._name, arguments, timeout, accepted, sent)
         except (McpUnreachableError, NeedsLoginError) as error:
             return self._fail_unsent(str(error))
         except McpConnectionLostError as error:
@@ -205,21 +242,76 @@ class McpTool(PreflightTool):
         except McpTimeoutError as error:
             raise TransientToolError(ToolFault.timeout, str(error)) from None
         except MCPError as error:
-            if error.message == NO_ANSWER:
-                if self._connection.keeper and (scope := self._connection.keeper.take_lack(self._name)):
-                    return await self._ask_for_rights(scope)
-                raise TransientToolError(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
-            message = f"{self.route.name}: {error.message[:2000]} (code {error.code})"
-            if self.route.effect is Effect.once and error.code not in UNMADE_CODES:
-                message += "; the call was sent, and may have happened"
-            return error_outcome(ToolFault.tool_error, message)
+            return await self._take_fault(error, sent)
         except RuntimeError as error:  # the SDK's, for an invalid answer
             return error_outcome(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
+        if isinstance(answer, CallToolResult):
+            return await self.to_outcome(answer, context)
+        return self._take_unfinished(answer, sent)
+
+    def _take_unfinished(self, answer: Result, sent: OpenCall) -> ToolOutcome:
+        """Return a call whose server asks first, or has made it a task."""
+        raw = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+        if isinstance(answer, InputRequiredResult):
+            return self._leave("retry", to_input_requests(raw.get("inputRequests")), sent.left, answer.request_state)
+        return self._take_task(raw)
+
+    async def _take_fault(self, error: MCPError, sent: OpenCall) -> ToolOutcome:
+        """Return what the error of a server means. Raises TransientToolError, HeldError."""
+        if error.message == NO_ANSWER:
+            if self.connection.keeper and (scope := self.connection.keeper.take_lack(self._name)):
+                return await self._ask_for_rights(scope)
+            raise TransientToolError(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
+        if error.code == URL_ELICITATION_REQUIRED and isinstance(error.data, dict):
+            return self._leave("elsewhere", read_elicitations(error.data.get("elicitations")), sent.left)
+        return self.to_fault(error.message, error.code)
+
+    def to_fault(self, message: str, code: Any) -> ToolOutcome:
+        """Return the outcome of a call that its server has answered with an error."""
+        message = f"{self.route.name}: {message[:2000]} (code {code})"
+        if self.route.effect is Effect.once and code not in UNMADE_CODES:
+            message += "; the call was sent, and may have happened"
+        return error_outcome(ToolFault.tool_error, message)
+
+    async def to_outcome(self, answer: CallToolResult, context: CallContext) -> ToolOutcome:
         kept = ResultFiles(f"{self.route.name}-{context.step:02}", context.workspace, context.store)
-        declared = self._connection.declared_output(self._name)
+        declared = self.connection.declared_output(self._name)
         return await asyncio.to_thread(to_mcp_outcome, answer, kept, declared)
+
+    def _take_task(self, raw: dict[str, Any]) -> ToolOutcome:
+        """Return a call that its server has made a task."""
+        server = self.connection.server.name
+        task = read_task(server, raw, datetime.now(UTC))
+        if isinstance(task, str):
+            kind = ToolFault.in_doubt if self.route.effect is Effect.once else ToolFault.tool_error
+            return error_outcome(kind, f"the call was made, and became a task that cannot be followed: {task}")
+        return ToolOutcome(unfinished=Unfinished(way="task", server=server, task=task))
+
+    def _leave(
+        self,
+        way: Literal["retry", "open", "elsewhere"],
+        asked: Sequence[InputRequest],
+        before: Unfinished | None,
+        state: str | None = None,
+    ) -> ToolOutcome:
+        """Return a call that its server completes only after an answer of a person."""
+        server = self.connection.server.name
+        refused = next((one.refused for one in asked if one.refused), "" if asked else "it asks nothing")
+        if refused or len(state or "") > MAX_STATE:
+            refused = refused or f"its state has more than {MAX_STATE:,} characters"
+            message = f"{server} asks first, and is not answered: {refused}; the call was not completed"
+            return error_outcome(ToolFault.tool_error, message)
+        left = before or Unfinished(way=way, server=server)
+        return ToolOutcome(unfinished=left.evolve(way=way, inputs=tuple(asked), state=state))
 
     def _fail_unsent(self, reason: str) -> ToolOutcome:
         if self.route.effect is Effect.once:
             return error_outcome(ToolFault.unreachable, f"{reason}; {_UNSENT}", retryable=True)
         raise TransientToolError(ToolFault.unreachable, reason)
+
+
+def _with_note(outcome: ToolOutcome, note: str) -> ToolOutcome:
+    """Return the outcome with a note for the model on a question that was not put to a person."""
+    if outcome.error is not None:
+        return outcome.evolve(error=outcome.error.evolve(message=f"{outcome.error.message}; {note}"))
+    return outcome.evolve(result={"content": outcome.result, "note": note})
