@@ -34,7 +34,7 @@ BUILT_IN = (
     "proof",
 )
 # Doors and the like, off until a project names them in `[features] use`. They add nothing to workers.
-OPTIONAL = ("web_ui",)
+OPTIONAL = ("web_ui", "a2a")
 
 
 @dataclass(frozen=True)

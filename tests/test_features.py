@@ -83,7 +83,10 @@ def test_settings_name_the_place_of_a_feature_that_is_not_installed(install: Ins
     path.write_text('[features]\nuse = ["great"]\n')
     with pytest.raises(ProjectError) as refused:
         load_settings({}, tmp_path)
-    assert str(refused.value) == f"{path}, line 2: features.use: there is no feature 'great'; there are: greet, web_ui"
+    assert (
+        str(refused.value)
+        == f"{path}, line 2: features.use: there is no feature 'great'; there are: a2a, greet, web_ui"
+    )
     use_of_project(path)  # a command's help works all the same
     path.write_text('[features]\nuse = ["greet"]\n')
     assert load_settings({}, tmp_path).file.features.use == ("greet",)

@@ -172,6 +172,12 @@ def chat_conversation_id(caller: str, chat: str) -> str:
     return "ui-" + blake2b(named, digest_size=10, person=b"chat").hexdigest()
 
 
+def task_contexts_prefix(caller: str, agent: str) -> str:
+    """Return the start of the conversations of a caller's A2A contexts with an agent; no others begin like it."""
+    named = f"{caller}\0{agent}".encode("utf-8", "surrogatepass")
+    return "a2a-" + blake2b(named, digest_size=10, person=b"contexts").hexdigest() + "-"
+
+
 def digest(data: bytes, size: int) -> str:
     """Return the blake2b hash of `size` bytes, in hex."""
     return blake2b(data, digest_size=size).hexdigest()

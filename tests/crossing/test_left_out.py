@@ -38,6 +38,8 @@ QUESTIONS_ELSEWHERE = {
     "recovery": "needs a context that fills up again and again: tests/workflows",
 }
 ROUTES_ELSEWHERE = {
+    "/a2a/{agent}": "tests/a2a, as the next one",
+    "/a2a/{agent}/.well-known/agent-card.json": "",
     "/healthz": "reads no run",
     "/readyz": "reads no run",
     "/v1/budgets": "tests/gateway/test_budgets.py, as the next two",

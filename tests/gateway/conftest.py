@@ -26,7 +26,7 @@ SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
 PLAIN_SECRET = "a secret that is only for tests"
 PROJECT = """
 [features]
-use = ["web_ui"]
+use = ["web_ui", "a2a"]
 
 [tools.charge]
 kind = "signal"
