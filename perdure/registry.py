@@ -22,6 +22,7 @@ BUILT_IN = (
     "delegation",
     "mailbox",
     "notices",
+    "pushes",
     "project_questions",
     "starts",
     "mcp",

@@ -17,6 +17,7 @@ CONVERSATION_PREFIX = "conversation:"
 SCHEDULE_PREFIX = "schedule:"
 NOTICE_PREFIX = "notice:"
 INBOUND_PREFIX = "start:"
+PUSH_PREFIX = "push:"
 UPLOADS_STORE = "files:uploads"  # the store of uploaded files; no id of a run
 GRANTS_STORE = "mcp:grants"  # the store of OAuth grants, and of logins; no id of a run
 GATEWAY_STORE = "gateway:keys"  # the store of the key that signs sessions of the page; no id of a run
@@ -127,6 +128,11 @@ def notice_workflow_id(run_id: str, kind: str, question: str | None = None) -> s
     plain = f"{NOTICE_PREFIX}{run_id}"
     owner = run_id if _byte_length(plain) <= MAX_PLAIN_ID else placeholder_id(run_id)
     return ":".join(part for part in (f"{NOTICE_PREFIX}{owner}", question, kind) if part)
+
+
+def push_workflow_id(run_id: str, push: str) -> str:
+    """Return the id of the workflow that sends a run's states to one address; without a `push`, their beginning."""
+    return f"{PUSH_PREFIX}{run_id}:{digest_names(push) if push else ''}"
 
 
 def inbound_workflow_id(start: str, event: str) -> str:

@@ -45,6 +45,8 @@ target = "desk:pay"
 effect = "once"
 approval = "always"
 """
+PUSH = '\n[push]\nsecret_env = "PUSH_SECRET"\nallow_hosts = ["127.0.0.1"]\n'
+SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
 OLD = "\n[a2a]\ncompat_0_3 = true\n"
 AGENT = """---
 name: default
@@ -171,14 +173,21 @@ async def talking(
 
 @pytest.fixture(scope="session")
 async def a2a_gateways(make_project: MakeProject) -> AsyncIterator[Gateways]:
-    files = {"perdure.toml": PROJECT, "old.toml": PROJECT + OLD, "desk.py": DESK}
+    files = {"perdure.toml": PROJECT + PUSH, "still.toml": PROJECT, "old.toml": PROJECT + OLD, "desk.py": DESK}
     files |= {"agents/default.md": AGENT, "agents/clerk.md": CLERK}
-    async with serve_gateways(make_project, replies, files) as opened:
+    async with serve_gateways(make_project, replies, files, PUSH_SECRET=SECRET) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 async def a2a_gateway(a2a_gateways: Gateways) -> AsyncIterator[Gateway]:
+    """Without push notifications."""
+    with a2a_gateways.open(PERDURE_CONFIG="still.toml") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def push_gateway(a2a_gateways: Gateways) -> AsyncIterator[Gateway]:
     with a2a_gateways.open() as opened:
         yield opened
 

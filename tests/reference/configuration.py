@@ -11,6 +11,7 @@ from perdure.features.a2a.settings import A2aSettings
 from perdure.features.follow_ups.settings import OutboxSettings
 from perdure.features.mcp.settings import McpAccessSettings, _Http, _Stdio
 from perdure.features.notices.settings import NotifySettings
+from perdure.features.pushes.settings import PushSettings
 from perdure.features.starts.settings import StartSettings
 from perdure.features.web_ui.settings import WebUiSettings
 from perdure.settings.agents import _FrontMatter
@@ -99,6 +100,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "features": _of(FeatureSettings),
     "web_ui": _of(WebUiSettings),
     "a2a": _of(A2aSettings),
+    "push": _of(PushSettings),
     "model": _of(ModelSettings, "providers"),
     "providers": _of(ProviderSettings),
     "prices": _of(PriceSettings),

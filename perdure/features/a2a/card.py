@@ -20,7 +20,7 @@ TEXT, JSON = "text/plain", "application/json"
 VERSIONS = ("1.0", "0.3")
 
 
-def describe_agent(agent: Agent, url: str, *, compat_0_3: bool) -> AgentCard:
+def describe_agent(agent: Agent, url: str, *, compat_0_3: bool, pushes: bool) -> AgentCard:
     """Return the card of an agent whose calls go to `url`."""
     about = agent.description or f"the agent {agent.name}"
     return AgentCard(
@@ -31,7 +31,7 @@ def describe_agent(agent: Agent, url: str, *, compat_0_3: bool) -> AgentCard:
             AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=each)
             for each in VERSIONS[: 2 if compat_0_3 else 1]
         ],
-        capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+        capabilities=AgentCapabilities(streaming=True, push_notifications=pushes),
         security_schemes={"token": SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme="bearer"))},
         security_requirements=[SecurityRequirement(schemes={"token": StringList()})],
         default_input_modes=[TEXT, JSON, *MEDIA_TYPES],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from a2a.types import Message, Part, Role
+from a2a.types import Message, Part, Role, TaskPushNotificationConfig
 from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError
 from google.protobuf.json_format import MessageToDict
 
@@ -20,9 +20,13 @@ from perdure.contracts.media import Attachment
 from perdure.contracts.run.state import QuestionView
 from perdure.decisions.run.question import QUESTIONS
 from perdure.decisions.text.visible_text import render_visible
+from perdure.features.pushes.contract import PushTarget
+from perdure.features.pushes.sender import check_address
 
+MAX_TOKEN = 1000  # characters
 MAX_CONTEXT = 170  # characters: a conversation's id has 200
 _CONTEXT = re.compile(rf"[!-~]{{1,{MAX_CONTEXT}}}")
+_CREDENTIALS = re.compile(r"[!-~ ]{0,4000}")
 _UPLOADED = re.compile(r"(?:https?://[^/]+)?/v1/files/([0-9a-f]{64})")
 
 
@@ -107,3 +111,25 @@ def describe_question(question: QuestionView, link: str) -> Part:
         return Part(text=text, metadata=about | {"options": list(question.options)})
     text = f"{row.title}: {text}\nA person decides at {link}; a message does not."
     return Part(text=text, metadata=about | {"link": link})
+
+
+def read_target(config: TaskPushNotificationConfig, allow_hosts: frozenset[str]) -> PushTarget:
+    """Return the address of a push notification. Raises InvalidParamsError."""
+    given = config.authentication
+    for name, value in (("id", config.id), ("token", config.token), ("scheme", given.scheme)):
+        if len(value) > MAX_TOKEN or not (value.isascii() and value.isprintable()):
+            raise InvalidParamsError(f"{name}: at most {MAX_TOKEN} printable ASCII characters")
+    if not _CREDENTIALS.fullmatch(given.credentials) or " " in given.scheme:
+        raise InvalidParamsError("authentication: one scheme, such as Bearer, and its credentials")
+    try:
+        check_address(config.url, allow_hosts)
+    except ValueError as error:
+        raise InvalidParamsError(f"url: {error}") from None
+    return PushTarget(
+        id=config.id, url=config.url, token=config.token, scheme=given.scheme, credentials=given.credentials
+    )
+
+
+def to_config(task_id: str, target: PushTarget) -> TaskPushNotificationConfig:
+    """Return a push notification as its owner reads it: without token and credentials."""
+    return TaskPushNotificationConfig(id=target.id, task_id=task_id, url=target.url)

@@ -54,9 +54,10 @@ async def call_agent(
 @router.get("/{agent}/.well-known/agent-card.json", dependencies=[needs_scope(Scope.read)])
 async def read_card(gateway: CurrentGateway, request: Request, agent: AgentPath) -> Response:
     """Return the agent's card."""
-    found, settings = _find_agent(gateway, agent), A2A.of(gateway.session.settings.file)
+    found, settings = _find_agent(gateway, agent), gateway.session.settings
     url = f"{_base_of(gateway, request)}/a2a/{quote(agent, safe='')}"
-    card = describe_agent(found, url, compat_0_3=settings.compat_0_3)
+    compat = A2A.of(settings.file).compat_0_3
+    card = describe_agent(found, url, compat_0_3=compat, pushes=bool(settings.access["push"]))
     return JSONResponse(agent_card_to_dict(card), headers={"Cache-Control": "no-store"})
 
 

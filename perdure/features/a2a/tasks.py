@@ -81,8 +81,11 @@ from perdure.contracts.run.state import RunStatus
 from perdure.decisions import ids
 from perdure.decisions.errors import ReportedError, format_validation_error
 from perdure.decisions.text.formatting import truncate
-from perdure.features.a2a.messages import Said, find_asked, page_link, read_message
+from perdure.features.a2a.messages import Said, find_asked, page_link, read_message, read_target, to_config
 from perdure.features.a2a.views import STATES, EventWriter, TaskEvent, TaskView
+from perdure.features.pushes.client import list_pushes, read_push, start_push, stop_push
+from perdure.features.pushes.contract import PushStart, PushTarget
+from perdure.features.pushes.settings import PUSH
 from perdure.gateway.auth import Caller, Gateway, require_scope
 from perdure.gateway.lists import decode_cursor, encode_cursor
 from perdure.gateway.problems import ApiError
@@ -163,14 +166,17 @@ class Tasks(RequestHandler):
 
     async def _take(self, params: SendMessageRequest) -> TakenMessage:
         """Begin a task, or answer its question."""
+        target: PushTarget | None = None
         if params.configuration.HasField("task_push_notification_config"):
-            raise PushNotificationNotSupportedError(NO_PUSH)
+            self._require_push()
+            target = self._read_target(params.configuration.task_push_notification_config)
         message = params.message
         require_scope(self.caller, Scope.answer if message.task_id else Scope.start)
         said = await read_message(message, self.gateway.session.settings.stores)
-        if message.task_id:
-            return await self._answer(message, said)
-        return TakenMessage(await self._begin(message, said))
+        taken = await self._answer(message, said) if message.task_id else TakenMessage(await self._begin(message, said))
+        if target is not None:
+            await self._push(taken.task.view, target)
+        return taken
 
     async def _begin(self, message: Message, said: Said) -> FoundTask:
         """Begin a task, or return the one that the message has begun."""
@@ -443,27 +449,62 @@ class Tasks(RequestHandler):
         state = await query_run_state(self.gateway.session.client, run.run_id, READ_PATIENCE) if asks else None
         return view.task(view.open_status(run, state.questions if state else None, note))
 
-    # ---- left out
+    # ---- push
 
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        raise PushNotificationNotSupportedError(NO_PUSH)
+        with self._converting(params):
+            self._require_push()
+            require_scope(self.caller, Scope.start)
+            target = self._read_target(params)
+            return await self._push((await self._find(params.task_id)).view, target)
 
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        raise PushNotificationNotSupportedError(NO_PUSH)
+        with self._converting(params):
+            self._require_push()
+            found = await self._find(params.task_id)
+            target = await read_push(self.gateway.session.client, found.run.run_id, params.id or params.task_id)
+            if target is None:
+                raise TaskNotFoundError("the task has no push notification of this id")
+            return to_config(found.view.run_id, target)
 
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
-        raise PushNotificationNotSupportedError(NO_PUSH)
+        with self._converting(params):
+            self._require_push()
+            run_id = (await self._find(params.task_id)).run.run_id
+            targets = list_pushes(self.gateway.session.client, run_id)
+            return ListTaskPushNotificationConfigsResponse(configs=[to_config(run_id, each) async for each in targets])
 
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        raise PushNotificationNotSupportedError(NO_PUSH)
+        with self._converting(params):
+            self._require_push()
+            run_id = (await self._find(params.task_id)).run.run_id
+            await stop_push(self.gateway.session.client, run_id, params.id or params.task_id)
+
+    def _require_push(self) -> None:
+        if not self.gateway.session.settings.access["push"]:
+            raise PushNotificationNotSupportedError(NO_PUSH)
+
+    def _read_target(self, config: TaskPushNotificationConfig) -> PushTarget:
+        allowed = PUSH.of(self.gateway.session.settings.file).allow_hosts
+        return read_target(config, frozenset(host.lower() for host in allowed))
+
+    async def _push(self, view: TaskView, target: PushTarget) -> TaskPushNotificationConfig:
+        """Send the states of a task to an address, from the present one on. Without an id, its id is the task's."""
+        target = target.evolve(id=target.id or view.run_id)
+        session = self.gateway.session
+        push = PushStart(run_id=view.run_id, context=view.context, target=target)
+        await start_push(session.client, session.settings.task_queue, push)
+        return to_config(view.run_id, target)
+
+    # ---- the rest
 
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext

@@ -4,7 +4,7 @@ import mimetypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from a2a.types import (
@@ -33,24 +33,17 @@ from perdure.client.course.moves import (
     TextClosed,
 )
 from perdure.client.run_list import RunInfo
-from perdure.contracts.failures import RunFailure
 from perdure.contracts.models import NO_RESULT
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.features.a2a.messages import describe_question, page_link
+from perdure.features.pushes.rules import LOGIN_QUESTION, TASK_STATES, state_of_end
 
-LOGIN = "question:login:"  # the start of the names of logins that a run waits for
-STATES: Mapping[str, TaskState] = {
-    RunStatus.queued: TaskState.TASK_STATE_SUBMITTED,
-    RunStatus.running: TaskState.TASK_STATE_WORKING,
-    RunStatus.waiting_on_tool: TaskState.TASK_STATE_WORKING,
-    RunStatus.waiting_on_human: TaskState.TASK_STATE_INPUT_REQUIRED,
-    RunStatus.completed: TaskState.TASK_STATE_COMPLETED,
-    RunStatus.escalated: TaskState.TASK_STATE_FAILED,
-    RunStatus.cancelled: TaskState.TASK_STATE_CANCELED,
-    RunStatus.timed_out: TaskState.TASK_STATE_FAILED,
-    RunStatus.failed: TaskState.TASK_STATE_FAILED,
-}
-_NEVER_BEGAN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.bad_project)
+
+def to_state(name: str) -> TaskState:
+    return cast("TaskState", TaskState.Value(name))
+
+
+STATES: Mapping[str, TaskState] = {status: to_state(name) for status, name in TASK_STATES.items()}
 
 TaskEvent = Task | TaskStatusUpdateEvent | TaskArtifactUpdateEvent
 
@@ -106,7 +99,7 @@ class TaskView:
 
     def held_status(self, held: HeldActivity) -> TaskStatus:
         """Return the status of a run whose next call waits on the server: for a login, or for another reason."""
-        if not held.by.startswith(LOGIN):
+        if not held.by.startswith(LOGIN_QUESTION):
             return self.status(TaskState.TASK_STATE_WORKING, "held", Part(text=f"held: {held.why}"))
         link = page_link(self.page, held.by)
         part = Part(text=f"{held.why}\nA person logs in at {link}", metadata={"question_id": held.by, "link": link})
@@ -119,7 +112,7 @@ class TaskView:
         payload = (end.event or {}).get("payload", {})
         reason = str(payload.get("reason") or end.kind)
         about = {"status": str(end.status), **({"reason": reason} if reason else {})}
-        state = TaskState.TASK_STATE_REJECTED if end.kind in _NEVER_BEGAN else STATES[end.status]
+        state = to_state(state_of_end(end.status, end.kind))
         return self.status(state, "end", Part(text=end.text or str(end.status), metadata=about), at=at)
 
     def outcome(self, end: RunEnd) -> Artifact | None:
