@@ -90,6 +90,8 @@ def replies(body: Json) -> ScriptedAnswer:
     for word, uses in CALLS.items():
         if f"GOAL {word}" in said and turn < (2 if word == "twice" else 1):
             return calls(*uses, text=f"I will {word}.")
+    if "GOAL long" in said:
+        return slow(says("After a long while."), 60)
     if "GOAL slow" in said:
         return slow(says("After a while."), 8)
     if "GOAL fail" in said:

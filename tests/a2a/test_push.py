@@ -222,6 +222,22 @@ async def test_an_address_inside_is_refused_as_it_is_named(pushing: Other, url: 
         await pushing.client.create_task_push_notification_config(TaskPushNotificationConfig(task_id=task.id, url=url))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        TaskPushNotificationConfig(token="a\r\nHost: b"),
+        TaskPushNotificationConfig(authentication=AuthenticationInfo(scheme="Bearer", credentials="a\nb")),
+        TaskPushNotificationConfig(authentication=AuthenticationInfo(scheme="Bearer x", credentials="a")),
+        TaskPushNotificationConfig(id="x" * 2000),
+    ],
+)
+async def test_what_could_be_another_header_is_refused(pushing: Other, config: TaskPushNotificationConfig) -> None:
+    task = await pushing.send(message("GOAL look"), waits=False)
+    config.task_id, config.url = task.id, "https://example.com/hook"
+    with pytest.raises(InvalidParamsError):
+        await pushing.client.create_task_push_notification_config(config)
+
+
 async def test_a_name_that_points_inside_is_refused_at_the_sending(push_gateway: Gateway, pushing: Other) -> None:
     """And the push is in the list of failed workflows, with the reason."""
     task = await pushing.send(message("GOAL look"))

@@ -1,7 +1,9 @@
 """Tasks of A2A through the SDK's own client: the whole life of one, everything twice, and what others may not do."""
 
 import asyncio
+import time
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -24,11 +26,16 @@ from a2a.utils.errors import (
 )
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import PauseActivityRequest
 
+from perdure.activities.effects.held import IDENTITY, HeldActivity, unpause
 from perdure.activities.run.outcome import RunEnd
+from perdure.client.run_list import find_run
 from perdure.contracts.failures import RunFailure
 from perdure.contracts.run.state import RunStatus
-from perdure.decisions.ids import task_contexts_prefix
+from perdure.decisions.ids import run_workflow_id, task_contexts_prefix
+from perdure.features.a2a.tasks import ASK_AGAIN
 from perdure.features.a2a.views import TaskView
 from tests.a2a.conftest import Other, message, paid, shown, state_of, talking, text_of
 from tests.gateway.conftest import Gateway, Gateways, make_token
@@ -151,6 +158,58 @@ async def test_a_subscriber_hears_that_a_person_has_answered(a2a_gateway: Gatewa
     assert [shown(event) async for event in heard][-2:] == ["artifact", "COMPLETED"]
     with pytest.raises(UnsupportedOperationError, match="completed"):
         await anext(other.subscribe(task_id))
+
+
+async def hold_model_call(gateway: Gateway, run_id: str, reason: str) -> HeldActivity:
+    """Pause the call of a model that runs, as an activity that has to wait pauses itself."""
+    client, held = gateway.client, list[HeldActivity]()
+
+    async def is_held() -> bool:
+        run = await client.get_workflow_handle(run_workflow_id(run_id)).describe()
+        for activity in run.raw_description.pending_activities:
+            await client.workflow_service.pause_activity(
+                PauseActivityRequest(
+                    namespace=client.namespace,
+                    execution=WorkflowExecution(workflow_id=run.id, run_id=run.run_id),
+                    identity=IDENTITY,
+                    id=activity.activity_id,
+                    reason=reason,
+                )
+            )
+        held[:] = filter(None, [(await find_run(client, run_id)).held])
+        return bool(held)
+
+    await until(is_held)
+    return held[0]
+
+
+async def test_a_login_is_asked_for_and_the_stream_goes_on_by_itself(a2a_gateway: Gateway, other: Other) -> None:
+    """The call waits on the server, paused by the question of the login."""
+    task = await started(other, "GOAL slow")
+    by = "question:login:desk:1"
+    heard = other.subscribe(task.id)
+    assert shown(await anext(heard)).startswith("task ")
+    held = await hold_model_call(a2a_gateway, task.id, f"{by} Log in to the MCP server desk")
+    waiting = await anext(event async for event in heard if shown(event) == "AUTH_REQUIRED")
+    link = f"{a2a_gateway.url}/#{quote(by, safe='')}"
+    assert text_of(waiting.status_update.status) == f"Log in to the MCP server desk\nA person logs in at {link}"
+    assert state_of((await other.get(task.id)).status) == "AUTH_REQUIRED"
+    await unpause(a2a_gateway.client, held.workflow_id, held.execution, held.activity_id)
+    assert [shown(event) async for event in heard][-1] == "COMPLETED"
+
+
+async def started(other: Other, text: str) -> Task:
+    """A task that has just begun; its stream is left."""
+    events = other.client.send_message(SendMessageRequest(message=message(text)))
+    return (await anext(events)).task
+
+
+async def test_a_send_ends_before_proxies_cut_it(blocking: Other) -> None:
+    began = time.monotonic()
+    task = await blocking.send(message("GOAL long"))
+    assert (state_of(task.status), text_of(task.status)) == ("WORKING", ASK_AGAIN)
+    assert time.monotonic() - began < 30
+    assert state_of((await blocking.cancel(task.id)).status) == "CANCELED"
 
 
 async def test_a_cancel_is_ours_and_may_come_twice(blocking: Other) -> None:
@@ -339,3 +398,4 @@ async def test_a_call_of_another_version_or_name_is_refused(a2a_gateway: Gateway
     async with a2a_gateway.http as http:
         form = await http.post("/a2a/default", content=b"{}", headers={"Content-Type": "text/plain"})
     assert form.status_code == 415
+    assert not [line for line in a2a_gateway.logged() if line["logger"].startswith("a2a")]  # it quotes what was sent

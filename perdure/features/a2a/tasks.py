@@ -323,9 +323,8 @@ class Tasks(RequestHandler):
         is_new = not since
         async with aclosing(stretch.follow(past=since is not None)) as moves:
             async for move in moves:
-                is_new = (
-                    is_new or (isinstance(move, AnswerTaken) and move.question_id == since) or isinstance(move, LAST)
-                )
+                is_answer = isinstance(move, AnswerTaken) and move.question_id == since
+                is_new = is_new or is_answer or isinstance(move, LAST)
                 if not is_new:
                     continue
                 if isinstance(move, CoursePaused) or (isinstance(move, RemarkMade) and move.about == RunHeld.type):
@@ -445,8 +444,10 @@ class Tasks(RequestHandler):
         if not run.is_open:
             end = await self.gateway.perdure.get_run(run.run_id).end()
             return view.task(view.end_status(end, run.execution.close_time), view.outcome(end))
-        asks = run.status == RunStatus.waiting_on_human
-        state = await query_run_state(self.gateway.session.client, run.run_id, READ_PATIENCE) if asks else None
+        if run.status != RunStatus.waiting_on_human:
+            return view.task(view.open_status(run, None, note))
+        client, cache = self.gateway.session.client, self.gateway.queries
+        state = await query_run_state(client, run.run_id, READ_PATIENCE, cache)
         return view.task(view.open_status(run, state.questions if state else None, note))
 
     # ---- push

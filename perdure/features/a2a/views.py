@@ -24,6 +24,7 @@ from google.protobuf.struct_pb2 import Value
 from perdure.activities.effects.held import HeldActivity
 from perdure.activities.run.outcome import RunEnd
 from perdure.client.course.moves import (
+    CallClosed,
     CallOpened,
     CourseEnded,
     Move,
@@ -31,6 +32,7 @@ from perdure.client.course.moves import (
     StepOpened,
     TextAdded,
     TextClosed,
+    TextOpened,
 )
 from perdure.client.run_list import RunInfo
 from perdure.contracts.models import NO_RESULT
@@ -155,7 +157,7 @@ class EventWriter:
                     named: dict[str, Any] = {"task_id": self.view.run_id, "context_id": self.view.context}
                     yield TaskArtifactUpdateEvent(**named, artifact=outcome, last_chunk=True)
                 yield self.update(self.view.end_status(end))
-            case StepOpened() | CallOpened():
+            case StepOpened() | TextOpened() | CallOpened() | CallClosed():
                 yield from self._say()
                 if self.state != TaskState.TASK_STATE_WORKING:
                     yield self.working("works")

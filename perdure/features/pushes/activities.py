@@ -9,6 +9,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.activities.parts import WorkerParts
 from perdure.activities.project import Project
+from perdure.activities.temporal import QueryCache
 from perdure.client.errors import RejectedError, RunNotFoundError
 from perdure.client.run_list import RunInfo, find_run
 from perdure.client.runs import query_run_state, wait_for_run_end
@@ -25,6 +26,7 @@ class Pushes:
     def __init__(self, client: Client, project: Project) -> None:
         self._client = client
         self._project = project
+        self._queries = QueryCache()
 
     @classmethod
     def of(cls, parts: WorkerParts) -> Self:
@@ -55,7 +57,7 @@ class Pushes:
         held_by = run.held.by if run.held else ""
         state, asked = state_of_open(RunStatus(run.status), held_by), held_by
         if state == INPUT:
-            view = await query_run_state(self._client, run.run_id)
+            view = await query_run_state(self._client, run.run_id, cache=self._queries)
             asked = ",".join(question.id for question in view.questions) if view else run.waiting_for
             state = state if asked else WORKING  # the answer has just come
         return SeenState(key=f"{state} {asked}".strip(), state=state, at=datetime.now(UTC))
