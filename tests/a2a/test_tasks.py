@@ -316,6 +316,15 @@ async def test_a_run_that_is_resumed_is_a_new_task_with_a_reference(a2a_gateway:
     again = await ended(blocking, Task(id=resumed.json()["run_id"]))
     assert (again.context_id, again.metadata["resumes"]) == (task.context_id, task.id)
     assert list(again.status.message.reference_task_ids) == [task.id]
+
+    async def are_listed() -> bool:
+        listed = await blocking.list(context_id=task.context_id)
+        return [(each.id, each.metadata["resumes"] if each.metadata else None) for each in listed.tasks] == [
+            (again.id, task.id),
+            (task.id, None),
+        ]
+
+    await until(are_listed)
     forked = await a2a_gateway.post(f"/v1/runs/{task.id}/fork", {"step": 0, "say": "GOAL look"})
     with pytest.raises(TaskNotFoundError):  # another matter, which anyone may begin
         await blocking.get(forked.json()["run_id"])
