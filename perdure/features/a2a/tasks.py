@@ -169,6 +169,7 @@ class Tasks(RequestHandler):
         target: PushTarget | None = None
         if params.configuration.HasField("task_push_notification_config"):
             self._require_push()
+            require_scope(self.caller, Scope.start)
             target = self._read_target(params.configuration.task_push_notification_config)
         message = params.message
         require_scope(self.caller, Scope.answer if message.task_id else Scope.start)
@@ -467,10 +468,11 @@ class Tasks(RequestHandler):
         with self._converting(params):
             self._require_push()
             found = await self._find(params.task_id)
-            target = await read_push(self.gateway.session.client, found.run.run_id, params.id or params.task_id)
+            run_id = found.run.run_id
+            target = await read_push(self.gateway.session.client, run_id, params.id or run_id)
             if target is None:
                 raise TaskNotFoundError("the task has no push notification of this id")
-            return to_config(found.view.run_id, target)
+            return to_config(run_id, target)
 
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
@@ -487,7 +489,7 @@ class Tasks(RequestHandler):
         with self._converting(params):
             self._require_push()
             run_id = (await self._find(params.task_id)).run.run_id
-            await stop_push(self.gateway.session.client, run_id, params.id or params.task_id)
+            await stop_push(self.gateway.session.client, run_id, params.id or run_id)
 
     def _require_push(self) -> None:
         if not self.gateway.session.settings.access["push"]:
