@@ -151,6 +151,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                     target=request.url.raw_path,
                 ),
                 headers=request.headers.raw,
+                content=request.content,
                 extensions=request.extensions,
             )
         )

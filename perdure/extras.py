@@ -27,8 +27,10 @@ _EXTRAS = {
     **dict.fromkeys(("fastapi", "h11"), "gateway"),
     **dict.fromkeys(("PIL", "pypdf"), "media"),
     "cryptography": "keys",
+    **dict.fromkeys(("a2a", "sse_starlette"), "a2a"),
 }
 _BROUGHT = {
+    "a2a": "the A2A door is",
     "gateway": "the gateway is",
     "keys": "encryption and signatures are",
     "media": "the readers of images and PDF are",

@@ -487,15 +487,18 @@ class Lane:
     id: str
     _perdure: Perdure
 
-    async def submit(self, request: SubmitRequest) -> Submitted:
+    async def submit(self, request: SubmitRequest, *, closes: bool = False) -> Submitted:
         """Submit a request, which is checked here for all doors. Submitting it again has no effect.
+
+        With `closes`, a lane that this opens closes when it is idle; the next request opens it again.
 
         Raises RequestRejectedError with the lane's reason, RejectedError, TemporalUnavailableError.
         """
         session = self._perdure.session
         check_request(request, self._perdure.project)
         settings = session.settings
-        return await submit_with_retry(session.client, settings.task_queue, self.id, request, settings.answer_keys)
+        keys = settings.answer_keys
+        return await submit_with_retry(session.client, settings.task_queue, self.id, request, keys, closes=closes)
 
     async def state(self, cache: QueryCache | None = None) -> LaneView | None:
         """Return the active turn, the queue and the latest turns, if a worker answers. Raises RunNotFoundError."""

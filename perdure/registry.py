@@ -22,6 +22,7 @@ BUILT_IN = (
     "delegation",
     "mailbox",
     "notices",
+    "pushes",
     "project_questions",
     "starts",
     "mcp",
@@ -35,7 +36,7 @@ BUILT_IN = (
     "proof",
 )
 # Doors and the like, off until a project names them in `[features] use`. They add nothing to workers.
-OPTIONAL = ("web_ui", "mcp_http")
+OPTIONAL = ("web_ui", "mcp_http", "a2a")
 
 
 @dataclass(frozen=True)

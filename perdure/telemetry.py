@@ -94,6 +94,7 @@ def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request is too much
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # Perdure logs a server's state itself, without session ids
+    logging.getLogger("a2a").setLevel(logging.CRITICAL)  # it logs each refused call, with what the caller has sent
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # an unavailable collector is logged for each batch
     # The run is a field of each line; the SDK would append its details to the message too.
     workflow.logger.workflow_info_on_message = False

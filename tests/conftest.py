@@ -29,6 +29,8 @@ TEMPORAL = str(Path(sys.executable).parent / "temporal")
 # Tests that `make test` leaves out: whole processes, browsers, fuzzing, and what takes seconds by its nature.
 # Each entry is the beginning of a path, or of a test's id.
 SLOW = (
+    "a2a/test_push.py",
+    "a2a/test_tasks.py",
     "e2e/",
     "docs/",
     "gateway/test_changed_calls_doors.py",
@@ -88,6 +90,7 @@ GROUPS = {
     ),
     # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node, tsc, the AI SDK
     "foreign": (
+        "a2a/test_clients.py",
         "activities/test_mcp_servers.py",
         "e2e/test_queue_example.py::test_a_worker_in_another_language_does_the_same_calls",
         "e2e/test_temporal_cli.py",

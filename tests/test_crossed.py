@@ -23,11 +23,15 @@ UNCROSSED_FIELDS = {
     "effort": "a part of the request body, as `extra` is",
     "top_p": "with `temperature` it is refused",
 }
-UNCROSSED_SECTIONS = {"mcp": "it needs a server with a login: tests/workflows/test_mcp_login.py"}
+UNCROSSED_SECTIONS = {
+    "mcp": "it needs a server with a login: tests/workflows/test_mcp_login.py",
+    "push": "it needs a task of A2A: tests/a2a/test_push.py",
+}
 # Of the pairs of `make crossing`.
 UNPAIRED_SECTIONS = {
     "budget": "no row reaches one; tests/crossing has it, and R31",
     "mcp": UNCROSSED_SECTIONS["mcp"],
+    "push": UNCROSSED_SECTIONS["push"],
     "features": "none is installed; tests/e2e/test_pause_example.py plays one through the doors",
     "fetch": "no row fetches; tests/crossing has it",
     "start": "a run begins without it in each row; tests/crossing has it",

@@ -49,6 +49,7 @@ def test_all_has_each_part_that_a_person_runs() -> None:
     [
         ("anthropic", ("worker",), "the worker is not installed here: pip install 'perdure[worker]'"),
         ("fastapi", ("gateway",), "the gateway is not installed here: pip install 'perdure[gateway]'"),
+        ("a2a", ("gateway",), "the A2A door is not installed here: pip install 'perdure[a2a]'"),
         ("mcp", ("mcp",), "the worker is not installed here: pip install 'perdure[worker]'"),
         (
             "cryptography",
@@ -60,6 +61,7 @@ def test_all_has_each_part_that_a_person_runs() -> None:
 def test_a_command_without_its_library_is_one_line(
     tmp_path: Path, library: str, command: tuple[str, ...], line: str
 ) -> None:
+    (tmp_path / "perdure.toml").write_text('[features]\nuse = ["a2a"]\n')
     code = f"import sys; sys.modules[{library!r}] = None; sys.argv = {['perdure', *command]!r}; import perdure.cli as c"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; c.main()"], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -85,7 +85,7 @@ def test_settings_name_the_place_of_a_feature_that_is_not_installed(install: Ins
         load_settings({}, tmp_path)
     assert (
         str(refused.value)
-        == f"{path}, line 2: features.use: there is no feature 'great'; there are: greet, mcp_http, web_ui"
+        == f"{path}, line 2: features.use: there is no feature 'great'; there are: a2a, greet, mcp_http, web_ui"
     )
     use_of_project(path)  # a command's help works all the same
     path.write_text('[features]\nuse = ["greet"]\n')

@@ -91,10 +91,18 @@ class RequestRejectedError(RejectedError):
         self.kind = LaneFault(kind) if kind in set(LaneFault) else None
 
 
-async def submit_with_retry(
-    client: Client, task_queue: str, conversation_id: str, request: SubmitRequest, keys: AnswerKeys = NO_KEYS
+async def submit_with_retry(  # noqa: PLR0913 - the last two are of the request's answer, and of its lane
+    client: Client,
+    task_queue: str,
+    conversation_id: str,
+    request: SubmitRequest,
+    keys: AnswerKeys = NO_KEYS,
+    *,
+    closes: bool = False,
 ) -> Submitted:
     """Submit a request to a lane, which is opened if needed. Submitting it again has no effect.
+
+    With `closes`, a lane that this opens closes when it is idle.
 
     A request that answers a question is signed with one of `keys` if the running turn requires that.
 
@@ -108,7 +116,7 @@ async def submit_with_retry(
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(remaining):
-                return await submit_to_lane(client, task_queue, conversation_id, request)
+                return await submit_to_lane(client, task_queue, conversation_id, request, closes=closes)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError):

@@ -17,6 +17,7 @@ CONVERSATION_PREFIX = "conversation:"
 SCHEDULE_PREFIX = "schedule:"
 NOTICE_PREFIX = "notice:"
 INBOUND_PREFIX = "start:"
+PUSH_PREFIX = "push:"
 UPLOADS_STORE = "files:uploads"  # the store of uploaded files; no id of a run
 GRANTS_STORE = "mcp:grants"  # the store of OAuth grants, and of logins; no id of a run
 GATEWAY_STORE = "gateway:keys"  # the store of the key that signs sessions of the page; no id of a run
@@ -129,6 +130,11 @@ def notice_workflow_id(run_id: str, kind: str, question: str | None = None) -> s
     return ":".join(part for part in (f"{NOTICE_PREFIX}{owner}", question, kind) if part)
 
 
+def push_workflow_id(run_id: str, push: str) -> str:
+    """Return the id of the workflow that sends a run's states to one address; without a `push`, their beginning."""
+    return f"{PUSH_PREFIX}{run_id}:{digest_names(push) if push else ''}"
+
+
 def inbound_workflow_id(start: str, event: str) -> str:
     """Return the id of the workflow of an event: a repeat begins nothing."""
     return f"{INBOUND_PREFIX}{start}:{digest_names(event)}"
@@ -170,6 +176,12 @@ def chat_conversation_id(caller: str, chat: str) -> str:
     """Return the conversation of a caller's chat. No other caller's chat, and no other door, has the same one."""
     named = f"{caller}\0{chat}".encode("utf-8", "surrogatepass")
     return "ui-" + blake2b(named, digest_size=10, person=b"chat").hexdigest()
+
+
+def task_contexts_prefix(caller: str, agent: str) -> str:
+    """Return the start of the conversations of a caller's A2A contexts with an agent; no others begin like it."""
+    named = f"{caller}\0{agent}".encode("utf-8", "surrogatepass")
+    return "a2a-" + blake2b(named, digest_size=10, person=b"contexts").hexdigest() + "-"
 
 
 def digest(data: bytes, size: int) -> str:

@@ -41,6 +41,8 @@ QUESTIONS_ELSEWHERE = {
 }
 ROUTES_ELSEWHERE = {
     "/.well-known/oauth-protected-resource/v1/mcp": "reads no run",
+    "/a2a/{agent}": "tests/a2a, as the next one",
+    "/a2a/{agent}/.well-known/agent-card.json": "",
     "/healthz": "reads no run",
     "/readyz": "reads no run",
     "/v1/budgets": "tests/gateway/test_budgets.py, as the next two",

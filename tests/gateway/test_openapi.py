@@ -51,7 +51,7 @@ async def test_the_description_names_problems_and_scopes(gateway: Gateway) -> No
         for operation in methods.values():
             refusals = {code: answer for code, answer in operation["responses"].items() if int(code) >= 400}
             assert path == "/readyz" or all("application/problem+json" in each["content"] for each in refusals.values())
-            assert ("security" in operation) == (path.startswith("/v1") and not path.startswith(OPEN))
+            assert ("security" in operation) == (path.startswith(("/v1", "/a2a")) and not path.startswith(OPEN))
     schema: dict[str, Any] = {"$ref": "#/components/schemas/Problem", "components": described["components"]}
     Draft202012Validator(schema).validate((await gateway.get("/v1/runs/nobody")).json())
     assert described["paths"]["/v1/runs"]["post"]["security"] == [{"token": ["runs:start"]}]
@@ -62,7 +62,7 @@ async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> Non
     rows = [line.split("|")[1:3] for line in text.splitlines() if ROUTE.match(line, 2)]
     table = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
     paths = (await gateway.get("/openapi.json")).json()["paths"]
-    plain = {"run_id": "id", "conversation_id": "id", "chat_id": "id", "name": "name"}
+    plain = {"run_id": "id", "conversation_id": "id", "chat_id": "id", "name": "name", "agent": "agent"}
     served = {
         # A second id keeps its name.
         f"{method.upper()} {re.sub(r'{(.*?)}', lambda name: '{' + plain[name[1]] + '}', path, count=1)}": operation

@@ -61,6 +61,8 @@ ROUTES = [
     ("GET", "/v1/ui/chat/nobody/stream", "runs:read"),
     ("GET", "/v1/ui/chat/nobody/messages", "runs:read"),
     ("GET", "/v1/ui/runs/nobody/messages", "runs:read"),
+    ("POST", "/a2a/{agent}", "runs:read"),
+    ("GET", "/a2a/{agent}/.well-known/agent-card.json", "runs:read"),
     *(
         ("GET", f"/v1/{lists}", "runs:read")
         for lists in (

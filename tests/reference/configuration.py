@@ -7,9 +7,11 @@ from pydantic import BaseModel
 
 from perdure.contracts.run.limits import LimitOverrides
 from perdure.decisions.run.limits import DEFAULTS
+from perdure.features.a2a.settings import A2aSettings
 from perdure.features.follow_ups.settings import OutboxSettings
 from perdure.features.mcp.settings import McpAccessSettings, _Http, _Stdio
 from perdure.features.notices.settings import NotifySettings
+from perdure.features.pushes.settings import PushSettings
 from perdure.features.starts.settings import StartSettings
 from perdure.features.web_ui.settings import WebUiSettings
 from perdure.settings.agents import _FrontMatter
@@ -97,6 +99,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "project": _of(ProjectSettings),
     "features": _of(FeatureSettings),
     "web_ui": _of(WebUiSettings),
+    "a2a": _of(A2aSettings),
+    "push": _of(PushSettings),
     "model": _of(ModelSettings, "providers"),
     "providers": _of(ProviderSettings),
     "prices": _of(PriceSettings),

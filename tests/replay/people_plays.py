@@ -8,6 +8,7 @@ from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
 from perdure.features.notices.channels import Channel
 from perdure.features.notices.contract import Notice, NoticeRequest
 from perdure.features.project_questions.contract import QuestionInput
+from perdure.features.pushes.contract import PushStart, PushTarget, StateDelivery
 from perdure.features.starts.contract import InboundEvent, InboundRequest
 from perdure.features.starts.rules import compile_start
 from tests.workflows.conftest import Run, World
@@ -28,6 +29,13 @@ class SilentSender:
         """Send nothing."""
 
 
+class SilentPush:
+    """Takes every state."""
+
+    async def send(self, _delivery: StateDelivery) -> None:
+        """Send nothing."""
+
+
 def _compile(name: str, **changes: Any) -> Any:
     plain: dict[str, Any] = dict.fromkeys(("agent", "conversation", "when", "dedupe"))
     fields = {"text": "event.text"}
@@ -44,6 +52,7 @@ def _open_project(it: World) -> None:
     parts = {
         "notices": (Channel(ROUTE, ("*",), SilentSender()),),
         "starts": tuple(_compile(name, **changes) for name, changes in STARTS.items()),
+        "pushes": SilentPush(),
     }
     object.__setattr__(it.project, "parts", parts)
 
@@ -93,6 +102,18 @@ def begins_question(*, is_settled: bool) -> Callable[[World], Awaitable[Run]]:
         else:
             await asked.execute_update("answer", {"option": "yes", "by": "ann"})
         return asked
+
+    return begin
+
+
+def begins_push(*, is_run: bool) -> Callable[[World], Awaitable[Run]]:
+    """The states of a run that has ended, or of none."""
+
+    async def begin(it: World) -> Run:
+        _open_project(it)
+        run_id = (await it.run_to_end()).id.removeprefix("run:") if is_run else "nobody"
+        push = PushStart(run_id=run_id, context="c1", target=PushTarget(id="p1", url="https://example.com/hook"))
+        return await it.start_raw(push, workflow_type="Push", id=f"push:{run_id}:{it.queue}")
 
     return begin
 

@@ -65,6 +65,7 @@ from tests.replay.people_plays import (
     begins_announced,
     begins_event,
     begins_notice,
+    begins_push,
     begins_question,
     begins_shared_calls,
 )
@@ -451,6 +452,8 @@ SCENARIOS = (
     Scenario("announced", "completed", [ASK, FINISH], play=answers({"text": "b"}), begins=begins_announced),
     Scenario("notice", "over", [FINISH], type="Notify", begins=begins_notice(NoticeKind.waiting)),
     Scenario("notice-to-no-channel", "cancelled", [FINISH], type="Notify", begins=begins_notice(NoticeKind.ended, "x")),
+    Scenario("pushed", "over", [FINISH], type="Push", begins=begins_push(is_run=True)),
+    Scenario("pushed-of-no-run", "cancelled", [], type="Push", begins=begins_push(is_run=False)),
     Scenario("event-begins-a-run", "over", [FINISH], type="Inbound", begins=begins_event("run")),
     Scenario("event-begins-a-turn", "over", [FINISH], type="Inbound", begins=begins_event("turn")),
     Scenario("event-begins-nothing", "cancelled", [FINISH], type="Inbound", begins=begins_event("unusable")),

@@ -35,6 +35,7 @@ from perdure.features.follow_ups.workflow import EventTopic, FollowUp
 from perdure.features.notices.activities import Notices
 from perdure.features.pauses.activities import Releases
 from perdure.features.pauses.workflow import Pauses
+from perdure.features.pushes.activities import Pushes
 from perdure.features.reconciler.activities import Reconciler
 from perdure.features.starts.activities import InboundStarts
 from perdure.process.workflows import all_workflows
@@ -70,6 +71,7 @@ OWNERS = (
     Conversations,
     QueueResults,
     Releases,
+    Pushes,
 )
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
 

@@ -35,14 +35,15 @@ class Stretch:
         for move in await self._close():
             yield move
 
-    async def follow(self) -> AsyncGenerator[Move]:
-        """Yield the moves up to the end, or to a pause.
+    async def follow(self, *, past: bool = True) -> AsyncGenerator[Move]:
+        """Yield the moves up to the end, or to a pause; without the `past`, those from now on.
 
         Without a worker that tells what is asked, it ends before either: then read it again, later.
         """
         async with aclosing(self._past()) as moves:
             async for move in moves:
-                yield move
+                if past:
+                    yield move
         closing = await self._close()
         for move in closing:
             yield move

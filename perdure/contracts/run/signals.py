@@ -70,6 +70,8 @@ class HumanInput(StrictModel):
     """With `approve`: the arguments to make the call with, in place of the proposed ones."""
     shown: str | None = Field(default=None, max_length=MAX_SHOWN, exclude_if=lambda shown: shown is None)
     """The text of the question as the person saw it. Set by what showed it, for the record alone."""
+    message_id: str | None = Field(default=None, max_length=200, exclude_if=lambda named: named is None)
+    """The id of the message that brought it, by which a door finds a repeat. Set by Perdure."""
     by: str | None = Field(default=None, max_length=200)
     """The person who answers, self-declared."""
     sender: Sender | None = omit_default(None)
