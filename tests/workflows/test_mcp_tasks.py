@@ -15,7 +15,7 @@ from perdure.contracts.tool import Effect, ToolKind, ToolRoute
 from perdure.features.mcp.activities.config import HttpServer, StdioServer
 from perdure.features.mcp.activities.connection import Connection
 from perdure.features.mcp.activities.tool import McpTool
-from perdure.features.mcp_server.commands import RunTools
+from perdure.features.mcp_server.tools import RunTools
 from perdure.session import Session
 from perdure.settings import load_settings
 from perdure.testkit.model_server import calls

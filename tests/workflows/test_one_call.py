@@ -37,6 +37,10 @@ def _is_product(path: str) -> bool:
     return path.startswith(PRODUCT) and not path.startswith(TEST_KIT)
 
 
+# A worker looks for pauses twice a second: a quick call may come between two times.
+BESIDE = {"perdure/features/pauses/client.py", "perdure/features/pauses/rules.py"}
+
+
 @contextmanager
 def entered(first: Entry, last: Entry) -> Iterator[list[Entry]]:
     """Record each function that is entered from the begin of `first` to the end of `last`."""
@@ -77,7 +81,7 @@ async def test_the_page_follows_a_call_through_the_code(world: MakeWorld) -> Non
             await (await it.start()).result()
     assert len(pay.calls) == 1
     modules = set(re.findall(r"`((?:perdure|workflows|activities)/[\w/]+\.py)`", PAGE))
-    crossed = {module for module, _ in found}
+    crossed = {module for module, _ in found} | BESIDE
     assert (crossed - modules, modules - crossed) == (set(), set())  # not on the page, and not on the way
     assert [row for row in ROWS if row not in found] == []
     assert sorted(ROWS, key=found.index) == ROWS

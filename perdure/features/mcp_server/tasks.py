@@ -42,11 +42,11 @@ UNKNOWN = "unknown task"  # also one of another caller
 Asked = ServerRequestContext[Any, Any]
 
 
-class TaskParams(RequestParams):
+class OwnTaskParams(RequestParams):
     task_id: str = Field(max_length=MAX_RUN_ID_BYTES)
 
 
-class TaskUpdateParams(TaskParams):
+class TaskUpdateParams(OwnTaskParams):
     input_responses: dict[str, Any] = Field(max_length=200)
 
 
@@ -60,9 +60,9 @@ class RunTasks(Extension):
 
     def methods(self) -> Sequence[MethodBinding]:
         return (
-            MethodBinding("tasks/get", TaskParams, self.get),
+            MethodBinding("tasks/get", OwnTaskParams, self.get),
             MethodBinding("tasks/update", TaskUpdateParams, self.update),
-            MethodBinding("tasks/cancel", TaskParams, self.cancel),
+            MethodBinding("tasks/cancel", OwnTaskParams, self.cancel),
         )
 
     async def intercept_tool_call(
@@ -79,7 +79,7 @@ class RunTasks(Extension):
             return result
         return {"resultType": "task", **_describe(own.run, "working", started.get("note") or "started")}
 
-    async def get(self, ctx: Asked, params: TaskParams) -> HandlerResult:
+    async def get(self, ctx: Asked, params: OwnTaskParams) -> HandlerResult:
         with self._one_line(ctx):
             return await self._show(ctx, await self._find(self._tools.caller_of(ctx.request), params))
 
@@ -98,7 +98,7 @@ class RunTasks(Extension):
                         await self._answer(params.task_id, question, response, caller)
         return {}
 
-    async def cancel(self, ctx: Asked, params: TaskParams) -> HandlerResult:
+    async def cancel(self, ctx: Asked, params: OwnTaskParams) -> HandlerResult:
         with self._one_line(ctx):
             caller = self._tools.caller_of(ctx.request)
             own = await self._find(caller, params)
@@ -128,7 +128,7 @@ class RunTasks(Extension):
     def _error(self, code: int, reason: str) -> MCPError:
         return MCPError(code=code, message=self._tools.session.settings.secrets.redact(truncate(reason, MAX_STATUS)))
 
-    async def _find(self, caller: McpCaller, params: TaskParams) -> OwnRun:
+    async def _find(self, caller: McpCaller, params: OwnTaskParams) -> OwnRun:
         """Return the caller's run with this id. Raises RunNotFoundError."""
         return await find_own_run(self._client, caller, params.task_id)
 
