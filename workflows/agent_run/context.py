@@ -90,7 +90,7 @@ class RunContext:
         self.segments = segments
         self.cancellation = Cancellation()
         self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
-        self.returning = asyncio.Lock()  # for calls that go on at once after the run has left its place
+        self.returning = asyncio.Lock()  # to leave the run's place and to take one again
         self.asking = asyncio.Lock()  # for calls of one batch that each have a question
         self.effects = call_state.in_flight(state)  # tool uses that may be having their effect
         self.inbox = Inbox()

@@ -60,6 +60,8 @@ async def resting(run: RunContext) -> AsyncIterator[None]:
 
 async def return_to_work(run: RunContext) -> None:
     """Take a place again, if the run has left its own."""
+    if not run.state.place:
+        return
     async with run.returning:
         if run.state.has_left_place:
             for hear in load_each("on_return"):
@@ -68,11 +70,14 @@ async def return_to_work(run: RunContext) -> None:
 
 
 async def leave_if_idle(run: RunContext) -> None:
-    """Leave the place of a run that only waits."""
-    if run.at_work <= run.resting and run.state.place and not run.state.has_left_place:
-        run.state = run.state.evolve(has_left_place=True)
-        for hear in load_each("on_rest"):
-            await hear(run.state)
+    """Leave the place of a run that only waits. It is left before the run can ask for one again."""
+    if not run.state.place:
+        return
+    async with run.returning:
+        if 0 < run.resting >= run.at_work and not run.state.has_left_place:
+            run.state = run.state.evolve(has_left_place=True)
+            for hear in load_each("on_rest"):
+                await hear(run.state)
 
 
 async def ask_person(  # noqa: PLR0913 - facts of a question
