@@ -5,6 +5,7 @@ plays the same with processes, where both can.
 """
 
 import asyncio
+import random
 import selectors
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def play(patch: pytest.MonkeyPatch, scene: Coroutine[Any, Any, T]) -> T:
     """Run a scene in virtual time, and cancel what it leaves."""
     loop = VirtualLoop()
+    random.seed(1)
     clock = SimpleNamespace(monotonic=loop.time, time_ns=lambda: int((EPOCH + loop.now) * 1e9))
     patch.setattr(purse, "time", clock)
     patch.setattr(rate_limit, "monotonic", loop.time)

@@ -174,7 +174,8 @@ async def hold_model_call(gateway: Gateway, run_id: str, reason: str) -> HeldAct
                     identity=IDENTITY,
                     id=activity.activity_id,
                     reason=reason,
-                )
+                ),
+                retry=True,
             )
         held[:] = filter(None, [(await find_run(client, run_id)).held])
         return bool(held)

@@ -193,7 +193,7 @@ def test_a_429_halves_the_rate_of_its_worker_alone(monkeypatch: pytest.MonkeyPat
     async def scene() -> Fleet:
         it = fleet(20, 2)
         it.start_runs(40)
-        await it.pass_minutes(2)
+        await asyncio.sleep(2 * MINUTE + 20)
         pace = it.providers[0].pace
         before, other = pace.rate, it.providers[1].pace.rate
         pace.record_refusal(asyncio.get_running_loop().time(), "r", timedelta(seconds=1))
@@ -221,7 +221,7 @@ def test_a_worker_goes_on_by_its_last_part_while_the_entity_is_away(monkeypatch:
     it = play(monkeypatch, scene())
     assert it.share_refused <= 0.01
     assert min(it.used(2), it.used(3)) >= 0.4
-    assert it.used(5) >= 0.9
+    assert it.used(5) >= 0.8
 
 
 def test_calls_wait_if_the_entity_was_never_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from perdure.decisions import ids
 from perdure.features.batches import policies as batch_policies
 from perdure.features.delegation.contract import DelegationState
 from perdure.features.follow_ups.contract import FollowUpState, TopicState
+from perdure.features.mcp.calls import ASKING_SERVER
 from perdure.features.project_questions.contract import QuestionInput, QuestionState
 from perdure.process.workflows import all_workflows
 from perdure.workflows import handlers
@@ -275,7 +276,11 @@ TURN: Policy = {
     "heartbeat_timeout": HEARTBEAT,
     "retry_policy": f"{PAUSES.retries} times, after {', '.join(f'{s:g}s' for s in PAUSES)}, or as the provider asks",
 }
+UNRECORDED = frozenset({"check_task", "update_task", "cancel_task"})  # they need an MCP server: tests/workflows
 POLICIES: dict[str, Policy] = {
+    **dict.fromkeys(UNRECORDED, ASKING_SERVER),
+    "await_state": WATCHING,
+    "send_state": NOTIFYING,
     "dispatch_mail": MAILING,
     "withdraw_mail": WITHDRAWING,
     "plan": TURN,
@@ -328,7 +333,11 @@ def activity_names() -> Iterator[tuple[str, str]]:
     ):
         module = import_module(info.name)
         for each in vars(module).values():
-            if inspect.isclass(each) and each.__module__ == module.__name__:
+            if (
+                inspect.isclass(each)
+                and each.__module__ == module.__name__
+                and not getattr(each, "_is_protocol", False)
+            ):
                 for name, function in [*vars(each).items()]:
                     if hasattr(function, "__temporal_activity_definition"):
                         yield name, docstring(function).split("\n\n")[0]

@@ -192,7 +192,7 @@ class RunTasks(Extension):
         if self._retention is None:
             with suppress(RPCError):
                 request = DescribeNamespaceRequest(namespace=self._client.namespace)
-                found = await self._client.workflow_service.describe_namespace(request)
+                found = await self._client.workflow_service.describe_namespace(request, retry=True)
                 self._retention = found.config.workflow_execution_retention_ttl.ToTimedelta()
         closed = run.execution.close_time
         if self._retention is None or closed is None:
