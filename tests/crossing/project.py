@@ -243,6 +243,7 @@ AGENTS = {
     "searcher": "search_tools: true\ntools: [look, reserve, refund, send_mail, charge, stock]",
     "seer": "sees: true\ntools: [look]",
     "paused": "tools: [look]",
+    "narrow": "tools: [tell]\nlimits: {max_running: 1}",
     "frugal": "tools: [look]",
     "scribe": "tools: [write_file]",
     "default": "tools: [look]",

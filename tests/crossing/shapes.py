@@ -26,6 +26,7 @@ from tests.media_files import image_bytes
 from tests.waiting import PATIENCE, until
 
 PREFIX = "shape "
+OCCUPANT = "placed before"  # the run that has the place which another one waits for
 THOUGHT = {"type": "thinking", "thinking": "a thought of the model", "signature": "signed"}
 
 
@@ -171,6 +172,11 @@ async def begin_held(it: Crossing, name: str) -> str:
 
 
 async def look_and_unpause(it: Crossing, run_id: str) -> None:
+    await expect_held(it, run_id, "agent paused paused by maria", "pause")
+    await asyncio.to_thread(it.perdure, "unpause", "--agent", "paused")
+
+
+async def expect_held(it: Crossing, run_id: str, why: str, *commands: str) -> None:
     """A held run is shown as held at each door."""
 
     async def is_listed() -> bool:
@@ -178,18 +184,37 @@ async def look_and_unpause(it: Crossing, run_id: str) -> None:
         return any(row["run_id"] == run_id and row["held"] for row in rows)
 
     await until(is_listed)
-    why = "agent paused paused by maria"
     shown = json.loads(await asyncio.to_thread(it.perdure, "show", run_id, "--json"))
     served = (await it.http.get(f"/v1/runs/{run_id}")).json()
     assert (shown["held_by"]["why"].startswith(why), served["held_by"]) == (True, shown["held_by"])
     assert (shown["status"], shown["held"], served["known"]["held"]) == ("running", True, True)
-    for command in (("show", run_id), ("doctor",), ("pause",)):
+    for command in (("show", run_id), ("doctor",), *((command,) for command in commands)):
         assert why in " ".join((await asyncio.to_thread(it.perdure, *command)).split()), command
     async with it.http.stream("GET", f"/v1/runs/{run_id}/events") as stream:
         async for line in stream.aiter_lines():
             if line.startswith("data:") and '"run_held"' in line:
                 break
-    await asyncio.to_thread(it.perdure, "unpause", "--agent", "paused")
+
+
+async def begin_second(it: Crossing, name: str) -> str:
+    """A run that waits for the only place of its agent, which another one has."""
+
+    async def start(goal: str) -> str:
+        payload = {"goal": f"{PREFIX}{goal}: do it", "agent": "narrow"}
+        return str((await it.http.post("/v1/runs", json={"payload": payload})).json()["run_id"])
+
+    async def is_at_work() -> bool:
+        state = await it.state_of(it.run_ids[OCCUPANT])
+        return bool(state and state.pending)
+
+    it.run_ids[OCCUPANT] = await start(OCCUPANT)
+    await until(is_at_work)
+    return await start(name)
+
+
+async def wait_for_place(it: Crossing, run_id: str) -> None:
+    await expect_held(it, run_id, "agent narrow: 1 of 1 at work")
+    await send_result(it, it.run_ids[OCCUPANT])
 
 
 async def raise_the_budget(it: Crossing, run_id: str) -> None:
@@ -428,6 +453,9 @@ SHAPES: dict[str, Shape] = {
     "thrifty": Shape(
         "frugal", [look(), says("nothing is wasted")], act=raise_the_budget, shown="left of its steps does not cover"
     ),
+    "placed": Shape(
+        "narrow", [says("there is a place")], act=wait_for_place, begin=begin_second, shown="narrow: 1 of 1 at work"
+    ),
     "looped": Shape("clerk", [look()], "cancelled", act=stop, shown="look"),
     "mailed": Shape("scribe", [says("it is written")], begin=begin_from_mail, shown="it is written"),
     "started": Shape("clerk", [says("an issue is answered")], begin=begin_from_event, shown="an issue is answered"),
@@ -471,6 +499,7 @@ SHAPES: dict[str, Shape] = {
 }
 SCRIPTS: dict[str, Sequence[ScriptedAnswer]] = {
     **{name: shape.script for name, shape in SHAPES.items() if shape.script},
+    OCCUPANT: [calls(("tell", {})), says("the place is free")],
     "delegated act": [refund(50), says("a small one is paid back")],
     "delegated give up": [calls(("escalate", {"reason": "no numbers", "detail": "nothing to count"}))],
 }
