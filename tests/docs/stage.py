@@ -20,7 +20,7 @@ from perdure.testkit.model_server import Script, ScriptedModel
 from tests.docs.pages import BASH, Command, File, steps_of
 from tests.preloaded import program
 
-PATIENCE = 180.0  # seconds for a command
+PATIENCE = 280.0  # seconds for a command
 # What the person who runs the tests has set is not what the pages are about.
 NOT_OURS = ("TEMPORAL_", "PERDURE_", "ANTHROPIC_", "OPENAI_", "NO_COLOR", "FORCE_COLOR", "VIRTUAL_ENV")
 

@@ -32,6 +32,7 @@ def commands_played(scene: Scene) -> list[Command]:
 PLAYED = [page for page, scene in SCENES.items() if commands_played(scene)]
 
 
+@pytest.mark.timeout(900)  # a page has many commands, each with its own limit
 @pytest.mark.parametrize("page", PLAYED)
 def test_the_commands_of_a_page_work_in_their_order(page: str, site: str, tmp_path: Path) -> None:
     folder = tmp_path / "project"

@@ -8,7 +8,7 @@ BROWSER = 'while read -r line; do echo "$line"; case "$line" in http*) curl -sL 
 
 
 def serve_tickets(stage: Stage) -> None:
-    stage.ok("python tickets.py > tickets.log 2>&1 & echo $! > tickets.pid")
+    stage.ok("touch tickets.log; python tickets.py > tickets.log 2>&1 & echo $! > tickets.pid")
     stage.until(lambda: "running on" in stage.ok("cat tickets.log").lower(), "the server")
 
 
