@@ -176,7 +176,7 @@ async def look_and_unpause(it: Crossing, run_id: str) -> None:
     await asyncio.to_thread(it.perdure, "unpause", "--agent", "paused")
 
 
-async def expect_held(it: Crossing, run_id: str, why: str, *commands: str) -> None:
+async def expect_held(it: Crossing, run_id: str, why: str, *commands: str, status: str = "running") -> None:
     """A held run is shown as held at each door."""
 
     async def is_listed() -> bool:
@@ -187,7 +187,7 @@ async def expect_held(it: Crossing, run_id: str, why: str, *commands: str) -> No
     shown = json.loads(await asyncio.to_thread(it.perdure, "show", run_id, "--json"))
     served = (await it.http.get(f"/v1/runs/{run_id}")).json()
     assert (shown["held_by"]["why"].startswith(why), served["held_by"]) == (True, shown["held_by"])
-    assert (shown["status"], shown["held"], served["known"]["held"]) == ("running", True, True)
+    assert (shown["status"], shown["held"], served["known"]["held"]) == (status, True, True)
     for command in (("show", run_id), ("doctor",), *((command,) for command in commands)):
         assert why in " ".join((await asyncio.to_thread(it.perdure, *command)).split()), command
     async with it.http.stream("GET", f"/v1/runs/{run_id}/events") as stream:
@@ -213,7 +213,7 @@ async def begin_second(it: Crossing, name: str) -> str:
 
 
 async def wait_for_place(it: Crossing, run_id: str) -> None:
-    await expect_held(it, run_id, "agent narrow: 1 of 1 at work")
+    await expect_held(it, run_id, "agent narrow: 1 of 1 at work", status="queued")
     await send_result(it, it.run_ids[OCCUPANT])
 
 
