@@ -39,7 +39,7 @@ from perdure.activities.telemetry import trace
 from perdure.activities.temporal import cancel_own_workflow, own_run_id, own_workflow_id
 from perdure.contracts.agent import Agent, Definition, StartSnapshot, StartSnapshotRequest
 from perdure.contracts.failures import RunFailure
-from perdure.contracts.people import Account, Work
+from perdure.contracts.people import Work
 from perdure.contracts.run.journal import Journal
 from perdure.contracts.run.state import Closed, CloseRequest, Inherited, InheritRequest, RunState, RunStatus, Snapshot
 from perdure.contracts.run.transcript import Part, Segment
@@ -96,7 +96,7 @@ class RunFiles:
             policy = policy if policy is not None and policy.governs(agent.name) else None
             if policy is not None:
                 await asyncio.to_thread(write_policy, store, policy)
-            account, place = await self._admit_run(agent, request)
+            admitted = await self._admit_run(agent, request)
         peers = agent.peers if definition.may_delegate else ()
         return StartSnapshot(
             agent=agent.name,
@@ -118,20 +118,18 @@ class RunFiles:
             fuse_reads=self._project.fuse_reads if agent.fuse_reads is None else agent.fuse_reads,
             pace=request.pace or agent.pace or self._project.pace,
             planned=planned,
-            account=account,
-            place=place,
-            places=agent.max_running if place else None,
+            **admitted,
             **self._fields_of_features(agent),
         )
 
-    async def _admit_run(self, agent: Agent, request: StartSnapshotRequest) -> tuple[Account | None, str]:
-        """Return the account of the run and the key of its place, if it needs them. A run that has to wait is held."""
+    async def _admit_run(self, agent: Agent, request: StartSnapshotRequest) -> dict[str, Any]:
+        """Return the fields about the run's account and place. A run that has to wait is held."""
         account = await self._admission.open_account(request.account) if self._admission else None
         place = await self._places.enter_run(agent, account) if self._places and request.is_first else ""
         if self._admission and account:
             await asyncio.to_thread(write_account, self._project.stores.of(own_run_id()), account)
             await self._admission.admit_run(agent.name, account)
-        return account, place
+        return {"account": account, "place": place, "places": agent.max_running if place else None}
 
     def _fields_of_features(self, agent: Agent) -> dict[str, Any]:
         filled = (fill(self._project, agent.name) for fill in load_each("on_open"))

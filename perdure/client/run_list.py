@@ -135,7 +135,7 @@ class RunInfo:
 
     @property
     def pending_activities(self) -> Sequence[PendingActivityInfo]:
-        """What it waits for, if the record is that of the run alone: a list does not say."""
+        """The wait that the record of the run alone shows; a list does not say it."""
         described: WorkflowDescription = getattr(self.execution, "raw_description", WorkflowDescription())
         return described.pending_activities
 

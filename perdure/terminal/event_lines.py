@@ -22,7 +22,8 @@ from perdure.contracts.people import SentBy
 from perdure.contracts.policy import Verdict
 from perdure.contracts.run.loop_detection import Rung
 from perdure.contracts.run.signals import HumanInput
-from perdure.contracts.run.turn import ModelTurn, PolicyReview, Summary
+from perdure.contracts.run.state import QuestionView
+from perdure.contracts.run.turn import Acceptance, ModelTurn, PolicyReview, Summary
 from perdure.contracts.tool import ToolOutcome
 from perdure.decisions.people.terms import format_sent_by
 from perdure.decisions.run.transcript import cited_urls, join_text_blocks, join_thinking, server_calls
@@ -83,8 +84,7 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
         case run_events.ContextCompacted(summary):
             yield format_line(f"  [yellow]![/] {_format_compaction(summary)}")
         case run_events.OutcomeChecked(acceptance):
-            verdict = f"the outcome was not accepted: {acceptance.rejection}" if acceptance.rejection else "accepted"
-            yield format_line(f"  [{'yellow]!' if acceptance.rejection else 'green]✓'}[/] ", truncate(verdict, 300))
+            yield _format_acceptance(acceptance)
         case run_events.NoticeAdded(notice):
             if line := _format_notice(notice):
                 yield format_line(f"  {line}")
@@ -103,8 +103,7 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
         case run_events.ToolResultReceived():
             yield _format_arrived_result(event, width)
         case run_events.QuestionClosed(question, end) if end != "answered":
-            about = f" about {question.tool}" if question.tool else ""
-            yield format_line(f"  [yellow]…[/] question {question.id} ", f"{about} has {end}".strip())
+            yield _format_closed(question, end)
         case run_events.FeatureEvent():
             yield from event.lines(width)
         case (
@@ -117,6 +116,16 @@ def format_event(event: RunEvent, width: int | None) -> EventLines:
             | run_events.RunEnded()
         ):
             return  # the live area shows it
+
+
+def _format_acceptance(acceptance: Acceptance) -> Text:
+    verdict = f"the outcome was not accepted: {acceptance.rejection}" if acceptance.rejection else "accepted"
+    return format_line(f"  [{'yellow]!' if acceptance.rejection else 'green]✓'}[/] ", truncate(verdict, 300))
+
+
+def _format_closed(question: QuestionView, end: str) -> Text:
+    about = f" about {question.tool}" if question.tool else ""
+    return format_line(f"  [yellow]…[/] question {question.id} ", f"{about} has {end}".strip())
 
 
 def _format_arrived_result(event: run_events.ToolResultReceived, width: int | None) -> Text:

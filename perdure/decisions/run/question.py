@@ -23,7 +23,7 @@ class QuestionRow:
     takes_own_words: bool = False
     """Whether a text of the person's own answers it: of a kind with decisions, another direction in their place."""
     needs_person: bool = False
-    """Whether no program may answer it in a person's place."""
+    """`True`: no program may answer it in the place of a person."""
 
     @property
     def is_textual(self) -> bool:

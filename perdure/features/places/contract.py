@@ -1,5 +1,6 @@
-"""The messages to the workflow `Places`, and its state. A place's key is `agent:NAME`, `agent:NAME/OWNER` or
-`tool:NAME`.
+"""The messages to the workflow `Places`, and its state.
+
+The key of a place is `agent:NAME`, `agent:NAME/OWNER` or `tool:NAME`.
 """
 
 from pydantic import Field
