@@ -144,6 +144,11 @@ class FallbackModel:
         """Return the provider of a model of the project, and the model's name there."""
         return provider_of(model, self._providers)
 
+    async def refuse_batched(self, call: ModelCall) -> None:
+        """Raise as `Admission.refuse_batched`."""
+        if self._admission:
+            await self._admission.refuse_batched(call)
+
     def system_of(self, provider: str) -> str:
         """Return the name of a provider in spans."""
         return self._providers[provider].system or provider

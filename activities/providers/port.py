@@ -110,3 +110,6 @@ class Admission(Protocol):
         self, model: str, call: ModelCall, ask: Callable[[ModelCall], Awaitable[ModelReply]]
     ) -> ModelReply:
         """Ask a provider for one reply, and count it. `model` is the project's name of the model."""
+
+    async def refuse_batched(self, call: ModelCall) -> None:
+        """Raise ApplicationError if a limit counts the call: what a batch costs is known only after it was sent."""

@@ -16,6 +16,7 @@ from perdure.activities.temporal import submit_to_lane
 from perdure.contracts.agent import Agent
 from perdure.contracts.conversation import SubmitRequest
 from perdure.contracts.failures import Escalation
+from perdure.contracts.model_settings import Pace
 from perdure.contracts.people import NoticeKind, NoticeRoute, Sender
 from perdure.contracts.policy import Rubric
 from perdure.converter import data_converter
@@ -67,6 +68,22 @@ async def test_a_run_escalates_once_the_budget_does_not_cover_its_next_call(worl
     assert 0 < view.used <= 12_000
     assert view.leased == 0
     assert requests > 1
+
+
+@pytest.mark.parametrize("pace", [Pace.live, Pace.batch])
+async def test_a_run_at_pace_batch_is_refused_where_a_budget_would_not_count_it(
+    world: MakeWorld, tmp_path: Path, pace: Pace
+) -> None:
+    async with budgeted(
+        world, lambda _: FINISH, budgets=[budget(usd=1.0, agent="default")], folder=tmp_path / "b"
+    ) as has:
+        run = await has.it.start(pace=pace)
+        if pace is Pace.live:
+            assert (await result_of(run))["type"] == "agent.completed"
+            return
+        failure = await failure_of(run)
+        assert "budget team of usd does not count batches: start the run at pace live" in failure.message
+        assert has.it.model.requests == []
 
 
 def in_order(*answers: ScriptedAnswer) -> Callable[[object], ScriptedAnswer]:

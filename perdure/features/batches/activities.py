@@ -179,6 +179,7 @@ class BatchTurns:
                 return prepared
             provider, model = self._router.provider_of(prepared.call.definition.model)
             self._batches_of(provider)
+            await self._router.refuse_batched(prepared.call)
             definition = prepared.call.definition.evolve(model=model)
             params = await prepare_request(replace(prepared.call, definition=definition))
             headers = params.pop("extra_headers", {})

@@ -54,6 +54,7 @@ MOST_SEARCHES = 10  # of a reply, if a provider's tool sets no limit
 AWAY_PAUSE, ANSWER_PAUSE = timedelta(seconds=5), timedelta(seconds=1)
 MAX_ACCOUNTS = 1000  # of runs, in memory
 MAX_VALUE = 200  # characters
+CALL_MEASURES = (Measure.usd, Measure.tokens, Measure.steps)
 OWNER_FILE = "owner"  # in a conversation's store
 METER_TERMS = Terms(every=Every.day)
 
@@ -128,8 +129,7 @@ class BudgetAdmission:
     ) -> ModelReply:
         """Ask for a reply if the allowances cover its bound, and charge what it cost."""
         price = self.project.price_of(model)
-        measures = (Measure.usd, Measure.tokens, Measure.steps)
-        allowances = self._allowances(call.definition.agent, await self._own_account(), measures)
+        allowances = self._allowances(call.definition.agent, await self._own_account(), CALL_MEASURES)
         paid = [allowance for allowance in allowances if allowance.measure is Measure.usd]
         if price is None and paid:
             name = split_key(paid[0].key)[0]
@@ -146,6 +146,13 @@ class BudgetAdmission:
             raise
         self._charge(reservation, allowances, costs_of_reply(reply, estimate, price))
         return reply
+
+    async def refuse_batched(self, call: ModelCall) -> None:
+        """Raise ApplicationError if a budget counts the call: it is sent later, and may cost more than is left then."""
+        allowances = self._allowances(call.definition.agent, await self._own_account(), CALL_MEASURES)
+        if allowances:
+            name, measure, _ = split_key(allowances[0].key)
+            raise model_refused_error(f"budget {name} of {measure} does not count batches: start the run at pace live")
 
     async def _own_account(self) -> Account:
         """Return the account of the run that calls. One that began before there were budgets has none."""
