@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from time import monotonic, time
 
-from perdure.testkit.model_server import ScriptedAnswer, fails
+from perdure.testkit.model_server import ScriptedAnswer, fails, says
 from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, row
@@ -19,6 +19,7 @@ requests_per_minute = {limit}
 shared = true
 """
 MOST_REFUSED, LEAST_USED = 0.01, 0.95
+PIECE, PIECES = "A piece. ", 4  # of each reply
 
 
 @dataclass
@@ -41,7 +42,16 @@ class Bucket:
             if counted is self.refused:
                 return fails(429, retry_after=1)
             self._left -= 1
-        return script(request)
+        return in_pieces(request)
+
+
+def in_pieces(request: Json) -> ScriptedAnswer:
+    """The reply of the script in several calls, cut off by its length, so that a turn makes more of them."""
+    messages = request["messages"]
+    is_rest = "cut off by the length limit" in str(messages[-1]["content"])
+    if is_rest and str(messages[-2]["content"]).count(PIECE) >= PIECES - 1:
+        return script({**request, "messages": messages[:-2]})
+    return says(PIECE, stop_reason="max_tokens")
 
 
 async def shared(context: ScenarioContext, *, runs: int, steps: int, size: int, rate: int, windows: int) -> Row:
