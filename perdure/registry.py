@@ -121,9 +121,6 @@ class ToolSource:
     """A function of the settings: a context manager with a worker's tools, which may accept those of new servers."""
     open_known: str
     """A function of the settings and an exit stack: a worker's tools, if it knows all servers."""
-    follow: str
-    """In a run: `async (run, call, unfinished)`, the outcome of a call that its server has not finished; the call if it
-    is to be made again, None if only a person can tell."""
     print_servers: str
     """`perdure tools --check` and `--accept`: an async function of the settings, what to accept, and `as_json`."""
     print_unseen: str

@@ -6,8 +6,6 @@ from importlib import import_module
 
 from perdure import activities
 from perdure.activities.parts import DEFINITION
-from perdure.features.mcp.activities.tasks import McpTasks
-from perdure.features.mcp.calls import TaskActivities
 from perdure.workflows.activities import Activities
 
 
@@ -21,11 +19,3 @@ def implemented() -> dict[str, inspect.Signature]:
 def test_workflows_call_the_activities_as_they_are() -> None:
     called = {name: method for name, method in vars(Activities).items() if hasattr(method, DEFINITION)}
     assert {name: inspect.signature(method) for name, method in called.items()} == implemented()
-
-
-def test_runs_call_the_activities_of_tasks_as_they_are() -> None:
-    called, own = (
-        {name: inspect.signature(method) for name, method in vars(kind).items() if hasattr(method, DEFINITION)}
-        for kind in (TaskActivities, McpTasks)
-    )
-    assert called == own

@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Protocol
 
 from perdure.activities.storage.store import Store
 from perdure.activities.storage.workspace import Workspace
 from perdure.contracts.agent import ToolSchema
-from perdure.contracts.tool import Effect, ToolOutcome, ToolRoute, Unfinished
+from perdure.contracts.tool import Effect, InputRequest, ServerTask, ToolOutcome, ToolRoute, Unfinished
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,33 @@ class PreflightTool(ABC):
 
         Raises TransientToolError if the check fails, or does not end within `timeout`.
         """
+
+
+class TaskVerb(StrEnum):
+    """A request about a task of a server. An answer has the `answers` of the call's `unfinished`."""
+
+    look = "look"
+    answer = "answer"
+    cancel = "cancel"
+
+
+@dataclass(frozen=True)
+class TaskReply:
+    """A task after a request about it: as it is now, what it asks people that they have not answered, or its outcome.
+
+    `why` is the reason that nothing is known for now, `lost` that nothing will be known any more.
+    """
+
+    task: ServerTask | None = None
+    inputs: tuple[InputRequest, ...] = ()
+    outcome: ToolOutcome | None = None
+    why: str = ""
+    lost: str = ""
+
+
+class TaskTool(ABC):
+    """A tool whose server may make a task of a call. An abstract class, as `PreflightTool`."""
+
+    @abstractmethod
+    async def request_task(self, verb: TaskVerb, task: ServerTask, context: CallContext) -> TaskReply:
+        """Send one request about a task. `task` is as it was last seen. Raises HeldError while people are to log in."""

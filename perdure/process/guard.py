@@ -13,7 +13,16 @@ from perdure.client.guard import ServerGuard, guard_of
 from perdure.contracts.failures import WORKER_SHUTDOWN
 from perdure.registry import features, load_each
 
-ACTING = ("plan", "reflect", "read_and_reflect", "summarize", "accept_outcome", "check_policy", "call_tool")
+ACTING = (
+    "plan",
+    "reflect",
+    "read_and_reflect",
+    "summarize",
+    "accept_outcome",
+    "check_policy",
+    "call_tool",
+    "update_task",
+)
 
 
 def guard_interceptors(client: Client) -> list[Interceptor]:

@@ -41,6 +41,7 @@ from perdure.activities.storage.watchers import WatchedRuns
 from perdure.activities.telemetry.metrics import MetricsInterceptor
 from perdure.activities.tools.call import ToolCalls
 from perdure.activities.tools.outside import QueueResults
+from perdure.activities.tools.server_tasks import ServerTasks
 from perdure.client.connection import connect, refresh_api_key, register_search_attributes
 from perdure.client.guard import watching_server
 from perdure.decisions.errors import ReportedError
@@ -166,6 +167,7 @@ def _all_activities(
         turns,
         turns.policies,
         tools,
+        ServerTasks(tools),
         MediaFiles(project),
         FusedTurns(tools, turns, transcripts, project),
         Summaries(model, transcripts, project),

@@ -12,21 +12,23 @@ from perdure.contracts.tool import InputRequest, ServerTask, Unfinished
 from perdure.decisions.people.form import describe_form, form_flaw, read_form
 from perdure.decisions.run.question import answer_rejection
 from perdure.decisions.text.formatting import format_doubt, format_task
-from perdure.features.mcp.rules import (
+from perdure.decisions.unfinished import (
     MAX_INPUTS,
     MOST_PAUSE,
     SKEW,
     UNSEEN,
     format_input,
-    input_key,
     is_given_up,
     pause_before_check,
+    to_response,
+    url_flaw,
+)
+from perdure.features.mcp.rules import (
+    input_key,
     read_elicitations,
     read_task,
     to_input_request,
     to_input_requests,
-    to_response,
-    url_flaw,
 )
 
 NOW = datetime(2026, 11, 28, 12, 3, tzinfo=UTC)

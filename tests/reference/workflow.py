@@ -30,10 +30,10 @@ from perdure.decisions import ids
 from perdure.features.batches import policies as batch_policies
 from perdure.features.delegation.contract import DelegationState
 from perdure.features.follow_ups.contract import FollowUpState, TopicState
-from perdure.features.mcp.calls import ASKING_SERVER
 from perdure.features.project_questions.contract import QuestionInput, QuestionState
 from perdure.process.workflows import all_workflows
 from perdure.workflows import handlers
+from perdure.workflows.agent_run.unfinished_calls import ASKING_SERVER
 from perdure.workflows.execution import (
     ANSWERING_TURNS,
     FILES,

@@ -133,7 +133,7 @@ async def test_what_a_task_asks_is_a_question_that_is_asked_once(world: MakeWorl
         shown = await result_in(it, run)
     assert question["kind"] == "input"
     assert question["form"]["required"] == ["ok"]
-    assert "The MCP server bank, in `bank__ask_once rent`, asks" in question["text"]
+    assert "The server bank, in `bank__ask_once rent`, asks" in question["text"]
     assert "Publish?" in question["text"]
     assert "- ok (yes or no, required)" in question["text"]
     assert '"action": "accept"' in shown

@@ -13,14 +13,17 @@ from perdure.contracts.media import Attachments
 from perdure.contracts.run.events import ResumePayload, ToolResultPayload
 from perdure.contracts.run.state import Call, RunState, RunStatus, TurnClose
 from perdure.contracts.run.transcript import Part, Segment
-from perdure.contracts.tool import Effect, Holdable, ToolOutcome, ToolRoute
+from perdure.contracts.tool import INLINE_ARGUMENTS, Effect, Holdable, ToolCall, ToolOutcome, ToolRoute
 from perdure.decisions import ids
 from perdure.decisions.run import call_state
 from perdure.decisions.run.journal import forward_journal
 from perdure.decisions.run.question import announcement_of
+from perdure.decisions.run.resume import origin_of
 from perdure.decisions.run.state import add_notice, keep_received
 from perdure.decisions.run.transcript import Transcript, unanswered_kind
 from perdure.decisions.text import formatting
+from perdure.decisions.tool_requests import nonce_of
+from perdure.decisions.tools import SEARCH_TOOLS
 from perdure.workflows import search_attributes
 from perdure.workflows.execution import FILES, Cancellation, Policy, execute_activity, execute_locally_first
 from perdure.workflows.interceptors import share_transcript
@@ -220,3 +223,29 @@ class RunContext:
 def _without_hold(result: R) -> R:
     """Return a result without its hold, which is for readers of the history: a run that was held goes on as others."""
     return result.evolve(hold=None) if isinstance(result, Holdable) and result.hold else result
+
+
+def call_request(run: RunContext, call: Call) -> ToolCall:
+    """Return the input of an activity that makes or follows a call."""
+    large = len(to_json(call.arguments)) > INLINE_ARGUMENTS and call.changed_by is None
+    origin = origin_of(run.state, call.step or 0)
+    needs_schemas = call.tool == SEARCH_TOOLS or run.route_of(call).is_searched
+    return ToolCall(
+        step=call.step or 0,
+        tool=call.tool,
+        tool_use_id=call.tool_use_id,
+        arguments=None if large else call.arguments,
+        effect=call.effect,
+        attempt=call.generation,
+        length=run.transcript.length if large else 0,
+        head=run.transcript.head if large else "",
+        owner=origin.run_id if origin else None,
+        execution=(origin or run.state).execution if call.effect is Effect.once else None,
+        key_id=(origin or run.state).key_id or None,
+        approval=call.approval,
+        accepts=call.accepts or run.state.accepted.get(call.tool),
+        nonce=nonce_of(run.state, call),
+        changed_by=call.changed_by,
+        definition=run.state.definition if needs_schemas else None,
+        unfinished=call.unfinished,
+    )

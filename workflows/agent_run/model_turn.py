@@ -27,9 +27,9 @@ from perdure.registry import load, paces
 from perdure.workflows.activities import Activities
 from perdure.workflows.agent_run import events
 from perdure.workflows.agent_run.compaction import free_context
-from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.context import RunContext, call_request
 from perdure.workflows.agent_run.start import take_snapshot
-from perdure.workflows.agent_run.tool_calls import call_request, make_calls
+from perdure.workflows.agent_run.tool_calls import make_calls
 from perdure.workflows.agent_run.turn import check_calls, close_turn, fail_run
 from perdure.workflows.agent_run.waiting import ask_instead_of_model, ask_person
 from perdure.workflows.execution import classify_failure, fused_turn_policy, model_turn_policy

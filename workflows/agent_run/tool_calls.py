@@ -17,13 +17,11 @@ from perdure.contracts.run.events import ToolRequestPayload
 from perdure.contracts.run.signals import Decision, QuestionKind
 from perdure.contracts.run.state import Call
 from perdure.contracts.tool import (
-    INLINE_ARGUMENTS,
     MAX_ERROR,
     RETRY_DELAYS,
     Effect,
     LargeResult,
     QueueRoute,
-    ToolCall,
     ToolKind,
     ToolOutcome,
     error_outcome,
@@ -34,20 +32,20 @@ from perdure.decisions.run import call_state
 from perdure.decisions.run.call_state import IN_DOUBT
 from perdure.decisions.run.next_calls import needs_approval
 from perdure.decisions.run.recovery import MAX_LOST, CallRecovery, FailureKind, recover_call
-from perdure.decisions.run.resume import origin_of, step_key_id
+from perdure.decisions.run.resume import step_key_id
 from perdure.decisions.run.state import add_trace_lines, mark_interrupted
 from perdure.decisions.text import formatting
-from perdure.decisions.tool_requests import nonce_of, request_event
+from perdure.decisions.tool_requests import request_event
 from perdure.decisions.tool_results import INLINE_BYTES, reject_unreadable
 from perdure.decisions.tools import (
     ASK_HUMAN,
-    SEARCH_TOOLS,
     STATE_TOOLS,
 )
-from perdure.registry import feature_tools, find_tool_source, load
+from perdure.registry import feature_tools, load
 from perdure.workflows.activities import Activities
 from perdure.workflows.agent_run import events
-from perdure.workflows.agent_run.context import RunContext
+from perdure.workflows.agent_run.context import RunContext, call_request
+from perdure.workflows.agent_run.unfinished_calls import follow_call
 from perdure.workflows.agent_run.waiting import (
     accept_redefined,
     approve_call,
@@ -261,11 +259,7 @@ async def _begin_or_follow(run: RunContext, call: Call, handler: CallHandler) ->
         if outcome is None or outcome.unfinished is None:
             return outcome
         left = outcome.unfinished
-    source = find_tool_source()
-    if source is None:
-        raise AssertionError("only tools of servers leave calls unfinished")
-    followed: ToolOutcome | Call | None = await load(source.follow)(run, call, left)
-    return followed
+    return await follow_call(run, call, left)
 
 
 async def run_tool_call(run: RunContext, call: Call) -> ToolOutcome | None:  # noqa: C901 - a case for each recovery
@@ -308,31 +302,6 @@ async def run_tool_call(run: RunContext, call: Call) -> ToolOutcome | None:  # n
 def _may_have_begun(run: RunContext, call: Call) -> bool:
     """Return whether the call has begun before this run, or before a person said "run again"."""
     return call.tool_use_id in run.state.doubtful or call.generation > 1
-
-
-def call_request(run: RunContext, call: Call) -> ToolCall:
-    large = len(to_json(call.arguments)) > INLINE_ARGUMENTS and call.changed_by is None
-    origin = origin_of(run.state, call.step or 0)
-    needs_schemas = call.tool == SEARCH_TOOLS or run.route_of(call).is_searched
-    return ToolCall(
-        step=call.step or 0,
-        tool=call.tool,
-        tool_use_id=call.tool_use_id,
-        arguments=None if large else call.arguments,
-        effect=call.effect,
-        attempt=call.generation,
-        length=run.transcript.length if large else 0,
-        head=run.transcript.head if large else "",
-        owner=origin.run_id if origin else None,
-        execution=(origin or run.state).execution if call.effect is Effect.once else None,
-        key_id=(origin or run.state).key_id or None,
-        approval=call.approval,
-        accepts=call.accepts or run.state.accepted.get(call.tool),
-        nonce=nonce_of(run.state, call),
-        changed_by=call.changed_by,
-        definition=run.state.definition if needs_schemas else None,
-        unfinished=call.unfinished,
-    )
 
 
 async def _settle_doubt(run: RunContext, call: Call) -> ToolOutcome | None:

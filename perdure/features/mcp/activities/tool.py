@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -24,15 +24,33 @@ from mcp_types import (
     TextContent,
     TextResourceContents,
 )
+from pydantic import ValidationError
 from temporalio import activity
 
 from perdure.activities.media.store import ResultFiles
-from perdure.activities.tools.interface import CallContext, PreflightTool, TransientToolError
+from perdure.activities.tools.interface import (
+    CallContext,
+    PreflightTool,
+    TaskReply,
+    TaskTool,
+    TaskVerb,
+    TransientToolError,
+)
 from perdure.activities.tools.json_schema import SchemaNotApplicableError, SchemaValidator
 from perdure.contracts.agent import ToolSchema
 from perdure.contracts.failures import ToolFault
-from perdure.contracts.tool import Effect, InputRequest, Pin, ToolOutcome, ToolRoute, Unfinished, error_outcome
-from perdure.decisions.text.formatting import truncate
+from perdure.contracts.tool import (
+    Effect,
+    InputRequest,
+    Pin,
+    ServerTask,
+    ToolOutcome,
+    ToolRoute,
+    Unfinished,
+    error_outcome,
+)
+from perdure.decisions.text.formatting import format_task, truncate
+from perdure.decisions.unfinished import SENDABLE
 from perdure.features.mcp.activities.connection import (
     Connection,
     McpConnectionLostError,
@@ -40,9 +58,18 @@ from perdure.features.mcp.activities.connection import (
     McpUnreachableError,
     OpenCall,
 )
+from perdure.features.mcp.activities.extension import (
+    CancelTask,
+    GetTask,
+    TaskAnswers,
+    TaskParams,
+    TaskRequest,
+    UpdateTask,
+)
 from perdure.features.mcp.activities.grants import NeedsLoginError
 from perdure.features.mcp.questions import LOGGED_IN, login_question
 from perdure.features.mcp.rules import (
+    ENDED,
     diff_pins,
     effect_of,
     is_looser,
@@ -138,7 +165,11 @@ ASKED_ONCE = (
 ASKED_SHARED = "the server asked a question while several calls were open, and was answered `cancel`: call it alone"
 
 
-class McpTool(PreflightTool):
+REQUEST_TIMEOUT = 20.0  # seconds, of a request about a task
+LOST = (McpUnreachableError, McpConnectionLostError, McpTimeoutError)
+
+
+class McpTool(PreflightTool, TaskTool):
     """A tool of a server. `name` is the server's; `accepted` is the definition that models see."""
 
     def __init__(self, route: ToolRoute, name: str, accepted: Pin, connection: Connection) -> None:
@@ -287,6 +318,49 @@ class McpTool(PreflightTool):
             return error_outcome(kind, f"the call was made, and became a task that cannot be followed: {task}")
         return ToolOutcome(unfinished=Unfinished(way="task", server=server, task=task))
 
+    async def request_task(self, verb: TaskVerb, task: ServerTask, context: CallContext) -> TaskReply:
+        """Send one request about a task. Raises HeldError while people are asked to log in."""
+        try:
+            raw = await self.connection.request(_task_request(verb, task, context.unfinished), REQUEST_TIMEOUT)
+        except NeedsLoginError as needs:
+            await self.wait_for_login(needs)  # returns once a person has refused to
+            return TaskReply(lost=f"a login to {task.server} was refused")
+        except LOST as error:
+            return TaskReply(why=str(error))
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                return TaskReply(lost="its server does not know it any more")
+            return TaskReply(why=truncate(f"{error.message} (code {error.code})"))
+        except ValidationError:
+            return TaskReply(why="its reply is none of MCP")
+        return await self._view_task(raw, task, context) if verb is TaskVerb.look else TaskReply()
+
+    async def _view_task(self, raw: Mapping[str, Any], task: ServerTask, context: CallContext) -> TaskReply:
+        """Return a task as the server's reply shows it."""
+        seen = read_task(task.server, raw, datetime.now(UTC), task)
+        if isinstance(seen, str):
+            return TaskReply(lost=seen)
+        if seen.status in ENDED:
+            return TaskReply(task=seen, outcome=await self._end_task(seen, raw, context))
+        asked = raw.get("inputRequests") if seen.status == "input_required" else None
+        answered = context.unfinished.answers if context.unfinished else ()
+        return TaskReply(task=seen, inputs=to_input_requests(asked, answered))
+
+    async def _end_task(self, task: ServerTask, raw: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Return the outcome of a task that has ended."""
+        if task.status == "completed":
+            try:
+                answer = CallToolResult.model_validate(raw.get("result"), by_name=False)
+            except ValidationError:
+                return error_outcome(ToolFault.tool_error, "the call was made, but its result is none of MCP")
+            return await self.to_outcome(answer, context)
+        if task.status == "failed":
+            fault = raw.get("error")
+            known = fault if isinstance(fault, Mapping) else {}
+            return self.to_fault(str(known.get("message", "it gave no reason")), known.get("code"))
+        happened = "" if self.route.effect is Effect.read else "; what it had done by then may stay"
+        return error_outcome(ToolFault.tool_error, f"{format_task(task)}{happened}")
+
     def _leave(
         self,
         way: Literal["retry", "open", "elsewhere"],
@@ -308,6 +382,14 @@ class McpTool(PreflightTool):
         if self.route.effect is Effect.once:
             return error_outcome(ToolFault.unreachable, f"{reason}; {_UNSENT}", retryable=True)
         raise TransientToolError(ToolFault.unreachable, reason)
+
+
+def _task_request(verb: TaskVerb, task: ServerTask, left: Unfinished | None) -> TaskRequest:
+    if verb is TaskVerb.answer and left is not None:
+        answers = {key: answer for key, answer in left.answers.items() if answer["action"] in SENDABLE}
+        return UpdateTask(params=TaskAnswers(task_id=task.id, input_responses=answers))
+    named = TaskParams(task_id=task.id)
+    return CancelTask(params=named) if verb is TaskVerb.cancel else GetTask(params=named)
 
 
 def _with_note(outcome: ToolOutcome, note: str) -> ToolOutcome:

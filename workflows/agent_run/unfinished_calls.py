@@ -6,35 +6,22 @@ nothing new adds no event.
 
 import asyncio
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
-from temporalio import activity
 from temporalio.exceptions import ActivityError
 
 from perdure.contracts.bounds import Backoff
 from perdure.contracts.failures import ToolFault
 from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import Call
-from perdure.contracts.tool import Effect, ToolCall, ToolOutcome, Unfinished, error_outcome
+from perdure.contracts.tool import Effect, ToolOutcome, Unfinished, error_outcome
 from perdure.decisions.run import call_state
 from perdure.decisions.text.formatting import call_line, truncate
-from perdure.features.mcp.rules import MAX_ROUNDS, format_input, to_response
-from perdure.workflows.agent_run.context import RunContext
-from perdure.workflows.agent_run.tool_calls import call_request
+from perdure.decisions.unfinished import MAX_ROUNDS, format_input, to_response
+from perdure.workflows.activities import Activities
+from perdure.workflows.agent_run.context import RunContext, call_request
 from perdure.workflows.agent_run.waiting import ask_person, waiting_on_worker
 from perdure.workflows.execution import HEARTBEAT, Policy, execute_activity, retrying, to_tool_outcome
-
-
-class TaskActivities(Protocol):
-    """The activities of tasks, by name, request and result: `perdure.features.mcp.activities.tasks` has the code."""
-
-    @activity.defn
-    async def check_task(self, call: ToolCall) -> ToolOutcome: ...
-    @activity.defn
-    async def update_task(self, call: ToolCall) -> None: ...
-    @activity.defn
-    async def cancel_task(self, call: ToolCall) -> ToolOutcome: ...
-
 
 # Looks, answers and cancels are repeatable requests, whose attempts set the delay of the next one.
 ASKING_SERVER: Policy = {
@@ -84,7 +71,7 @@ async def _follow_task(run: RunContext, call: Call) -> ToolOutcome | None:
     try:
         while True:
             outcome = await run.execute(
-                TaskActivities.check_task, call_request(run, call), _summary(call, "look at"), ASKING_SERVER
+                Activities.check_task, call_request(run, call), _summary(call, "look at"), ASKING_SERVER
             )
             left = outcome.unfinished
             if left is None:
@@ -98,9 +85,7 @@ async def _follow_task(run: RunContext, call: Call) -> ToolOutcome | None:
                 return await _cancel_task(run, call)
             answered = left.evolve(inputs=(), answers={**sent, **answers})
             run.state, call = call_state.record_unfinished(run.state, call, answered)
-            await run.execute(
-                TaskActivities.update_task, call_request(run, call), _summary(call, "answer"), ASKING_SERVER
-            )
+            await run.execute(Activities.update_task, call_request(run, call), _summary(call, "answer"), ASKING_SERVER)
     except asyncio.CancelledError:
         return await _cancel_task(run, call)
     except ActivityError as error:
@@ -114,7 +99,7 @@ async def _cancel_task(run: RunContext, call: Call) -> ToolOutcome | None:
     try:
         outcome: ToolOutcome = await execute_activity(
             run.cancellation,
-            TaskActivities.cancel_task,
+            Activities.cancel_task,
             call_request(run, call),
             _summary(call, "cancel"),
             ASKING_SERVER,
