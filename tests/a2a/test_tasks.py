@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -346,6 +347,14 @@ def test_a_run_that_could_not_begin_is_rejected() -> None:
     view = TaskView("c-1", "ours", "http://a.example", "http://a.example")
     end = RunEnd(RunStatus.failed, kind=RunFailure.unknown_agent, message="there is no agent x")
     assert (state_of(view.end_status(end)), text_of(view.end_status(end))) == ("REJECTED", "there is no agent x")
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+def test_a_run_that_is_about_to_close_is_at_work_until_its_outcome_can_be_read(status: str) -> None:
+    view = TaskView("c-1", "ours", "http://a.example", "http://a.example")
+    closing: Any = SimpleNamespace(status=status, is_open=True, held=None, execution=SimpleNamespace(close_time=None))
+    assert state_of(view.open_status(closing, None)) == "WORKING"
+    assert state_of(view.listed_status(closing)) == "WORKING"
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,15 @@ from perdure.client.run_list import RunInfo
 from perdure.contracts.models import NO_RESULT
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.features.a2a.messages import describe_question, page_link
-from perdure.features.pushes.rules import LOGIN_QUESTION, TASK_STATES, state_of_end
+from perdure.features.pushes.rules import LOGIN_QUESTION, TASK_STATES, state_of_end, state_of_open
 
 
 def to_state(name: str) -> TaskState:
     return cast("TaskState", TaskState.Value(name))
+
+
+def state_of_run(run: RunInfo) -> TaskState:
+    return to_state(state_of_open(RunStatus(run.status), "")) if run.is_open else STATES[run.status]
 
 
 STATES: Mapping[str, TaskState] = {status: to_state(name) for status, name in TASK_STATES.items()}
@@ -82,7 +86,7 @@ class TaskView:
 
     def open_status(self, run: RunInfo, questions: tuple[QuestionView, ...] | None, note: str = "") -> TaskStatus:
         """Return the status of an open run. `questions` are None if no worker tells; `note` is about a message."""
-        state = STATES[run.status]
+        state = state_of_run(run)
         if questions:
             parts = [describe_question(question, page_link(self.page, self.run_id)) for question in questions]
             key = ",".join(question.id for question in questions)
@@ -97,7 +101,7 @@ class TaskView:
 
     def listed_status(self, run: RunInfo) -> TaskStatus:
         """Return the status of a run as a list has it: without a message, and a login counts as work."""
-        return self.status(STATES[run.status], "listed", at=run.execution.close_time)
+        return self.status(state_of_run(run), "listed", at=run.execution.close_time)
 
     def held_status(self, held: HeldActivity) -> TaskStatus:
         """Return the status of a run whose next call waits on the server: for a login, or for another reason."""

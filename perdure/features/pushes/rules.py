@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from perdure.contracts.failures import RunFailure
 from perdure.contracts.run.state import RunStatus
 
-INPUT, WORKING, LOGIN, REJECTED = (
+SUBMITTED, INPUT, WORKING, LOGIN, REJECTED = (
+    "TASK_STATE_SUBMITTED",
     "TASK_STATE_INPUT_REQUIRED",
     "TASK_STATE_WORKING",
     "TASK_STATE_AUTH_REQUIRED",
     "TASK_STATE_REJECTED",
 )
+OPEN = (SUBMITTED, INPUT, WORKING, LOGIN)
 TASK_STATES: Mapping[RunStatus, str] = {
-    RunStatus.queued: "TASK_STATE_SUBMITTED",
+    RunStatus.queued: SUBMITTED,
     RunStatus.running: WORKING,
     RunStatus.waiting_on_tool: WORKING,
     RunStatus.waiting_on_human: INPUT,
@@ -27,9 +29,13 @@ _NEVER_BEGAN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.b
 
 
 def state_of_open(status: RunStatus, held_by: str) -> str:
-    """Return the state of an open run; `held_by` is the name of what holds its next call, or empty."""
+    """Return the state of an open run; `held_by` is the name of what holds its next call, or empty.
+
+    One that is about to close is still at work: its outcome cannot be read yet.
+    """
     is_login = held_by.startswith(LOGIN_QUESTION) and status is not RunStatus.waiting_on_human
-    return LOGIN if is_login else TASK_STATES[status]
+    state = LOGIN if is_login else TASK_STATES[status]
+    return state if state in OPEN else WORKING
 
 
 def state_of_end(status: RunStatus, kind: str) -> str:
