@@ -30,7 +30,7 @@ _EXTRAS = {
     **dict.fromkeys(("a2a", "sse_starlette"), "a2a"),
 }
 _BROUGHT = {
-    "a2a": "the A2A door is",
+    "a2a": "A2A is",
     "gateway": "the gateway is",
     "keys": "encryption and signatures are",
     "media": "the readers of images and PDF are",

@@ -27,6 +27,7 @@ BUILT_IN = (
     "starts",
     "mcp",
     "mcp_server",
+    "a2a_client",
     "reconciler",
     "batches",
     "schedules",
@@ -142,6 +143,9 @@ class Feature:
     awaited before each acting attempt and each request to a provider."""
     tools: Mapping[str, FeatureTool] = field(default_factory=dict)
     """Built-in tools of a run, by name, in the order in which the model sees them."""
+    tool_kinds: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of `[tools.NAME]`: a function of the route, the settings, the headers and an HTTP client: the tool
+    (`perdure.activities.tools.interface.Tool`)."""
     events: Mapping[str, str] = field(default_factory=dict)
     """Child workflows and activities that are a run's own work, by type: what reads a history event about one (a JSON
     object; returns a list of `perdure.client.run_events.RunEvent`). An activity's is its end, with its `request`."""
@@ -283,6 +287,11 @@ def paces() -> Mapping[str, Pacing]:
 def feature_tools() -> Mapping[str, FeatureTool]:
     """Return the built-in tools of all features by name."""
     return {name: tool for feature in features().values() for name, tool in feature.tools.items()}
+
+
+def tool_kinds() -> Mapping[str, str]:
+    """Return what opens a tool of a kind that a feature adds."""
+    return {kind: target for feature in features().values() for kind, target in feature.tool_kinds.items()}
 
 
 def event_readers() -> Mapping[str, str]:

@@ -77,6 +77,7 @@ GROUPS = {
         "e2e/test_queue_example.py::test_a_read_whose_worker_is_killed_runs_again_on_the_next_one",
         "e2e/test_queue_example.py::test_an_effect_whose_worker_is_killed_is_asked_about_and_never_repeated",
         "e2e/test_two_projects.py",
+        "workflows/test_agent_task_kills.py",
         "workflows/test_mcp_task_kills.py",
     ),
     # fresh clones, wheels, installations, containers

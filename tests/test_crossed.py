@@ -44,7 +44,9 @@ CLOUDS = {"bedrock": "the Messages API with other credentials", "vertex": "same"
 
 
 def read_config() -> dict[str, object]:
-    return tomllib.loads(CONFIG.format(model="http://127.0.0.1:1", sink="http://127.0.0.1:2"))
+    return tomllib.loads(
+        CONFIG.format(model="http://127.0.0.1:1", sink="http://127.0.0.1:2", elsewhere="http://127.0.0.1:3")
+    )
 
 
 def test_each_section_of_a_project_is_crossed() -> None:

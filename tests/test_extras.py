@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -13,6 +14,8 @@ from packaging.utils import canonicalize_name
 from perdure import cli, extras
 from perdure.activities.media.check import MediaError, check_media
 from perdure.extras import MissingExtraError, naming_extras
+from perdure.process.project import build_project
+from perdure.settings import ProjectError, load_settings
 from tests.test_house import project
 
 ROOT = Path(cli.__file__).parents[1]
@@ -49,7 +52,7 @@ def test_all_has_each_part_that_a_person_runs() -> None:
     [
         ("anthropic", ("worker",), "the worker is not installed here: pip install 'perdure[worker]'"),
         ("fastapi", ("gateway",), "the gateway is not installed here: pip install 'perdure[gateway]'"),
-        ("a2a", ("gateway",), "the A2A door is not installed here: pip install 'perdure[a2a]'"),
+        ("a2a", ("gateway",), "A2A is not installed here: pip install 'perdure[a2a]'"),
         ("mcp", ("mcp",), "the worker is not installed here: pip install 'perdure[worker]'"),
         (
             "cryptography",
@@ -67,6 +70,18 @@ def test_a_command_without_its_library_is_one_line(
         [sys.executable, "-c", f"{code}; c.main()"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"perdure: {line}\n")
+
+
+def test_a_tool_that_lacks_its_library_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "a2a", None)
+    monkeypatch.delitem(sys.modules, "perdure.features.a2a_client.tool", raising=False)
+    monkeypatch.delitem(sys.modules, "perdure.features.a2a_client.connection", raising=False)
+    (tmp_path / "perdure.toml").write_text(
+        '[tools.far]\nkind = "a2a"\ndescription = "Far away."\nurl = "https://agents.example"\n'
+    )
+    settings = load_settings({"ANTHROPIC_API_KEY": "x"}, tmp_path)
+    with pytest.raises(ProjectError, match=r"tools\.far.*A2A is not installed here: pip install 'perdure\[a2a\]'$"):
+        build_project(settings, httpx.AsyncClient())
 
 
 def test_an_image_without_its_reader_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

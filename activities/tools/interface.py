@@ -74,7 +74,7 @@ class PreflightTool(ABC):
 class TaskVerb(StrEnum):
     """A request about a task of a server. An answer has the `answers` of the call's `unfinished`."""
 
-    look = "look"
+    check = "check"
     answer = "answer"
     cancel = "cancel"
 

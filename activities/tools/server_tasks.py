@@ -34,7 +34,7 @@ class ServerTasks:
         A task that is lost is in doubt, never failed.
         """
         task, left = _last_seen(call), _left_of(call)
-        view = await self._request(call, task, TaskVerb.look)
+        view = await self._request(call, task, TaskVerb.check)
         seen = view.task or task
         if outcome := await self._end_of(call, seen, view):
             return outcome
@@ -59,7 +59,7 @@ class ServerTasks:
         """Cancel the task, and return how it ended: it may complete all the same."""
         task, attempt = _last_seen(call), activity.info().attempt
         await self._request(call, task, TaskVerb.cancel)
-        view = await self._request(call, task, TaskVerb.look)
+        view = await self._request(call, task, TaskVerb.check)
         seen = view.task or task
         if outcome := await self._end_of(call, seen, view):
             return outcome

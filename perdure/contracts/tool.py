@@ -44,6 +44,7 @@ class ToolKind(StrEnum):
     python = "python"  # a function in the user's project
     http = "http"  # a POST of the tool request event
     mcp = "mcp"  # a tool of an MCP server
+    a2a = "a2a"  # an agent elsewhere, which makes a task of a call
     signal = "signal"  # the result comes back as a `tool_result` signal
     queue = "queue"  # an activity of another worker, in any language
 

@@ -31,11 +31,13 @@ from perdure.contracts.tool import Approval, QueueRoute
 from perdure.decisions.model_names import DEFAULT, provider_of
 from perdure.decisions.policy.rules import Policy, reviewing_models
 from perdure.decisions.tools import api_rejection, gated_routes
-from perdure.registry import features, find_tool_source, load, load_each
+from perdure.extras import MissingExtraError, naming_extras
+from perdure.registry import features, find_tool_source, load, load_each, tool_kinds
 from perdure.settings import REHEARSAL, ProjectError, Settings
 from perdure.settings.policy import POLICY_FILE, read_policy
 from perdure.settings.problems import collecting, join_faults, raise_all
 from perdure.settings.tools import (
+    A2aToolSettings,
     BuiltinToolSettings,
     HttpToolSettings,
     McpToolSettings,
@@ -381,7 +383,7 @@ def _read_prompt(name: str) -> str:
 
 def _create_tool(
     name: str,
-    described: PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings,
+    described: PythonToolSettings | HttpToolSettings | A2aToolSettings | QueueToolSettings | SignalToolSettings,
     settings: Settings,
     client: httpx.AsyncClient,
 ) -> Tool:
@@ -396,6 +398,13 @@ def _create_tool(
                 raise ProjectError(f"{settings.at('tools', name, 'target')}: {error}") from None
         case HttpToolSettings():
             return HttpTool(route, _tool_schema(name, described), described.url, client, headers)
+        case A2aToolSettings():
+            try:
+                with naming_extras():
+                    opened: Tool = load(tool_kinds()[route.kind])(route, described, headers, client)
+            except MissingExtraError as error:
+                raise ProjectError(f"{settings.at('tools', name, 'kind')}: {error}") from None
+            return opened
         case QueueToolSettings():
             if described.task_queue == settings.task_queue:
                 reason = f"{described.task_queue!r} is the task queue of this project's own worker: use another one"

@@ -98,6 +98,19 @@ class HttpToolSettings(_Capped, _Described):
     """Headers of the POST, each with the variable that holds its secret value."""
 
 
+class A2aToolSettings(_Tool):
+    kind: Literal["a2a"]
+    """An agent elsewhere that speaks [A2A](../a2a.md#agents-elsewhere-as-tools): it makes a task of a call."""
+    description: str = Field(min_length=1, max_length=10_000)
+    """The description for the model: what the agent does."""
+    url: str = Field(pattern=r"^https?://")
+    """The agent's address, below which it has its card."""
+    headers_env: HeaderVariables = Field(default_factory=dict)
+    """Headers of each request, each with the variable that holds its secret value."""
+    timeout: Duration = timedelta(seconds=60)
+    """The timeout of an attempt to begin the task, which itself may take longer. A request has half of it."""
+
+
 class SignalToolSettings(_Described):
     kind: Literal["signal"]
     """The result comes back as a signal."""
@@ -130,6 +143,7 @@ ToolSettings = Annotated[
     BuiltinToolSettings
     | PythonToolSettings
     | HttpToolSettings
+    | A2aToolSettings
     | McpToolSettings
     | QueueToolSettings
     | SignalToolSettings,

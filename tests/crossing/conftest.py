@@ -9,6 +9,7 @@ import pytest
 from perdure.client.connection import connect
 from perdure.settings import load_settings
 from perdure.testkit.model_server import ScriptedModel
+from tests.a2a.elsewhere import elsewhere
 from tests.conftest import SHORT_HISTORY, server
 from tests.crossing.project import ANSWER_KEY_OF_WORKERS, CrossedProject, make_person, take_all, write_project
 from tests.crossing.shapes import Crossing, make_run, reply, warehouse, waves
@@ -33,7 +34,8 @@ async def crossing(tmp_path_factory: pytest.TempPathFactory, sink: tuple[str, li
         )
         address = environment.client.service_client.config.target_host
         model = stack.enter_context(ScriptedModel(reply))
-        write_project(project, model.base_url, sink[0])
+        translator = stack.enter_context(elsewhere(folder / "elsewhere"))
+        write_project(project, model.base_url, sink[0], translator.url)
         project.env["TEMPORAL_ADDRESS"] = address
         settings = load_settings(project.environment(), folder)
         client = await connect(address, settings.codec, settings.payloads)

@@ -155,6 +155,11 @@ effect = "read"
 description = "Count an item."
 input_schema = {{ type = "object", properties = {{ item = {{ type = "string" }} }}, required = ["item"] }}
 
+[tools.translate]
+kind = "a2a"
+description = "Translate a text."
+url = "{elsewhere}"
+
 [tools.tell]
 kind = "signal"
 effect = "read"
@@ -234,6 +239,7 @@ def is_signed(outcome: str) -> bool | str:
 """
 AGENTS = {
     "clerk": "tools: [look, reserve, refund, send_mail, charge, stock, tell, h__look, write_file, read_file]",
+    "envoy": "tools: [translate]",
     "second": "model: second:scripted\ntools: [look, refund]",
     "bulk": "pace: batch\ntools: [look]",
     "counter": "tools: []\noutput_schema: {type: object, properties: {total: {type: integer}}, required: [total]}",
@@ -268,14 +274,14 @@ class CrossedProject(Project):
         return super().perdure(*args, typed=typed, **env)
 
 
-def write_project(project: Project, model: str, sink: str) -> None:
-    """Write all files of the project; the addresses are those of its model and of its sink."""
+def write_project(project: Project, model: str, sink: str, elsewhere: str) -> None:
+    """Write all files of the project; the addresses are those of its model, its sink and an agent elsewhere."""
     state = project.folder / "state"
     state.mkdir()
     server = {"command": sys.executable, "args": [str(HOSTILE), str(state), "plain"]}
     project.write_all(
         {
-            "perdure.toml": CONFIG.format(model=model, sink=sink),
+            "perdure.toml": CONFIG.format(model=model, sink=sink, elsewhere=elsewhere),
             "policy.toml": POLICY,
             "shop.py": CODE,
             "checks.py": CHECKS,

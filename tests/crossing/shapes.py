@@ -150,6 +150,11 @@ async def answer_in_the_terminal(it: Crossing, run_id: str) -> None:
     await asyncio.to_thread(it.perdure, "answer", run_id, "2")
 
 
+async def answer_in_words(it: Crossing, run_id: str) -> None:
+    await it.wait_for_question(run_id)
+    await asyncio.to_thread(it.perdure, "answer", run_id, "red")
+
+
 async def approve_in_the_terminal(it: Crossing, run_id: str) -> None:
     await it.wait_for_question(run_id)
     await asyncio.to_thread(it.perdure, "approve", run_id, "--by", "cleo")
@@ -429,6 +434,12 @@ SHAPES: dict[str, Shape] = {
     "counted": Shape("counter", [calls(("finish", {"outcome": "three", "result": {"total": 3}}))], shown="three"),
     "over MCP": Shape("clerk", [calls(("h__look", {})), says("the server was asked")], shown="the server was asked"),
     "queued": Shape("clerk", [calls(("stock", {"item": "milk"})), says("twelve are left")], shown="twelve are left"),
+    "elsewhere": Shape(
+        "envoy",
+        [calls(("translate", {"message": "choose a colour"})), says("it is translated")],
+        act=answer_in_words,
+        shown="it is translated",
+    ),
     "answered": Shape("clerk", [calls(("tell", {})), says("it answered")], act=send_result, shown="it answered"),
     "posted": Shape("clerk", [calls(("charge", {"cents": 5})), says("it is charged")], shown="it is charged"),
     "signed": Shape("signer", [says("done"), says("done. yours, the clerk")], shown="the outcome is not signed"),

@@ -27,6 +27,7 @@ from perdure.settings.file import (
     WorkerSettings,
 )
 from perdure.settings.tools import (
+    A2aToolSettings,
     HttpToolSettings,
     McpToolSettings,
     PythonToolSettings,
@@ -41,6 +42,7 @@ from tests.reference.variables import GROUPS
 KINDS: dict[str, type[BaseModel]] = {
     "python": PythonToolSettings,
     "http": HttpToolSettings,
+    "a2a": A2aToolSettings,
     "signal": SignalToolSettings,
     "queue": QueueToolSettings,
     "mcp": McpToolSettings,

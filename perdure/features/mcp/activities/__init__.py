@@ -7,6 +7,5 @@ extension   Tasks in the SDK's types
 grants      Tokens by OAuth, their lease and their refresh
 lock        `mcp.lock.json`
 stdio       Servers that run as programs
-tasks       Tasks, as a run follows them
 tool        The kind `mcp`
 """

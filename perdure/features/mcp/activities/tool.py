@@ -333,7 +333,7 @@ class McpTool(PreflightTool, TaskTool):
             return TaskReply(why=truncate(f"{error.message} (code {error.code})"))
         except ValidationError:
             return TaskReply(why="its reply is none of MCP")
-        return await self._view_task(raw, task, context) if verb is TaskVerb.look else TaskReply()
+        return await self._view_task(raw, task, context) if verb is TaskVerb.check else TaskReply()
 
     async def _view_task(self, raw: Mapping[str, Any], task: ServerTask, context: CallContext) -> TaskReply:
         """Return a task as the server's reply shows it."""
