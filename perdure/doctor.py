@@ -132,6 +132,8 @@ def _format_provider(settings: Settings, name: str) -> str:
         key, place = settings.api_key, settings.base_url or "Anthropic"
     else:
         provider = providers[where]
+        if provider.is_relay:
+            return f"{name}, which is a tool"
         key, place = settings.keys.get(where), provider.base_url or f"{provider.kind}, {provider.region}"
         if provider.is_cloud and not key:
             return f"{name} at {place}, with the cloud's own credentials"

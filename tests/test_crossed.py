@@ -40,7 +40,7 @@ UNPAIRED_VERDICTS = {
     "allow": "as without a policy",
     "deny": "no effect that could be lost, and nobody is asked; tests/crossing has it",
 }
-CLOUDS = {"bedrock": "the Messages API with other credentials", "vertex": "same"}
+CLOUDS = {"bedrock": "the Messages API with other credentials", "vertex": "same", "relay": "no model: tests/crossing"}
 
 
 def read_config() -> dict[str, object]:

@@ -19,6 +19,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.activities.project import Project
 from perdure.activities.providers.port import ModelCall, ModelReply
+from perdure.activities.providers.prices import FREE
 from perdure.activities.run.definition import build_definition
 from perdure.activities.security import MIN_SECRET
 from perdure.contracts.agent import Definition
@@ -35,6 +36,7 @@ from tests.projects import load_project, rejection_line, write_project
 KEY = "canary-0815-of-local"
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
 LOCAL = '[model.providers.local]\nbase_url = "http://127.0.0.1:9"\n'
+RELAY = '[model.providers.relay]\nkind = "relay"\n'
 MESSAGE = {
     "id": "msg_1",
     "type": "message",
@@ -209,7 +211,7 @@ def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
         (
             '[model.providers.x]\nkind = "chat"\n',
             "",
-            "line 2: model.providers.x.kind: Input should be 'messages', 'openai', 'bedrock' or 'vertex'",
+            "line 2: model.providers.x.kind: Input should be 'messages', 'openai', 'bedrock', 'vertex' or 'relay'",
         ),
         ('[model.providers.x]\nkind = "openai"\n', "", "model.providers: x: needs a base_url"),
         (f'{LOCAL}kind = "openai"\nregion = "r"\n', "", 'a region is for kind = "bedrock" or "vertex"'),
@@ -217,6 +219,7 @@ def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
         ('[model.providers.x]\nkind = "vertex"\nregion = "r"\n', "", 'kind = "vertex" needs a project'),
         (f'{LOCAL}region = "r"\n', "", 'a region is for kind = "bedrock" or "vertex"'),
         (f'{LOCAL}project = "p"\n', "", 'a project is for kind = "vertex"'),
+        (f'{RELAY}base_url = "http://x"\n', "", 'kind = "relay" calls no server, and takes no base_url'),
         (f"{LOCAL}requests_per_minute = 0\n", "", "model.providers.local.requests_per_minute"),
         (f'{LOCAL}api_key_env = "not a name"\n', "", "model.providers.local.api_key_env"),
         (f'{LOCAL}api_key = "sk-1"\n', "", "model.providers.local.api_key: no such setting"),
@@ -243,6 +246,27 @@ def test_a_model_without_its_key_is_rejected_instead_of_rehearsed(
 )
 def test_wrong_model_settings_are_rejected_in_one_line(tmp_path: Path, toml: str, agent: str, words: str) -> None:
     assert words in rejection_line(tmp_path, toml, head=agent or None)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ("model: relay:far\ntools: []", "model relay:far: the agent has no tool 'far': add it to its tools"),
+        (
+            "model: relay:fetch\ntools: [fetch]\naccept: {rubric: it is right}",
+            "model relay:fetch judges nothing: give the rubric a model",
+        ),
+    ],
+)
+def test_a_relay_that_cannot_work_is_rejected_when_a_worker_starts(tmp_path: Path, head: str, words: str) -> None:
+    with pytest.raises(ProjectError, match=f"a.md.*{words}$"):
+        project(load_project(tmp_path, RELAY, head=head, ANTHROPIC_API_KEY="x"))
+
+
+def test_a_relay_costs_nothing_and_needs_no_key(tmp_path: Path) -> None:
+    settings = load_project(tmp_path, RELAY, head="model: relay:fetch\ntools: [fetch]", PERDURE_MODEL="relay:fetch")
+    assert [*create_clients(settings)] == ["anthropic"]
+    assert project(settings).price_of("relay:fetch") == FREE
 
 
 def test_server_tools_are_sent_as_the_agent_lists_them(tmp_path: Path) -> None:

@@ -10,5 +10,6 @@ options      the settings of a request, and what each Claude model takes of them
 port         the interface between activities and models
 prices       the cost of a call; the Claude models, their windows and prices
 rate_limit   the rate at which a provider is called
+relay        no model, but a tool that does all the work
 replies/     replies as they come: their events, pieces and ends
 """

@@ -14,6 +14,7 @@ from perdure.activities.providers.anthropic import MessagesModel
 from perdure.activities.providers.fallback import FallbackModel, Provider
 from perdure.activities.providers.port import Admission, Model, SharedLimit
 from perdure.activities.providers.rate_limit import RateLimiter
+from perdure.activities.providers.relay import RelayModel
 from perdure.activities.providers.replies.stream import bound_body
 from perdure.decisions.model_names import DEFAULT
 from perdure.extras import install_command
@@ -61,6 +62,9 @@ def open_models(
         limiter = RateLimiter(name, whole * FIRST_PART if whole and name in shared else whole)
         system = "rehearsal" if name == DEFAULT and settings.is_rehearsal else system_of(name, provider.kind, client)
         providers[name] = Provider(_create_endpoint(client), limiter, system, shared.get(name))
+    for name, provider in described.items():
+        if provider.is_relay:
+            providers[name] = Provider(RelayModel(), RateLimiter(name), provider.kind)
     return FallbackModel(providers, admission)
 
 
@@ -90,7 +94,7 @@ def create_clients(settings: Settings) -> dict[str, ModelClient]:
     settings.check_models()
     clients: dict[str, ModelClient] = {DEFAULT: _default_client(settings)}
     for name, described in settings.file.model.providers.items():
-        if name != DEFAULT:
+        if name != DEFAULT and not described.is_relay:
             headers = settings.headers.get(provider_table(name), {})
             clients[name] = _create_client(name, described, settings.keys.get(name), headers)
     return clients

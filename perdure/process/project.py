@@ -135,6 +135,7 @@ def build_project(
         claude_priced=_claude_priced(settings),
         prices={
             REHEARSAL: FREE,
+            **dict.fromkeys(_relayed(settings), FREE),
             **{name: Price(**dict(price)) for name, price in settings.file.prices.items()},
         },
         remote=settings.stores if settings.store else None,
@@ -148,6 +149,7 @@ def build_project(
         builtins=gated_routes(_approval_timeouts(settings)),
         policy=parts.policy,
     )
+    _check_relays(project, settings)
     _check_options(project, settings)
     _check_search(project)
     return project
@@ -228,6 +230,27 @@ def _check_options(project: Project, settings: Settings) -> None:
             own = getattr(agent.options, name) is not None
             place = settings.roster.at(agent.name, name) if own else settings.at("model", name)
             raise ProjectError(f"{place}: {reason}{'' if own else f' (agent {agent.name})'}")
+
+
+def _relayed(settings: Settings) -> dict[str, str]:
+    """Return the tools that agents have in place of a model, by the names of these models."""
+    providers = settings.file.model.providers
+    names = [name for agent in settings.agents.values() for name in (agent.model, *agent.fallbacks) if name]
+    split = {name: provider_of(name, providers) for name in (*names, settings.model, *settings.fallbacks)}
+    return {name: tool for name, (by, tool) in split.items() if by in providers and providers[by].is_relay}
+
+
+def _check_relays(project: Project, settings: Settings) -> None:
+    """Raise ProjectError if an agent has a tool in place of a model, and not among its tools, or judges by it."""
+    relayed = _relayed(settings)
+    for agent in () if not relayed else project.agents.values():
+        for model in () if agent.mailbox else project.models_of(agent):
+            if model in relayed and relayed[model] not in agent.tools:
+                reason = f"model {model}: the agent has no tool {relayed[model]!r}: add it to its tools"
+                raise ProjectError(f"{settings.roster.at(agent.name, 'tools')}: {reason}")
+            if model in relayed and isinstance(agent.accept, Rubric) and agent.accept.model is None:
+                reason = f"model {model} judges nothing: give the rubric a model"
+                raise ProjectError(f"{settings.roster.at(agent.name, 'accept')}: {reason}")
 
 
 def _unusable_options(project: Project, agent: Agent, model: str) -> Iterable[tuple[str, str]]:

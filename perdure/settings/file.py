@@ -57,9 +57,9 @@ RATES = frozenset({"requests_per_minute", "tokens_per_minute", "shared"})
 class ProviderSettings(StrictModel):
     """A model endpoint. Clouds use their usual credentials, or the bearer token in `api_key_env`."""
 
-    kind: Literal["messages", "openai", "bedrock", "vertex"] = "messages"
-    """A server of the Messages API or, with `openai`, of the Chat Completions API; or Claude on AWS Bedrock or Google
-    Vertex."""
+    kind: Literal["messages", "openai", "bedrock", "vertex", "relay"] = "messages"
+    """A server of the Messages API or, with `openai`, of the Chat Completions API; Claude on AWS Bedrock or Google
+    Vertex; or no model, but [the way to a tool](../a2a.md#agents-elsewhere-as-peers)."""
     base_url: str | None = Field(default=None, pattern=r"^https?://")
     """The URL of the server. Required for `messages` and `openai`; overrides the address of a cloud."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -92,6 +92,8 @@ class ProviderSettings(StrictModel):
             raise ValueError(f'kind = "{self.kind}" needs a region')
         if self.kind == "vertex" and not self.project:
             raise ValueError('kind = "vertex" needs a project')
+        if self.is_relay and (extra := self.model_fields_set - {"kind"}):
+            raise ValueError(f'kind = "relay" calls no server, and takes no {min(extra)}')
         return self
 
     @model_validator(mode="after")
@@ -108,6 +110,11 @@ class ProviderSettings(StrictModel):
     def is_cloud(self) -> bool:
         """True for Claude at a cloud, with the cloud's address and credentials."""
         return self.kind in ("bedrock", "vertex")
+
+    @property
+    def is_relay(self) -> bool:
+        """True for a provider whose models are tools, which cost nothing here."""
+        return self.kind == "relay"
 
 
 class ModelSettings(ModelOverrides):
@@ -130,7 +137,7 @@ class ModelSettings(ModelOverrides):
         for name, provider in providers.items():
             if name == DEFAULT and provider.model_fields_set - RATES:
                 raise ValueError(f"{name}: takes {', '.join(sorted(RATES))} only; its address and key are ANTHROPIC_*")
-            if name != DEFAULT and not provider.is_cloud and not provider.base_url:
+            if name != DEFAULT and not provider.is_cloud and not provider.is_relay and not provider.base_url:
                 raise ValueError(f"{name}: needs a base_url")
         return providers
 

@@ -35,6 +35,7 @@ async def crossing(tmp_path_factory: pytest.TempPathFactory, sink: tuple[str, li
         address = environment.client.service_client.config.target_host
         model = stack.enter_context(ScriptedModel(reply))
         translator = stack.enter_context(elsewhere(folder / "elsewhere"))
+        translator.set("end")
         write_project(project, model.base_url, sink[0], translator.url)
         project.env["TEMPORAL_ADDRESS"] = address
         settings = load_settings(project.environment(), folder)

@@ -44,6 +44,9 @@ requests_per_minute = 6000
 tokens_per_minute = 100_000_000
 shared = true
 
+[model.providers.relay]
+kind = "relay"
+
 [model.providers.second]
 kind = "openai"
 base_url = "{model}/v1"
@@ -240,6 +243,7 @@ def is_signed(outcome: str) -> bool | str:
 AGENTS = {
     "clerk": "tools: [look, reserve, refund, send_mail, charge, stock, tell, h__look, write_file, read_file]",
     "envoy": "tools: [translate]",
+    "interpreter": "model: relay:translate\ntools: [translate]",
     "second": "model: second:scripted\ntools: [look, refund]",
     "bulk": "pace: batch\ntools: [look]",
     "counter": "tools: []\noutput_schema: {type: object, properties: {total: {type: integer}}, required: [total]}",

@@ -440,6 +440,7 @@ SHAPES: dict[str, Shape] = {
         act=answer_in_words,
         shown="it is translated",
     ),
+    "relayed": Shape("interpreter", [], shown="done: "),
     "answered": Shape("clerk", [calls(("tell", {})), says("it answered")], act=send_result, shown="it answered"),
     "posted": Shape("clerk", [calls(("charge", {"cents": 5})), says("it is charged")], shown="it is charged"),
     "signed": Shape("signer", [says("done"), says("done. yours, the clerk")], shown="the outcome is not signed"),

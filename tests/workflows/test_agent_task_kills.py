@@ -16,6 +16,10 @@ from tests.waiting import until
 from tests.workflows.script import FINISH, count_replies
 from tests.workflows.test_mcp_task_kills import SETTINGS, Place
 
+RELAY = """
+[model.providers.relay]
+kind = "relay"
+"""
 TOOL = """
 [tools.counter]
 kind = "a2a"
@@ -34,14 +38,18 @@ def counter(tmp_path: Path) -> Iterator[Elsewhere]:
 
 @asynccontextmanager
 async def place(
-    client: Client, counter: Elsewhere, folder: Path, message: str, effect: str = "once"
+    client: Client, counter: Elsewhere, folder: Path, message: str, effect: str = "once", *, is_peer: bool = False
 ) -> AsyncIterator[Place]:
+    """A project whose agent sends a message to the agent elsewhere, by its tool or by a peer that relays it."""
     await counter.until_up()
     project = folder / "project"
     (project / "agents").mkdir(parents=True)
-    (project / "perdure.toml").write_text(SETTINGS + TOOL.format(url=counter.url, effect=effect))
-    (project / "agents" / "default.md").write_text("---\ntools: [counter]\n---\nYou count.\n")
-    first = calls(("counter", {"message": message}))
+    (project / "perdure.toml").write_text(SETTINGS + RELAY + TOOL.format(url=counter.url, effect=effect))
+    head = "peers: [far]\ntools: []" if is_peer else "tools: [counter]"
+    (project / "agents" / "default.md").write_text(f"---\n{head}\n---\nYou count.\n")
+    (project / "agents" / "far.md").write_text("---\nmodel: relay:counter\ntools: [counter]\n---\n")
+    subtask = {"id": "a", "agent": "far", "instructions": message}
+    first = calls(("delegate", {"subtasks": [subtask]}) if is_peer else ("counter", {"message": message}))
     with ScriptedModel(lambda body: [first, FINISH][count_replies(body)]) as model:
         address = client.service_client.config.target_host
         it = Place(client, TaskServer(folder / "none"), Project(project, address, model.base_url))
@@ -108,6 +116,24 @@ async def test_a_task_goes_on_after_a_kill_with_one_message(
     sent = [entry["text"] for entry in counter.log if entry["method"] == "SendMessage"]
     assert sent == (["ask", "blue"] if point == "asked" else ["count it"])
     assert len(counter.tasks) == 1
+
+
+async def test_a_peer_of_a_delegation_goes_on_after_kills_of_both(
+    client: Client, counter: Elsewhere, tmp_path: Path
+) -> None:
+    async with place(client, counter, tmp_path, "count it", is_peer=True) as it:
+        it.work()
+        run = await it.start()
+        await until(lambda: counter.count("GetTask") > 1)
+        counter.kill()
+        it.kill_worker()
+        counter.set("end")
+        counter.start()
+        it.work()
+        shown = await it.shown(run)
+    assert "done: " in shown
+    assert "count it" in shown
+    assert (counter.count("SendMessage"), len(counter.tasks)) == (1, 1)
 
 
 async def test_an_answer_is_sent_in_spite_of_a_kill_and_counts_once(
