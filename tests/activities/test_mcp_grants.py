@@ -345,6 +345,23 @@ async def test_a_call_that_lacks_rights_asks_for_them_in_the_next_login(oauth: O
     await renewed.close()
 
 
+async def test_rights_that_came_with_a_login_which_a_worker_has_not_seen_are_not_asked_for_again(
+    oauth: OAuthServer, tmp_path: Path
+) -> None:
+    """Each worker keeps the token that it has until it is due."""
+    store = store_in(tmp_path)
+    await login_at_terminal(oauth, store)
+    own, other = (GrantKeeper(server_of(oauth), store_in(tmp_path)) for _ in range(2))
+    before = [(await keeper.current()).scope for keeper in (own, other)]
+    await own.want("admin")
+    await login_at_terminal(oauth, store)
+    assert (before, (await other.current()).scope) == (["stock", "stock"], "stock")
+    with pytest.raises(GrantError, match="call it again") as again:
+        await other.want("admin")
+    assert not isinstance(again.value, NeedsLoginError)
+    assert [(await keeper.current()).scope for keeper in (own, other)] == ["stock admin"] * 2
+
+
 # Attacks on the way back.
 
 

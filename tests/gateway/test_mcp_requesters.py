@@ -3,10 +3,12 @@
 A worker and a gateway as processes, a real authorization server and MCP server over HTTP.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from perdure.client.runs import start_or_get_run
@@ -16,6 +18,7 @@ from perdure.settings import load_settings
 from tests.activities.test_mcp_grants import follow
 from tests.e2e.conftest import make_project, site
 from tests.e2e.projects import MakeProject
+from tests.gateway.conftest import make_token
 from tests.mcp.desk import Desk, serve_desk
 from tests.mcp.oauth import OAuthServer
 from tests.waiting import until
@@ -102,6 +105,23 @@ async def test_a_run_without_a_requester_gets_one_line_and_no_token(desk: Desk) 
     outcome = await desk.outcome_of(run_id)
     assert "is used with the login of a run's requester, and this run's is unknown: start it with a token" in outcome
     assert len(desk.oauth.seen) == seen
+
+
+async def test_a_login_at_the_terminal_for_a_requester_frees_their_runs(desk: Desk) -> None:
+    project = desk.gateway.project
+    desk.tokens["cleo"] = await asyncio.to_thread(make_token, project, "cleo", "runs:start", "runs:read")
+    run_id = await desk.start("cleo", "stock: d1")
+    await desk.question_of(run_id)
+    command = ("mcp", "login", "tickets", "--for", "cleo", "--by", "root", "--no-browser")
+    with project.running(*command, TEMPORAL_ADDRESS=desk.gateway.address) as login:
+        link = await asyncio.to_thread(login.until, f"{desk.oauth.url}/authorize")
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(await follow(link.strip()))).status_code == 200
+        done = await asyncio.to_thread(login.wait)
+    assert (done.code, "logged in to tickets as cleo" in done.out) == (0, True), done
+    assert "pieces" in await desk.outcome_of(run_id)
+    assert desk.family_of("d1") is desk.oauth.families[-1]
+    del desk.tokens["cleo"]  # who may not log in at the gateway
 
 
 async def test_another_login_of_a_requester_begins_another_session(desk: Desk) -> None:

@@ -359,6 +359,9 @@ class GrantKeeper:
             now = await self.store.read(self.server, self.requester)
             if now is None:
                 break
+            if self._grant is not None and now.generation != self._grant.generation:
+                self._grant = None  # the rights may have come with a login that this process has not seen
+                raise GrantError(f"there is another login to {self.server} since: call it again")
             wanted = " ".join(dict.fromkeys((*now.scope.split(), *now.wants.split(), *scope.split())))
             if now.wants == wanted or await self.store.commit(now.evolve(version=now.version + 1, wants=wanted)):
                 self._grant = None

@@ -40,7 +40,7 @@ from perdure.features.mcp.activities.connection import (
     OpenCall,
 )
 from perdure.features.mcp.activities.connections import ServerConnection, UnknownRequesterError
-from perdure.features.mcp.activities.grants import GrantKeeper, NeedsLoginError
+from perdure.features.mcp.activities.grants import GrantError, GrantKeeper, NeedsLoginError
 from perdure.features.mcp.questions import LOGGED_IN, login_question
 from perdure.features.mcp.rules import (
     diff_pins,
@@ -189,8 +189,14 @@ class McpTool(PreflightTool):
         return error_outcome(ToolFault.denied, f"{by} to log in to {server.name}; {_UNSENT}")
 
     async def _ask_for_rights(self, keeper: GrantKeeper, scope: str) -> ToolOutcome:
-        """Ask people for more rights. A call that may not be repeated is over; another one waits. Raises HeldError."""
-        needs = await keeper.want(scope)
+        """Ask people for more rights. A call that may not be repeated is over; another one waits.
+
+        Raises HeldError, TransientToolError.
+        """
+        try:
+            needs = await keeper.want(scope)
+        except (GrantError, OSError) as error:
+            return self._fail_unsent(str(error))
         if self.route.effect is not Effect.once:
             return await self.wait_for_login(needs)
         question = login_question(self.connection.server, needs)
