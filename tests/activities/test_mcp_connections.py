@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from mcp import MCPError
 from temporalio.testing import ActivityEnvironment
 
 from perdure.activities.run.account import ACCOUNT_FILE, write_account
@@ -15,6 +16,7 @@ from perdure.contracts.people import UNKNOWN, Account
 from perdure.features.mcp.activities import connections
 from perdure.features.mcp.activities.connection import Connection, McpUnreachableError, OpenCall
 from perdure.features.mcp.activities.connections import PersonalConnections, UnknownRequesterError
+from perdure.features.mcp.activities.extension import GetTask, TaskParams
 from perdure.features.mcp.activities.grants import GrantKeeper, NeedsLoginError
 from tests.activities.test_mcp_grants import count_stock, login_at_terminal, server_of, store_in
 from tests.mcp.oauth import OAuthServer
@@ -101,6 +103,21 @@ async def test_a_requester_without_a_login_is_asked_for_it_and_no_other_grant_is
         await office.count("ann")
     assert needs.value.requester == "ann"
     assert oauth.seen == []
+
+
+async def test_a_task_is_asked_about_with_the_token_of_its_runs_requester(oauth: OAuthServer, tmp_path: Path) -> None:
+    office = Office(oauth, tmp_path)
+    for name in ("ann", "ben"):
+        await login_at_terminal(oauth, office.store, name)
+
+    async def look() -> None:
+        await office.personal.request(GetTask(params=TaskParams(task_id="t1")), 10.0)
+
+    for name in ("ben", "ann"):
+        with pytest.raises(MCPError, match="not found"):  # this server has no tasks
+            await office.within(name, look)
+    assert [oauth.families.index(call.family) for call in oauth.seen] == [1, 0]
+    await office.personal.close()
 
 
 async def test_an_account_that_cannot_be_read_is_no_reason_for_another_one(oauth: OAuthServer, tmp_path: Path) -> None:

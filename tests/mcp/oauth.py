@@ -38,7 +38,7 @@ class Family:
 
 @dataclass(frozen=True)
 class SeenCall:
-    """A call as it came: its arguments, the login that its token is of, and the session."""
+    """A call, or a request about a task, as it came: its arguments, the login that its token is of, and the session."""
 
     arguments: dict[str, Any]
     family: Family
@@ -130,7 +130,7 @@ class OAuthServer:
     def _refusal_of(self, request: Request, body: bytes) -> Response | None:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         family = next((each for each in self.families if token and each.access == token), None)
-        if family is not None and b'"tools/call"' in body:
+        if family is not None and (b'"tools/call"' in body or b'"tasks/' in body):
             arguments = json.loads(body)["params"].get("arguments") or {}
             self.seen.append(SeenCall(arguments, family, request.headers.get("mcp-session-id", "")))
         if family is None or family.is_revoked or family.ends_at < time.time():

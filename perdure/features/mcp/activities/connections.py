@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from types import MappingProxyType
+from typing import Any
 
 from temporalio import activity
 
@@ -86,7 +87,7 @@ class PersonalConnections:
         """Return the tools that the run's requester can be offered. Raises as `Connection.tools`."""
         return await (await self.for_run()).tools()
 
-    async def request(self, request: TaskRequest, timeout: float) -> Mapping[str, object]:
+    async def request(self, request: TaskRequest, timeout: float) -> dict[str, Any]:
         """Return the reply to a request about a task of the run. Raises as `Connection.request`."""
         return await (await self.for_run()).request(request, timeout)
 
