@@ -1,4 +1,4 @@
-"""The account of a run, for the budgets of a project. It is kept in the run's store."""
+"""The account of a run, for budgets and the logins of requesters. It is kept in the run's store."""
 
 from perdure.activities.storage.store import Store, read_model
 from perdure.contracts.people import Account
@@ -12,5 +12,5 @@ def write_account(store: Store, account: Account) -> None:
 
 
 def read_account(store: Store) -> Account | None:
-    """Return the account of a run; None if it began in a project without budgets. Raises OSError."""
+    """Return the account of a run; None if it began in a project without these. Raises OSError."""
     return read_model(store, ACCOUNT_FILE, Account)

@@ -39,7 +39,7 @@ from perdure.activities.telemetry import trace
 from perdure.activities.temporal import cancel_own_workflow, own_run_id, own_workflow_id
 from perdure.contracts.agent import Agent, Definition, StartSnapshot, StartSnapshotRequest
 from perdure.contracts.failures import RunFailure
-from perdure.contracts.people import Work
+from perdure.contracts.people import UNKNOWN, Work
 from perdure.contracts.run.journal import Journal
 from perdure.contracts.run.state import Closed, CloseRequest, Inherited, InheritRequest, RunState, RunStatus, Snapshot
 from perdure.contracts.run.transcript import Part, Segment
@@ -238,8 +238,11 @@ class Inheritances:
                 await asyncio.to_thread(self._project.workspace(own).write_own, "memory.md", journal)
                 if state.definition:
                     await asyncio.to_thread(write_definition, target, await read_definition(source, state.definition))
-                if state.account is not None:
-                    await asyncio.to_thread(write_account, target, state.account)
+                if (account := state.account) is not None:
+                    if request.step is not None:  # a fork is the work of who asks for it
+                        account = account.evolve(requester=request.by or UNKNOWN)
+                    state = state.evolve(account=account)
+                    await asyncio.to_thread(write_account, target, account)
                 policy = await copy_policy(self._project, source, target, state)
                 if policy and request.step is not None:  # the files of later steps are copied, too
                     past = read_past(conversation.parts, None, partial(peer_sources, self._project))

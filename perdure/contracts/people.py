@@ -25,11 +25,17 @@ class NoticeRoute(FrozenModel):
     patience: Duration | None = omit_default(None)
 
 
+UNKNOWN = "unknown"  # the requester of a run that a Temporal client started
+
+
 class Account(FrozenModel):
-    """The account of a run, for the budgets of a project. Subtasks, follow-ups and mails have that of the first run."""
+    """The account of a run, for budgets and the logins of requesters.
+
+    Subtasks, follow-ups and mails have that of the first run.
+    """
 
     requester: str = ""
-    """The token or person that started the first run; `unknown` if a Temporal client did."""
+    """The token or person that started the first run, or forked it; `unknown` if a Temporal client did."""
     owner: str = ""
     """The requester of the conversation's first request; of a run by itself, its own."""
     schedule: str = omit_default("")
@@ -48,7 +54,7 @@ class Work(FrozenModel):
     requesters: tuple[str, ...] = omit_default(())
     """The people whose request it is."""
     account: Account | None = omit_default(None)
-    """The account of the work, if the project has budgets."""
+    """The account of the work, if the project has budgets or logins of requesters."""
 
     def with_sources(self, sources: tuple[str, ...]) -> "Work":
         """Return the work of a run that begins with text of these sources, too."""

@@ -57,7 +57,7 @@ async def follow(url: str) -> str:
         return str((await http.get(url)).headers["location"])
 
 
-async def login_at_terminal(oauth: OAuthServer, store: GrantStore) -> Grant:
+async def login_at_terminal(oauth: OAuthServer, store: GrantStore, requester: str = "") -> Grant:
     opened: list[asyncio.Task[None]] = []
 
     async def browse(url: str) -> None:
@@ -67,7 +67,11 @@ async def login_at_terminal(oauth: OAuthServer, store: GrantStore) -> Grant:
             assert foreign.status_code == 400
             assert (await http.get(back)).status_code == 200
 
-    grant = await log_in(server_of(oauth), store, 0, "ann", lambda url: opened.append(asyncio.create_task(browse(url))))
+    def show(url: str) -> None:
+        opened.append(asyncio.create_task(browse(url)))
+
+    server = server_of(oauth, is_personal=bool(requester))
+    grant = await log_in(server, store, 0, requester or "ann", show, requester)
     await opened[0]
     return grant
 
@@ -341,6 +345,23 @@ async def test_a_call_that_lacks_rights_asks_for_them_in_the_next_login(oauth: O
     await renewed.close()
 
 
+async def test_rights_that_came_with_a_login_which_a_worker_has_not_seen_are_not_asked_for_again(
+    oauth: OAuthServer, tmp_path: Path
+) -> None:
+    """Each worker keeps the token that it has until it is due."""
+    store = store_in(tmp_path)
+    await login_at_terminal(oauth, store)
+    own, other = (GrantKeeper(server_of(oauth), store_in(tmp_path)) for _ in range(2))
+    before = [(await keeper.current()).scope for keeper in (own, other)]
+    await own.want("admin")
+    await login_at_terminal(oauth, store)
+    assert (before, (await other.current()).scope) == (["stock", "stock"], "stock")
+    with pytest.raises(GrantError, match="call it again") as again:
+        await other.want("admin")
+    assert not isinstance(again.value, NeedsLoginError)
+    assert [(await keeper.current()).scope for keeper in (own, other)] == ["stock admin"] * 2
+
+
 # Attacks on the way back.
 
 
@@ -423,6 +444,50 @@ async def test_the_grant_of_another_server_or_another_key_is_not_used(
     monkeypatch.setattr(grants, "READ_ATTEMPTS", 1)
     with pytest.raises(GrantError, match="cannot be decrypted"):
         await GrantStore(files, AesGcmCodec({"k1": b"2" * 32})).read("tickets")
+
+
+@pytest.mark.parametrize("kind", ["disk", "objects"])
+async def test_grants_of_requesters_are_apart_from_each_other_and_from_the_projects(
+    oauth: OAuthServer, tmp_path: Path, kind: str
+) -> None:
+    files = LocalStores(tmp_path).of(GRANTS_STORE) if kind == "disk" else RemoteStore(MemoryStore(), "mcp%3Agrants")
+    store = GrantStore(files, AesGcmCodec({"k1": KEY}))
+    oauth.ttl = 0.0
+    names = ("", "ann", "Ann", "ann/../ben", "an\u0301n")
+    grants = {name: await login_at_terminal(oauth, store, name) for name in names}
+    oauth.ttl = 3600.0
+    tokens = {name: await GrantKeeper(server_of(oauth), store, name).current() for name in names}
+    assert len({each.access_token for each in tokens.values()}) == len(names)
+    assert {(each.version, each.generation) for each in tokens.values()} == {(2, 1)}  # refreshed once, each by itself
+    assert [(each.requester, each.by) for each in grants.values()] == [(name, name or "ann") for name in names]
+    assert len({await store.name_occasion(1, name) for name in names}) == len(names)
+    oauth.families[1].is_revoked = True
+    with pytest.raises(NeedsLoginError, match=r"needs a login of ann: .*perdure mcp login tickets --for ann$") as needs:
+        await GrantKeeper(server_of(oauth), store, "ann").renew(tokens["ann"])
+    assert needs.value.occasion == await store.name_occasion(1, "ann")
+    assert (await GrantKeeper(server_of(oauth), store, "Ann").current()).ended == ""
+
+
+async def test_the_grant_of_another_requester_is_not_used_where_it_was_copied_to(
+    oauth: OAuthServer, tmp_path: Path
+) -> None:
+    store = store_in(tmp_path)
+    for name in ("ann", "ben"):
+        await login_at_terminal(oauth, store, name)
+    own, other = (grants._place_of("tickets", name) for name in ("ann", "ben"))
+    files = LocalStores(tmp_path).of(GRANTS_STORE)
+    files.create(f"grants/{own}/{9:012d}", files.read(f"grants/{other}/{1:012d}"))  # by someone who can write there
+    files.create(f"grants/tickets/{9:012d}", files.read(f"grants/{other}/{1:012d}"))
+    for name in ("ann", ""):
+        with pytest.raises(GrantError, match="belongs to another requester: log in again"):
+            await GrantKeeper(server_of(oauth), store, name).current()
+
+
+@pytest.mark.parametrize("name", ["", "unknown"])
+async def test_a_login_of_no_requester_is_refused(oauth: OAuthServer, tmp_path: Path, name: str) -> None:
+    """Runs whose requester is not known have the name `unknown`: a login by this name would be that of all of them."""
+    with pytest.raises(LoginError, match="needs the name of a requester"):
+        await begin_login(server_of(oauth, is_personal=True), store_in(tmp_path), "http://127.0.0.1:1", "x", "", name)
 
 
 async def test_a_token_is_shown_to_no_other_server_that_has_taken_the_name(oauth: OAuthServer, tmp_path: Path) -> None:

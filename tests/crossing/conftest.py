@@ -40,7 +40,7 @@ async def crossing(tmp_path_factory: pytest.TempPathFactory, sink: tuple[str, li
         project.env["TEMPORAL_ADDRESS"] = address
         settings = load_settings(project.environment(), folder)
         client = await connect(address, settings.codec, settings.payloads)
-        accepted = await asyncio.to_thread(project.perdure, "tools", "--accept", "h")
+        accepted = await asyncio.to_thread(project.perdure, "tools", "--accept")
         assert accepted.code == 0, accepted
         project.used |= {"worker", "gateway", "mcp"}
         stack.enter_context(project.worker(PERDURE_ANSWER_KEY=ANSWER_KEY_OF_WORKERS))

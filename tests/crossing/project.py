@@ -14,6 +14,7 @@ import httpx
 from perdure.answer_keys import format_public, read_answer_keys
 from tests.e2e.projects import ROOT, CommandResult, Json, Project
 
+BANK = "bank"  # the folder of the state of the MCP server whose calls become tasks
 HOSTILE = ROOT / "tests" / "mcp" / "hostile.py"
 ANSWER_KEY = "k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
 ANSWER_KEY_OF_WORKERS = format_public(read_answer_keys(ANSWER_KEY))
@@ -255,6 +256,7 @@ AGENTS = {
     "paused": "tools: [look]",
     "narrow": "tools: [tell]\nlimits: {max_running: 1}",
     "frugal": "tools: [look]",
+    "banker": "tools: [bank__pay, bank__watch, bank__ask]",
     "scribe": "tools: [write_file]",
     "default": "tools: [look]",
     "outside": "mailbox: true",
@@ -283,13 +285,19 @@ def write_project(project: Project, model: str, sink: str, elsewhere: str) -> No
     state = project.folder / "state"
     state.mkdir()
     server = {"command": sys.executable, "args": [str(HOSTILE), str(state), "plain"]}
+    (project.folder / BANK).mkdir()
+    bank = {
+        "command": sys.executable,
+        "args": ["-m", "tests.mcp.tasks", str(project.folder / BANK), "0"],
+        "cwd": str(ROOT),
+    }
     project.write_all(
         {
             "perdure.toml": CONFIG.format(model=model, sink=sink, elsewhere=elsewhere),
             "policy.toml": POLICY,
             "shop.py": CODE,
             "checks.py": CHECKS,
-            ".mcp.json": json.dumps({"mcpServers": {"h": server}}),
+            ".mcp.json": json.dumps({"mcpServers": {"h": server, "bank": bank}}),
         }
     )
     for name, head in AGENTS.items():

@@ -20,7 +20,7 @@ from perdure.client.errors import RunNotFoundError
 from perdure.client.runs import query_run_state, wait_for_run_end
 from perdure.contracts.run.state import RunView
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says
-from tests.crossing.project import GITHUB_SECRET, WAREHOUSE, CrossedProject, goal_texts
+from tests.crossing.project import BANK, GITHUB_SECRET, WAREHOUSE, CrossedProject, goal_texts
 from tests.e2e.projects import Json, turn_of
 from tests.media_files import image_bytes
 from tests.waiting import PATIENCE, until
@@ -264,6 +264,32 @@ async def send_result(it: Crossing, run_id: str) -> None:
     assert taken.status_code == 202, taken.text
 
 
+async def end_task(it: Crossing, run_id: str) -> None:
+    """A task that its server works at is at each door, until the server ends it."""
+
+    async def is_followed() -> bool:
+        texts = [await asyncio.to_thread(it.perdure, "show", run_id, *more) for more in ((), ("--json",))]
+        texts.append((await it.http.get(f"/v1/runs/{run_id}")).text)
+        return all("of server bank: working, paying" in " ".join(text.split()) for text in texts)
+
+    await until(is_followed)
+    async with it.http.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data:") and '"tool_call_waiting"' in line:
+                break
+    (it.project.folder / BANK / "end").write_text("")
+
+
+async def fill_form(it: Crossing, run_id: str) -> None:
+    """What the server of a task asks is a question that is for people."""
+    question = await it.wait_for_question(run_id)
+    assert (question["kind"], "The MCP server bank" in question["text"]) == ("input", True)
+    refused = await it.answer("ann", run_id, question_id=question["id"], text="perhaps")
+    assert refused.status_code == 409, refused.text
+    taken = await it.answer("ann", run_id, question_id=question["id"], text="ok: yes")
+    assert taken.status_code == 200, taken.text
+
+
 async def begin_with_image(it: Crossing, name: str) -> str:
     image = it.project.folder / "picture.png"
     image.write_bytes(image_bytes())
@@ -272,10 +298,14 @@ async def begin_with_image(it: Crossing, name: str) -> str:
     return name
 
 
-async def begin_dry(it: Crossing, name: str) -> str:
-    command = ("run", "--dry-run", "--detach", "--id", name, "--agent", "clerk", f"{PREFIX}{name}: refund")
-    await asyncio.to_thread(it.perdure, *command)
-    return name
+def begin_dry(agent: str, goal: str) -> Callable[[Crossing, str], Awaitable[str]]:
+    async def begin(it: Crossing, name: str) -> str:
+        run_id = name.replace(" ", "-")
+        command = ("run", "--dry-run", "--detach", "--id", run_id, "--agent", agent, f"{PREFIX}{name}: {goal}")
+        await asyncio.to_thread(it.perdure, *command)
+        return run_id
+
+    return begin
 
 
 async def begin_from_event(it: Crossing, name: str) -> str:
@@ -498,7 +528,28 @@ SHAPES: dict[str, Shape] = {
         act=cancel,
         shown="cancelled",
     ),
-    "dry": Shape("clerk", [look(), refund(300), says("three would be paid back")], begin=begin_dry, shown="refund"),
+    "dry": Shape(
+        "clerk",
+        [look(), refund(300), says("three would be paid back")],
+        begin=begin_dry("clerk", "refund"),
+        shown="refund",
+    ),
+    "tasked": Shape(
+        "banker", [calls(("bank__watch", {"what": "rent"})), says("it is seen")], act=end_task, shown="paid"
+    ),
+    "asked by a task": Shape(
+        "banker", [calls(("bank__ask", {"what": "news"})), says("published")], act=fill_form, shown="answered"
+    ),
+    "dry task": Shape(
+        "banker",
+        [
+            calls(("bank__watch", {"what": "rent"})),
+            calls(("bank__pay", {"what": "rent"})),
+            says("the rent would be paid"),
+        ],
+        begin=begin_dry("banker", "pay"),
+        shown="the rent would be paid",
+    ),
     "made real": Shape(
         "clerk",
         [look(), refund(300), says("never asked")],

@@ -12,13 +12,21 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser import browsing, needs_browser
 from tests.crossing.doors import DOORS, must_be_readable, read_by_mcp
-from tests.crossing.project import read_effects
+from tests.crossing.project import BANK, read_effects
 from tests.crossing.shapes import SHAPES, Crossing
 from tests.e2e.test_timestamps import openssl
 from tests.waiting import until
 
 AT_A_TIME = 4
-REPLAYED = ("plain", "second", "counted", "posted", "queued")  # whose model says the same by any name
+REPLAYED = (
+    "plain",
+    "second",
+    "counted",
+    "posted",
+    "queued",
+    "tasked",
+    "asked by a task",
+)  # whose model says the same by any name
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,6 +88,14 @@ async def test_effects_are_those_that_people_approved(crossing: Crossing) -> Non
     assert sorted(made) == ["refund A-1 250", "refund A-1 300", "refund A-1 300", "refund A-1 50"]
 
 
+async def test_a_dry_run_follows_the_task_of_a_read_and_makes_no_other(crossing: Crossing) -> None:
+    log = (crossing.project.folder / BANK / "log.jsonl").read_text(encoding="utf-8")
+    made = [json.loads(line)["tool"] for line in log.splitlines() if '"tools/call"' in line]
+    assert sorted(made) == ["ask", "watch", "watch"]
+    listed = json.loads(crossing.perdure("show", crossing.run_ids["dry task"], "--json"))
+    assert "bank__pay" in json.dumps(listed), listed
+
+
 async def test_each_end_was_announced_once_but_those_of_trials(
     crossing: Crossing, sink: tuple[str, list[bytes]]
 ) -> None:
@@ -91,7 +107,7 @@ async def test_each_end_was_announced_once_but_those_of_trials(
         return [name for name in SHAPES if crossing.run_ids[name] not in ends()]
 
     try:
-        await until(lambda: silent() == ["dry"])
+        await until(lambda: silent() == ["dry", "dry task"])
     except AssertionError:
         raise AssertionError(f"not announced: {silent()}") from None
     assert len(ends()) == len(set(ends()))

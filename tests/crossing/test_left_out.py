@@ -25,7 +25,6 @@ EVENTS_ELSEWHERE = {
     "partial_text": "only while a reply is streamed",
     "rate_limited": "only while a provider refuses",
     "batch_wait": "only while a batch is open",
-    "tool_call_waiting": "needs an MCP server with tasks: tests/workflows/test_mcp_tasks.py",
     "run_held": "only while a run is held; looked for there",
     "activity_retrying": "only while an attempt is awaited",
     "unreadable_event": "none is written by this version",
@@ -35,7 +34,6 @@ EVENTS_ELSEWHERE = {
 QUESTIONS_ELSEWHERE = {
     "resume_unsafe": "needs a killed worker: tests/chaos",
     "definition_changed": "needs a resume by another project: tests/workflows",
-    "input": "needs an MCP server that asks: tests/workflows/test_mcp_elicitation.py",
     "choice": "needs a start that asks: tests/workflows",
     "recovery": "needs a context that fills up again and again: tests/workflows",
 }
@@ -55,7 +53,7 @@ ROUTES_ELSEWHERE = {
     "/v1/events": "tests/gateway/test_webhooks.py",
     "/v1/follow-ups": "tests/gateway/test_lists.py",
     "/v1/mcp": "tests/mcp/test_tasks.py",
-    "/v1/mcp/callback": "tests/gateway/test_mcp_logins.py, as the next one",
+    "/v1/mcp/callback": "tests/gateway/test_mcp_logins.py and test_mcp_requesters.py, as the next one",
     "/v1/mcp/{name}/login": "",
     "/v1/mailboxes": "tests/gateway/test_lists.py",
     "/v1/overview": "tests/gateway/test_lists.py",

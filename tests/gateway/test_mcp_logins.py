@@ -15,7 +15,7 @@ import pytest
 from temporalio.client import Client
 
 from perdure.features.mcp.commands import check_servers, read_logins
-from perdure.features.mcp.offer import open_grants
+from perdure.features.mcp.offer import offered_tools, open_grants
 from perdure.features.mcp.routes import COOKIE, open_logins
 from perdure.gateway.app import make_app
 from perdure.gateway.auth import Gateway
@@ -26,7 +26,9 @@ from tests.activities.test_mcp_grants import files_of, follow, login_at_terminal
 from tests.mcp.oauth import OAuthServer
 
 KEYS = f"k1:{base64.b64encode(b'k' * 32).decode()}"
+ENV = {"PERDURE_CODEC_KEYS": KEYS}
 ACCESS = '[mcp.tickets]\nauth = "oauth"\napprovers = ["ops"]\n'
+PERSONAL = '[mcp.tickets]\nauth = "oauth"\ngrant = "requester"\n'
 GATEWAY = '[gateway]\npublic_url = "http://gateway.test"\n[people]\nops = ["ann"]\n'
 
 
@@ -39,7 +41,7 @@ def oauth() -> Iterator[OAuthServer]:
 def project(folder: Path, url: str, toml: str, **env: str) -> Settings:
     (folder / "perdure.toml").write_text(toml)
     (folder / ".mcp.json").write_text(json.dumps({"mcpServers": {"tickets": {"type": "http", "url": url}}}))
-    return load_settings({"PERDURE_HOME": str(folder / "home"), "PERDURE_CODEC_KEYS": KEYS, **env}, folder)
+    return load_settings({"PERDURE_HOME": str(folder / "home"), **ENV, **env}, folder)
 
 
 @asynccontextmanager
@@ -122,13 +124,44 @@ async def test_doctor_and_the_list_say_who_must_log_in_and_no_text_has_a_secret(
         assert secret.encode() not in shown
 
 
+async def test_what_a_terminal_cannot_check_of_requesters_is_said(
+    oauth: OAuthServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tools are listed with the login of the person at the terminal; other requesters' logins are not checked."""
+    monkeypatch.setattr("perdure.features.mcp.commands.find_user", lambda: "ann")
+    settings = project(tmp_path, f"{oauth.url}/mcp", PERSONAL)
+    await login_at_terminal(oauth, open_grants(settings), "ben")
+    (before,) = await read_logins(settings)
+    assert (before["requester"], before["needs_login"]) == ("ann", False)
+    others = "those of other requesters are not checked here"
+    assert before["state"] == f"needs a login of ann: perdure mcp login tickets --for ann; {others}"
+    checks = await check_servers(settings)
+    assert [check.ok for check in checks] == [True, True]
+    assert "needs a login of ann: no person has logged in" in checks[0].found
+    await login_at_terminal(oauth, open_grants(settings), "ann")
+    (after,) = await read_logins(settings)
+    assert (after["by"], after["state"].endswith(others)) == ("ann", True)
+    assert "not seen yet: perdure tools --accept tickets" in (await check_servers(settings))[0].found
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "default.md").write_text("---\ntools: [tickets__stock]\n---\nYou count.\n")
+    with pytest.raises(ProjectError, match="accept its tools as one of them: perdure tools --accept tickets; an agent"):
+        await open_offer(project(tmp_path, f"{oauth.url}/mcp", PERSONAL))
+
+
+async def open_offer(settings: Settings) -> None:
+    """As a worker does that starts."""
+    async with offered_tools(settings):
+        pass
+
+
 @pytest.mark.parametrize(
     ("toml", "env", "reason"),
     [
         (ACCESS, {"PERDURE_CODEC_KEYS": ""}, "OAuth grants are encrypted: set PERDURE_CODEC_KEYS"),
         (ACCESS, {}, "a login at the gateway needs public_url in \\[gateway\\]"),
         (ACCESS.replace("tickets", "ticket"), {}, "there is no MCP server 'ticket' in .mcp.json.*tickets"),
-        (ACCESS + 'grant = "requester"\n', {}, 'grant = "requester" is not supported yet'),
+        (ACCESS + 'grant = "requester"\n', {}, 'with grant = "requester" each requester does'),
+        (PERSONAL, {}, "a login at the gateway needs public_url in \\[gateway\\]"),
         (ACCESS + 'grant = "client"\n', {}, 'grant = "client" needs client_id and client_secret_env'),
         (ACCESS + "scopes = 1\n", {}, "scopes"),
         (

@@ -3,6 +3,7 @@
 Tokens rotate: a refresh token that comes twice revokes its whole family, as OAuth 2.1 recommends.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -35,9 +36,21 @@ class Family:
     is_revoked: bool = False
 
 
+@dataclass(frozen=True)
+class SeenCall:
+    """A call, or a request about a task, as it came: its arguments, the login that its token is of, and the session."""
+
+    arguments: dict[str, Any]
+    family: Family
+    session: str
+
+
 @dataclass
 class OAuthServer:
-    """`ttl`: seconds of an access token. `token_status`: what the token endpoint answers instead, if it is down."""
+    """`ttl`: seconds of an access token. `token_status`: what the token endpoint answers instead, if it is down.
+
+    The tool `meet` is answered once two calls of it are there. `has_sessions`: it speaks MCP of 2025, with sessions.
+    """
 
     ttl: float = 3600.0
     token_status: int = 0
@@ -49,12 +62,16 @@ class OAuthServer:
     log: list[str] = field(default_factory=list)
     forms: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
+    has_sessions: bool = False
+    seen: list[SeenCall] = field(default_factory=list)
+    met: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         mcp = MCPServer("tickets")
         mcp.add_tool(_stock, "stock", None, "How many are there.", ToolAnnotations(read_only_hint=True))
         mcp.add_tool(_wipe, "wipe", None, "Delete all.", ToolAnnotations(read_only_hint=True))
-        self._inner = mcp.streamable_http_app(stateless_http=True)
+        mcp.add_tool(self._meet, "meet", None, "Count with another.", ToolAnnotations(read_only_hint=True))
+        self._inner = mcp.streamable_http_app(stateless_http=not self.has_sessions)
         config = uvicorn.Config(self._app, host="127.0.0.1", port=0, log_level="critical", interface="asgi3")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -94,6 +111,11 @@ class OAuthServer:
         if (refusal := self._refusal_of(request, body)) is not None:
             await refusal(scope, receive, send)
             return
+        if self.has_sessions and b'"server/discover"' in body:
+            error = {"code": -32601, "message": "Method not found"}
+            refused = JSONResponse({"jsonrpc": "2.0", "id": json.loads(body)["id"], "error": error})
+            await refused(scope, receive, send)
+            return
         is_read = False
 
         async def again() -> Any:
@@ -108,6 +130,9 @@ class OAuthServer:
     def _refusal_of(self, request: Request, body: bytes) -> Response | None:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         family = next((each for each in self.families if token and each.access == token), None)
+        if family is not None and (b'"tools/call"' in body or b'"tasks/' in body):
+            arguments = json.loads(body)["params"].get("arguments") or {}
+            self.seen.append(SeenCall(arguments, family, request.headers.get("mcp-session-id", "")))
         if family is None or family.is_revoked or family.ends_at < time.time():
             hint = f'Bearer resource_metadata="{self.url}/.well-known/oauth-protected-resource/mcp"'
             return Response(status_code=401, headers={"WWW-Authenticate": hint})
@@ -189,6 +214,12 @@ class OAuthServer:
                 self.log.append("refresh")
                 return family
         return None
+
+    async def _meet(self, article: str) -> str:
+        self.met.append(article)
+        while len(self.met) < 2:  # noqa: ASYNC110 - the test reads the list, too
+            await asyncio.sleep(0.01)
+        return _stock(article)
 
     def _machine(self, form: dict[str, str]) -> Family:
         self.log.append("machine")

@@ -18,7 +18,7 @@ from perdure.contracts.run.signals import QuestionKind
 from perdure.contracts.run.state import Continuation, InheritRequest, RunState, RunStatus
 from perdure.decisions import ids
 from perdure.decisions.people.plan import adopt_plan
-from perdure.decisions.people.terms import sources_of_start, split_account
+from perdure.decisions.people.terms import name_of, sources_of_start, split_account
 from perdure.decisions.run.limits import (
     DEFAULTS,
     apply_requested,
@@ -154,7 +154,7 @@ async def _ask_choice(run: RunContext, choice: Choice) -> None:
 
 
 async def _inherit_run(run: RunContext, origin: ResumePayload) -> None:
-    request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
+    request = InheritRequest(**origin.model_dump(), execution=run.state.execution, by=name_of(run.state.sender))
     try:
         inherited = await run.execute(
             Activities.inherit, request, formatting.truncate(f"go on from {origin.run_id}", 80)

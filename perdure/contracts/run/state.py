@@ -290,11 +290,12 @@ class Continuation(FrozenModel):
 class InheritRequest(FrozenModel):
     """The input of the activity `inherit`: resume `run_id`, or fork it after `step` with the message `say`.
 
-    `execution` is the new run's, as in `RunState`.
+    `execution` is the new run's, as in `RunState`. `by` is the person or token who asks for it, if known.
     """
 
     run_id: str
     execution: str
+    by: str = omit_default("")
     step: int | None = None
     say: str | None = None
 

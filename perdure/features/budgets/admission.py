@@ -31,7 +31,7 @@ from perdure.activities.telemetry.metrics import add_counts
 from perdure.activities.temporal import own_run_id, own_workflow_id
 from perdure.client.run_list import RunInfo, read_start
 from perdure.contracts.failures import RunFailure, Stop
-from perdure.contracts.people import Account, Sender
+from perdure.contracts.people import UNKNOWN, Account, Sender
 from perdure.decisions.ids import conversation_workflow_id
 from perdure.decisions.people.terms import name_of
 from perdure.decisions.run.compaction import complete_usage, estimate_content
@@ -44,11 +44,11 @@ from perdure.features.budgets.purse import AwayError, Need, Purse, UsedUpError
 from perdure.features.budgets.question import STOP, budget_question
 from perdure.features.budgets.rules import METER, format_whose, holder_of, key_of, split_key
 from perdure.features.budgets.settings import BUDGETS, BudgetSettings
+from perdure.features.mcp.settings import MCP
 from perdure.features.project_questions.client import wait_for_answer
 from perdure.settings import ProjectError, Settings
 from perdure.settings.problems import raise_all
 
-UNKNOWN = "unknown"  # whose work it is, if a Temporal client started it
 SAFE_INPUT, SPARE_INPUT = 1.25, 500  # the bound of a request's tokens: so much above the estimate
 MOST_SEARCHES = 10  # of a reply, if a provider's tool sets no limit
 AWAY_PAUSE, ANSWER_PAUSE = timedelta(seconds=5), timedelta(seconds=1)
@@ -322,9 +322,13 @@ _purses: WeakKeyDictionary[Client, Purse] = WeakKeyDictionary()  # of the worker
 def open_budgets(
     client: Client, settings: Settings, project: Project, closing: AsyncExitStack
 ) -> BudgetAdmission | None:
-    """Return the admission of a worker, if the project has budgets or limits of owners. Raises ProjectError."""
+    """Return the admission of a worker, if the project has budgets, limits of owners or logins of requesters.
+
+    Raises ProjectError.
+    """
     budgets = BUDGETS.of(settings.file)
-    if not budgets and not any(agent.per_owner for agent in project.agents.values()):
+    needs_account = any(row.grant == "requester" for row in MCP.of(settings.file).values())
+    if not budgets and not needs_account and not any(agent.per_owner for agent in project.agents.values()):
         return None
     faults = (*unpriced_models(project, budgets), *batched_agents(project, budgets))
     raise_all([ProjectError(f"{settings.at('budget')}: {line}") for line in faults])

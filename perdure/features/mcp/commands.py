@@ -11,7 +11,7 @@ import click
 from perdure.contracts.tool import Pin, PinState
 from perdure.decisions.errors import ReportedError
 from perdure.decisions.tools import schema_texts
-from perdure.features.mcp.activities.config import HttpServer
+from perdure.features.mcp.activities.config import HttpServer, McpServer
 from perdure.features.mcp.activities.lock import LOCK_FILE_NAME
 from perdure.features.mcp.offer import (
     ServerStatus,
@@ -25,7 +25,7 @@ from perdure.features.mcp.rules import effect_of, render_visible_line, tool_name
 from perdure.registry import Check
 from perdure.session import Needs, open_session
 from perdure.settings import ProjectError, Settings, load_settings
-from perdure.terminal.command import as_json_option, async_command, console, format_examples
+from perdure.terminal.command import as_json_option, async_command, console, find_user, format_examples
 from perdure.terminal.report import format_age
 
 if TYPE_CHECKING:
@@ -47,7 +47,11 @@ ACCEPTED_TEXTS = {
 
 async def print_servers(settings: Settings, take: str | None, *, as_json: bool) -> int:
     """Print the servers; with `take`, accept their tools first ("": of all). Return 1 if a server needs attention."""
-    servers = await server_statuses(settings) if take is None else await accept_tools(settings, take or None)
+    person = find_user()
+    if take is None:
+        servers = await server_statuses(settings, person)
+    else:
+        servers = await accept_tools(settings, take or None, person)
     if as_json:
         fields = ("server", "down", "tools", "differences", "refused")
         click.echo(json.dumps([{name: getattr(server, name) for name in fields} for server in servers]))
@@ -107,11 +111,13 @@ async def check_servers(settings: Settings) -> list[Check]:
     if not settings.servers:
         return []
     try:
-        servers = await server_statuses(settings)
+        servers = await server_statuses(settings, find_user())
     except ReportedError as error:
         return [Check("MCP servers", ok=False, found=str(error))]
     found = "; ".join(map(_format_server_status, servers))
-    checks = [Check("MCP servers", ok=all(server.is_settled for server in servers), found=found)]
+    personal = {name for name, server in servers_with_access(settings).items() if is_personal(server)}
+    is_settled = all(each.is_settled or (each.down is not None and each.server in personal) for each in servers)
+    checks = [Check("MCP servers", ok=is_settled, found=found)]
     if logins := await read_logins(settings):
         stated = "; ".join(f"{row['server']}: {row['state']}" for row in logins)
         checks.append(Check("MCP logins", ok=not any(row["needs_login"] for row in logins), found=stated))
@@ -128,14 +134,15 @@ def _format_server_status(standing: ServerStatus) -> str:
     return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}{refused}"
 
 
-@click.command("login", epilog=format_examples("mcp login tickets", "mcp login tickets --no-browser"))
+@click.command("login", epilog=format_examples("mcp login tickets", "mcp login tickets --for ann"))
 @click.argument("name", metavar="NAME")
 @click.option("--browser/--no-browser", default=True, help="Open the link here; it is printed in any case.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port that the login comes back to.")
 @click.option("--by", help="Your name, kept with the grant.")
+@click.option("--for", "requester", help='With grant = "requester": whose runs use the login; by default yours.')
 @async_command()
-async def login_command(name: str, *, browser: bool, port: int, by: str | None) -> int:
-    """Log in to a remote MCP server by OAuth, for the whole project.
+async def login_command(name: str, *, browser: bool, port: int, by: str | None, requester: str | None) -> int:
+    """Log in to a remote MCP server by OAuth, for the whole project or one requester.
 
     The server is one of .mcp.json, with auth = "oauth" in [mcp.NAME] of perdure.toml. Runs that wait for it go on.
     """
@@ -148,9 +155,12 @@ async def login_command(name: str, *, browser: bool, port: int, by: str | None) 
         raise ProjectError(f'MCP server {name} has no auth = "oauth": write it to [mcp.{name}] of perdure.toml')
     if server.oauth.is_machine:
         raise ProjectError(f"MCP server {name} is used by client credentials, which need no login")
+    if requester and not server.oauth.is_personal:
+        raise ProjectError(f'MCP server {name} has one login for all: leave --for out, or set grant = "requester"')
+    whose = (requester or find_user()) if server.oauth.is_personal else ""
     store = open_grants(settings)
-    grant = await log_in(server, store, port, by or getpass.getuser(), _show_link(is_opened=browser))
-    console.print(f"logged in to {name}", markup=False)
+    grant = await log_in(server, store, port, by or getpass.getuser(), _show_link(is_opened=browser), whose)
+    console.print(f"logged in to {name}{f' as {render_visible_line(whose)}' if whose else ''}", markup=False)
     async with open_session(settings, Needs.nothing) as session:
         await settle_login(session.client, store, grant)
     return 0
@@ -171,7 +181,7 @@ def _show_link(*, is_opened: bool) -> Callable[[str], None]:
 async def logins_command(*, as_json: bool) -> int:
     """List the logins to remote MCP servers, without their secrets.
 
-    The exit code is 1 if a server needs a login.
+    The exit code is 1 if a server needs a login. Of a server that each requester logs in to, it is yours.
     """
     rows = await read_logins(load_settings(strict=False))
     for row in rows:
@@ -182,27 +192,38 @@ async def logins_command(*, as_json: bool) -> int:
 
 
 async def read_logins(settings: Settings) -> list[dict[str, Any]]:
-    """Return the logins as JSON, without secrets. Raises ReportedError."""
+    """Return the logins as JSON, without secrets: of requesters, the terminal's person. Raises ReportedError."""
     servers = [each for each in servers_with_access(settings).values() if isinstance(each, HttpServer) and each.oauth]
     if not servers:
         return []
     store, rows = open_grants(settings), list[dict[str, Any]]()
     for server in servers:
-        grant = await store.read(server.name)
+        whose = find_user() if is_personal(server) else ""
+        grant = await store.read(server.name, whose)
         needs = not (server.oauth and server.oauth.is_machine) and (
             grant is None or bool(grant.reason_for_login(server.url))
         )
         fields = {"by", "granted_at", "scope", "issuer", "generation"}
         known = grant.model_dump(mode="json", include=fields) if grant else {}
-        state = _format_login(server, grant, needs=needs)
-        rows.append({"server": server.name, "needs_login": needs, "state": state, **known})
+        state, more = _format_login(server, grant, whose, needs=needs), dict[str, str]()
+        if is_personal(server):
+            state, more = f"{state}; those of other requesters are not checked here", {"requester": whose}
+        needs_login = needs and not is_personal(server)  # their runs ask them
+        rows.append({"server": server.name, **more, "needs_login": needs_login, "state": state, **known})
     return rows
 
 
-def _format_login(server: HttpServer, grant: "Grant | None", *, needs: bool) -> str:
+def is_personal(server: McpServer) -> bool:
+    """Return whether each requester logs in to the server."""
+    return isinstance(server, HttpServer) and server.oauth is not None and server.oauth.is_personal
+
+
+def _format_login(server: HttpServer, grant: "Grant | None", whose: str, *, needs: bool) -> str:
     if needs:
+        from perdure.features.mcp.activities.grants import format_login_command
+
         reason = f": {grant.reason_for_login(server.url)}" if grant else ""
-        return f"needs a login{reason}: perdure mcp login {server.name}"
+        return f"needs a login{f' of {whose}' if whose else ''}{reason}: {format_login_command(server.name, whose)}"
     if grant is None:
         return "client credentials, not used yet"
     ends = (

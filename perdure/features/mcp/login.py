@@ -29,6 +29,7 @@ from mcp.shared.auth_utils import check_resource_allowed, resource_url_from_serv
 from pydantic import Field, ValidationError
 
 from perdure.contracts.models import FrozenModel
+from perdure.contracts.people import UNKNOWN
 from perdure.features.mcp.activities.config import HttpServer, OAuthAccess
 from perdure.features.mcp.activities.grants import (
     Grant,
@@ -54,6 +55,7 @@ class BegunLogin(FrozenModel):
     """A login that has begun. `browser` is the digest of the cookie of the browser that may end it, if one began it."""
 
     server: str
+    requester: str = ""
     by: str
     verifier: str = Field(repr=False)
     issuer: str
@@ -113,18 +115,21 @@ async def _discover(http: httpx2.AsyncClient, server: HttpServer) -> Authorizati
     raise LoginError(f"{server.name}: it names no authorization server that answers")
 
 
-async def begin_login(
-    server: HttpServer, store: GrantStore, redirect_uri: str, by: str, browser: str = ""
+async def begin_login(  # noqa: PLR0913 - the facts of a login
+    server: HttpServer, store: GrantStore, redirect_uri: str, by: str, browser: str = "", requester: str = ""
 ) -> tuple[str, str]:
     """Return the link that a person opens, and the state that comes back with them. Raises GrantError, OSError."""
     access = access_of(server)
+    if access.is_personal and requester in ("", UNKNOWN):
+        raise LoginError(f"a login to {server.name} needs the name of a requester (--for), and {requester!r} is none")
     place = await find_authorization(server)
-    before = await store.read(server.name)
+    before = await store.read(server.name, requester)
     client_id, client_secret = await _client_of(server, access, place.metadata, redirect_uri, before)
     pkce, state = PKCEParameters.generate(), secrets.token_urlsafe(32)
     scope = (before.wants if before else "") or access.scope or place.scope or ""
     login = BegunLogin(
         server=server.name,
+        requester=requester,
         by=by,
         verifier=pkce.code_verifier,
         issuer=str(place.metadata.issuer),
@@ -216,9 +221,10 @@ async def finish_login(store: GrantStore, state: str, code: str, issuer: str | N
 async def _store_grant(store: GrantStore, login: BegunLogin, token: OAuthToken) -> Grant:
     """Store a grant as the next version. A refresh that runs meanwhile is of the grant that ends with it."""
     while True:
-        before = await store.read(login.server)
+        before = await store.read(login.server, login.requester)
         first = Grant(
             server=login.server,
+            requester=login.requester,
             version=before.version if before else 0,
             generation=before.generation + 1 if before else 1,
             issuer=login.issuer,

@@ -13,7 +13,9 @@ REQUEST_SECONDS = 10.0
 PATH = "/callback"
 
 
-async def log_in(server: HttpServer, store: GrantStore, port: int, by: str, show: Callable[[str], None]) -> Grant:
+async def log_in(  # noqa: PLR0913 - the facts of a login
+    server: HttpServer, store: GrantStore, port: int, by: str, show: Callable[[str], None], requester: str = ""
+) -> Grant:
     """Show the link, wait until the browser comes back, and store the grant. Raises GrantError, OSError."""
     came: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
     expected = ""
@@ -31,7 +33,7 @@ async def log_in(server: HttpServer, store: GrantStore, port: int, by: str, show
     listener = await asyncio.start_server(take, "127.0.0.1", port, limit=MAX_REQUEST)
     try:
         redirect_uri = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}{PATH}"
-        url, expected = await begin_login(server, store, redirect_uri, by)
+        url, expected = await begin_login(server, store, redirect_uri, by, requester=requester)
         show(url)
         fields = await asyncio.wait_for(came, LOGIN_SECONDS)
     except TimeoutError:

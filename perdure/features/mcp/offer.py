@@ -33,7 +33,8 @@ from perdure.settings.problems import format_suggestion
 from perdure.settings.tools import McpToolSettings, tool_route
 
 if TYPE_CHECKING:
-    from perdure.features.mcp.activities.connection import Connections, McpUnreachableError
+    from perdure.features.mcp.activities.connection import McpUnreachableError
+    from perdure.features.mcp.activities.connections import Connections, ServerConnection
     from perdure.features.mcp.activities.grants import GrantKeeper, GrantStore
 
 _log = logging.getLogger(__name__)
@@ -116,29 +117,40 @@ def lock_path(settings: Settings) -> Path:
     return settings.folder / LOCK_FILE_NAME
 
 
-def _create_connections(settings: Settings, pins: AcceptedTools | None = None) -> "Connections":
-    """Return connections to all servers; with `pins`, they start accepted programs only."""
-    from perdure.features.mcp.activities.connection import Connections
+def _create_connections(settings: Settings, pins: AcceptedTools | None = None, *, person: str = "") -> "Connections":
+    """Return connections to all servers; with `pins`, they start accepted programs only.
 
-    servers = servers_with_access(settings)
-    programs = None if pins is None else pins.programs
-    return Connections(servers.values(), settings.secrets.redact, programs, keepers_of(settings, servers.values()))
+    Where each requester logs in, they are those of the runs that a worker serves, or of one `person`. Raises
+    ProjectError.
+    """
+    from perdure.features.mcp.activities.connection import Connection
+    from perdure.features.mcp.activities.connections import Connections, PersonalConnections
+
+    programs, redact = {} if pins is None else pins.programs, settings.secrets.redact
+
+    def connect(server: McpServer) -> "ServerConnection":
+        if not isinstance(server, HttpServer) or server.oauth is None:
+            return Connection(server, redact, programs.get(server.name))
+        store = open_grants(settings)
+        if server.oauth.is_personal and not person:
+            return PersonalConnections(
+                server,
+                settings.stores,
+                lambda requester: Connection(server, redact, keeper=keeper_of(server, store, requester)),
+            )
+        return Connection(server, redact, keeper=keeper_of(server, store, person))
+
+    return Connections(servers_with_access(settings).values(), connect)
 
 
-def keepers_of(settings: Settings, servers: Iterable[McpServer]) -> dict[str, "GrantKeeper"]:
-    """Return what keeps the tokens of the servers that need one. Raises ProjectError."""
-    remote = [server for server in servers if isinstance(server, HttpServer) and server.oauth]
-    if not remote:
-        return {}
+def keeper_of(server: HttpServer, store: "GrantStore", person: str) -> "GrantKeeper":
+    """Return what keeps the token of a server: that of the machine, of the project, or of this person."""
     from perdure.features.mcp.activities.grants import GrantKeeper
     from perdure.features.mcp.login import MachineKeeper
 
-    store = open_grants(settings)
-    return {
-        server.name: MachineKeeper(server, store) if server.oauth.is_machine else GrantKeeper(server, store)
-        for server in remote
-        if server.oauth
-    }
+    if server.oauth and server.oauth.is_machine:
+        return MachineKeeper(server, store)
+    return GrantKeeper(server, store, person if server.oauth and server.oauth.is_personal else "")
 
 
 def _programs_of(settings: Settings, names: Iterable[str]) -> dict[str, PinnedProgram]:
@@ -169,7 +181,8 @@ def _read_access(
         secret = settings.access["mcp"][name]
         if row.client_secret_env and secret is None:
             raise ProjectError(f"{place}: {row.client_secret_env} is not set")
-        access = OAuthAccess(row.grant == "client", row.client_id, secret, row.scope, row.approvers)
+        is_personal = row.grant == "requester"
+        access = OAuthAccess(row.grant == "client", row.client_id, secret, row.scope, row.approvers, is_personal)
         yield name, replace(server, oauth=access)
 
 
@@ -272,10 +285,13 @@ def _format_unknown_tool(name: str, server: str | None, tools: Mapping[str, obje
     return f"{missing}; of {server} it has: {existing} (to accept new tools: perdure tools --accept {server})"
 
 
-async def server_statuses(settings: Settings) -> list[ServerStatus]:
-    """List the tools of all servers concurrently. Raises LockFileError if the lock file is not readable."""
+async def server_statuses(settings: Settings, person: str = "") -> list[ServerStatus]:
+    """List the tools of all servers concurrently, with the person's own grants where each requester logs in.
+
+    Raises LockFileError if the lock file is not readable.
+    """
     pins = read_accepted(settings)
-    connections = _create_connections(settings, pins)
+    connections = _create_connections(settings, pins, person=person)
     try:
         return _compare_tools(connections, await connections.list_tools_of(settings.servers), pins)
     finally:
@@ -306,8 +322,8 @@ def _compare_tools(
     return statuses
 
 
-async def accept_tools(settings: Settings, what: str | None) -> list[ServerStatus]:
-    """Accept the current tools of all servers, of one (`server`), or one tool (`server__tool`).
+async def accept_tools(settings: Settings, what: str | None, person: str = "") -> list[ServerStatus]:
+    """Accept the current tools of all servers, of one (`server`), or one tool (`server__tool`), as seen by the person.
 
     Return the comparison from before. A server that is down keeps its accepted tools. Raises ProjectError.
     """
@@ -316,7 +332,7 @@ async def accept_tools(settings: Settings, what: str | None) -> list[ServerStatu
         known = ", ".join(settings.servers) or "none"
         near = format_suggestion(server, settings.servers)
         raise ProjectError(f"there is no MCP server {server!r} in .mcp.json{near}; the servers are: {known}")
-    connections = _create_connections(settings)
+    connections = _create_connections(settings, person=person)
     try:
         listed = await connections.list_tools_of([server] if server else settings.servers)
     finally:

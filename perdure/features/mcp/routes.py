@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.routing import APIRoute
 
 from perdure.contracts.models import FrozenModel
+from perdure.decisions.people.terms import name_of
 from perdure.features.mcp.activities.config import HttpServer
 from perdure.features.mcp.offer import open_grants, servers_with_access
 from perdure.gateway.auth import CurrentCaller, CurrentGateway, Gateway, ScopedRoute, needs_scope
@@ -38,13 +39,13 @@ class LoginLink(FrozenModel):
 
 
 def open_logins(settings: Settings, _environment: Mapping[str, str]) -> Logins:
-    """Return the servers with `approvers`. Raises ProjectError."""
-    servers = servers_with_access(settings).values()
-    own = {each.name: each for each in servers if isinstance(each, HttpServer) and each.oauth and each.oauth.approvers}
+    """Return the servers with `approvers`, and those that each requester logs in to. Raises ProjectError."""
+    remote = [each for each in servers_with_access(settings).values() if isinstance(each, HttpServer)]
+    own = {each.name: each for each in remote if each.oauth and each.oauth.is_at_gateway}
     if own:
         open_grants(settings)  # which could not be encrypted without keys
     if own and not settings.file.gateway.public_url:
-        place = settings.at("mcp", next(iter(own)), "approvers")
+        place = settings.at("mcp", next(iter(own)))
         raise ProjectError(f"{place}: a login at the gateway needs public_url in [gateway]")
     return Logins(own)
 
@@ -55,9 +56,15 @@ def open_logins(settings: Settings, _environment: Mapping[str, str]) -> Logins:
     responses=describe_problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 500, 503),
 )
 async def begin_mcp_login(
-    gateway: CurrentGateway, holder: CurrentCaller, name: Annotated[str, Path(max_length=64)], response: Response
+    gateway: CurrentGateway,
+    holder: CurrentCaller,
+    name: Annotated[str, Path(max_length=64)],
+    response: Response,
+    requester: Annotated[str, Query(max_length=200)] = "",
 ) -> LoginLink:
-    """Begin a login to an MCP server, for a member of its `approvers`. The browser that begins it must end it."""
+    """Begin a login to an MCP server: for the project as a member of its `approvers`, or as one `requester`, who is the
+    caller in any case. The browser that begins it must end it.
+    """
     from perdure.features.mcp.activities.grants import GrantError
     from perdure.features.mcp.login import begin_login
 
@@ -65,12 +72,15 @@ async def begin_mcp_login(
     server = logins.servers.get(name)
     if server is None or server.oauth is None:
         raise ApiError(404, f"no login to an MCP server {name!r} is possible here")
-    if not set(server.oauth.approvers) & set(holder.sender.groups):
+    whose = name_of(holder.sender) if server.oauth.is_personal else ""
+    if requester not in ("", whose):
+        raise ApiError(403, f"this login to {name} is for {requester}; {holder.name} is not")
+    if not server.oauth.is_personal and not set(server.oauth.approvers) & set(holder.sender.groups):
         raise ApiError(403, f"a login to {name} is for {' or '.join(server.oauth.approvers)}; {holder.name} is not")
     public, browser = _public_url(gateway), secrets.token_urlsafe(32)
     try:
         store = open_grants(gateway.session.settings)
-        url, _ = await begin_login(server, store, f"{public}{CALLBACK}", holder.name, browser)
+        url, _ = await begin_login(server, store, f"{public}{CALLBACK}", holder.name, browser, whose)
     except (GrantError, ProjectError, OSError) as error:
         raise ApiError(409, str(error)) from None
     # Lax: the browser comes back from another site. It is of use for this one login alone.
@@ -105,7 +115,9 @@ async def end_mcp_login(  # noqa: PLR0913 - the parameters of OAuth
         raise ApiError(400, str(failure)) from None
     await settle_login(gateway.session.client, store, grant)
     gateway.lists.clear()
-    done = PlainTextResponse(f"Logged in to {grant.server}. The runs that waited go on; you can close this page.\n")
+    whose = f" as {grant.requester}" if grant.requester else ""
+    text = f"Logged in to {grant.server}{whose}. The runs that waited go on; you can close this page.\n"
+    done = PlainTextResponse(text)
     done.delete_cookie(COOKIE, path=CALLBACK)
     done.headers["Cache-Control"] = "no-store"
     done.headers["Referrer-Policy"] = "no-referrer"

@@ -132,7 +132,8 @@ class McpAccessSettings(StrictModel):
     auth: Literal["oauth"]
     """`oauth`."""
     grant: Literal["project", "client", "requester"] = "project"
-    """`project`: a person logs in for the project. `client`: the client's own credentials, without a person."""
+    """`project`: a person logs in for the project. `client`: the client's own credentials, without a person.
+    `requester`: each requester logs in, and a run uses the grant of its requester."""
     client_id: str | None = Field(default=None, min_length=1, max_length=2000)
     """The client's id, if the authorization server does not register clients by itself."""
     client_secret_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -144,12 +145,12 @@ class McpAccessSettings(StrictModel):
 
     @model_validator(mode="after")
     def _check_grant(self) -> Self:
-        if self.grant == "requester":
-            raise ValueError('grant = "requester" is not supported yet: a grant belongs to the project')
         if self.grant == "client" and not (self.client_id and self.client_secret_env):
             raise ValueError('grant = "client" needs client_id and client_secret_env')
         if self.grant == "client" and self.approvers:
             raise ValueError('approvers are for a login: grant = "client" needs none')
+        if self.grant == "requester" and self.approvers:
+            raise ValueError('approvers log in for the project: with grant = "requester" each requester does')
         return self
 
 

@@ -27,6 +27,8 @@ class QuestionInput(StrictModel):
     """The answers that it takes."""
     approvers: tuple[str, ...] = Field(default=(), max_length=100)
     """The groups of `[people]` whose members may answer. If empty, everyone may."""
+    person: str = Field(default="", max_length=200, exclude_if=lambda person: not person)
+    """The token or person who alone may answer, as a requester does about a login of their own."""
     expires_at: datetime | None = None
     """The time at which it closes unanswered."""
     link: str = Field(default="", max_length=2000)

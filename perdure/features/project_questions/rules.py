@@ -6,7 +6,7 @@ from perdure.contracts.run.signals import AskedTerms, HumanInput, Question, Ques
 from perdure.contracts.run.state import QuestionView, TermsView
 from perdure.decisions.ids import QUESTION_PREFIX
 from perdure.decisions.people.signature import SignedQuestion, signature_error
-from perdure.decisions.people.terms import person_of
+from perdure.decisions.people.terms import name_of, person_of
 from perdure.decisions.run.question import answer_rejection
 from perdure.decisions.text.visible_text import render_visible
 from perdure.features.project_questions.contract import ProjectAnswer, QuestionInput, QuestionRules, QuestionState
@@ -44,6 +44,8 @@ def judge_answer_of_project(state: QuestionState, rules: QuestionRules, answer: 
         return f"it was answered{by}: {state.answer.option or 'it has expired'}"
     if answer.question_id not in (None, state.question.id):
         return f"question {answer.question_id} is not open; the open one is {state.question.id}"
+    if state.question.person and name_of(answer.sender) != state.question.person:
+        return f"it is for {state.question.person} alone"
     name = f"{QUESTION_PREFIX}{state.question.id}"
     signed = signature_error(rules.answer_keys, SignedQuestion(name, state.execution, state.question.id), answer)
     return signed or answer_rejection(asked_question(state), answer)

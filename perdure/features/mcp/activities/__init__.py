@@ -1,7 +1,8 @@
 """MCP servers and their tools.
 
 config      The servers of `.mcp.json`
-connection  One shared connection a server
+connection  One shared connection to a server, with one grant
+connections All connections of a worker, one for each requester of a server that they log in to
 listing     The tools of a server
 extension   Tasks in the SDK's types
 grants      Tokens by OAuth, their lease and their refresh

@@ -41,13 +41,22 @@ class StdioServer:
 
 @dataclass(frozen=True)
 class OAuthAccess:
-    """The access to a server by OAuth (`[mcp.NAME]`). `is_machine`: by client credentials, without a person."""
+    """The access to a server by OAuth (`[mcp.NAME]`). `is_machine`: by client credentials, without a person.
+
+    `is_personal`: by a grant for each requester. They log in themselves, at the gateway, too.
+    """
 
     is_machine: bool = False
     client_id: str | None = None
     client_secret: str | None = field(default=None, repr=False)
     scope: str | None = None
     approvers: tuple[str, ...] = ()  # groups whose members may log in at the gateway
+    is_personal: bool = False
+
+    @property
+    def is_at_gateway(self) -> bool:
+        """Whether people can log in at the gateway."""
+        return self.is_personal or bool(self.approvers)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One connection to an MCP server for a whole worker: opened at the first call, shared, and reopened after a loss.
+"""One connection to an MCP server with one grant: opened at the first call, shared, and reopened after a loss.
 
 The SDK's contexts must be exited by the task that entered them. So one task owns each connection, and the activities'
 tasks make the calls.
@@ -6,7 +6,7 @@ tasks make the calls.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -163,17 +163,18 @@ class OpenCall:
 
 @dataclass
 class _Link:
-    """One open connection. `end` is set when it should end, and when it has ended."""
+    """One open connection. `end` is set when it should end, and when it has ended. `login`: the grant's generation."""
 
     ready: "asyncio.Future[Client]"
     end: asyncio.Event
+    login: int = 0
     owner: "asyncio.Task[None] | None" = None
     has_served: bool = False
     calls: list[OpenCall | TaskRequest] = field(default_factory=list)  # in flight
 
 
 class Connection:
-    """The connection to one server. Nothing is started before the first call."""
+    """The connection to one server, with one grant if it needs one. Nothing is started before the first call."""
 
     def __init__(
         self,
@@ -187,6 +188,7 @@ class Connection:
         self._program = accepted
         self._redact = redact
         self._link: _Link | None = None
+        self._login = 0
         self._tools: dict[str, Pin] = {}
         self._refused: dict[str, str] = {}
         self._outputs: dict[str, SchemaValidator] = {}
@@ -196,6 +198,14 @@ class Connection:
         self._failures = 0  # in a row
         self._failed_at = 0.0
         self._reason = ""
+
+    async def for_run(self) -> "Connection":
+        """Return the connection for the calls of the current activity's run."""
+        return self
+
+    @property
+    def is_idle(self) -> bool:
+        return self._link is None or not self._link.calls
 
     async def tools(self, *, refresh: bool = False) -> Mapping[str, Pin]:
         """Return the tools that can be offered. Raises McpUnreachableError.
@@ -210,11 +220,16 @@ class Connection:
             raise
 
     async def authorize(self) -> None:
-        """Have a token for a server that needs one. Raises NeedsLoginError, McpUnreachableError."""
+        """Have a token for a server that needs one. Raises NeedsLoginError, McpUnreachableError.
+
+        What a server knows of a session may belong to an earlier login, so another login begins another session.
+        """
         if self.keeper is None:
             return
         try:
-            await self.keeper.current()
+            self._login = (await self.keeper.current()).generation
+            if self._link is not None and self.is_idle and self._link.login != self._login:
+                self._link.end.set()
         except NeedsLoginError:
             raise
         except (GrantError, OSError) as error:
@@ -380,7 +395,7 @@ class Connection:
             await self._close_link(self._link)
         if self._link is None:
             self._check_pause()
-            self._link = _Link(asyncio.get_running_loop().create_future(), asyncio.Event())
+            self._link = _Link(asyncio.get_running_loop().create_future(), asyncio.Event(), self._login)
             self._link.owner = asyncio.create_task(self._run_link(self._link))
         link = self._link
         try:
@@ -509,41 +524,3 @@ def _summarize_error(error: BaseException) -> str:
         return f"there is no {error.filename!r} here"
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
-
-
-class Connections:
-    """All servers of a worker, by name."""
-
-    def __init__(
-        self,
-        servers: Iterable[McpServer],
-        redact: Callable[[str], str] = str,
-        accepted: Mapping[str, PinnedProgram] | None = None,
-        keepers: Mapping[str, GrantKeeper] | None = None,
-    ) -> None:
-        programs, tokens = accepted or {}, keepers or {}
-        self._all = {
-            server.name: Connection(server, redact, programs.get(server.name), tokens.get(server.name))
-            for server in servers
-        }
-
-    def __getitem__(self, name: str) -> Connection:
-        return self._all[name]
-
-    async def list_tools_of(self, names: Iterable[str]) -> dict[str, Mapping[str, Pin] | McpUnreachableError]:
-        """List the tools of these servers concurrently."""
-
-        async def tools_of(name: str) -> Mapping[str, Pin] | McpUnreachableError:
-            try:
-                return await self._all[name].tools()
-            except McpUnreachableError as error:
-                return error
-            except NeedsLoginError as error:
-                return McpUnreachableError(str(error))
-
-        servers = list(dict.fromkeys(names))
-        return dict(zip(servers, await asyncio.gather(*map(tools_of, servers)), strict=True))
-
-    async def close(self) -> None:
-        """End all servers concurrently."""
-        await asyncio.gather(*(connection.close() for connection in self._all.values()))

@@ -1,12 +1,14 @@
 """Grants of OAuth: tokens of remote servers, encrypted in the project's store, refreshed by one process at a time.
 
-A grant has a file for each version, which is created and never changed: of two writers, one succeeds. A lease is a
-file, too, and belongs to one version. Only files an hour old are deleted: the loser of a race takes nothing away.
+A grant belongs to the project, or to one requester. It has a file for each version, which is created and never
+changed: of two writers, one succeeds. A lease is a file, too, and belongs to one version. Only files an hour old are
+deleted: the loser of a race takes nothing away.
 """
 
 import asyncio
 import json
 import logging
+import shlex
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -30,6 +32,7 @@ from perdure.codec import UNREADABLE, AesGcmCodec, UnknownKeyError
 from perdure.contracts.models import FrozenModel
 from perdure.decisions.errors import ReportedError
 from perdure.features.mcp.activities.config import HttpServer
+from perdure.features.mcp.rules import render_visible_line
 
 LEASE_SECONDS = 20.0  # after which another process refreshes in place of one that was lost
 LEASE_CHECK_SECONDS = 0.05
@@ -47,11 +50,20 @@ class GrantError(ReportedError):
 
 
 class NeedsLoginError(GrantError):
-    """A person must log in. `occasion` names the login that is over, in this project."""
+    """A person must log in: for the project, or a requester of their own. `occasion` names the login that is over."""
 
-    def __init__(self, server: str, occasion: str, reason: str) -> None:
-        super().__init__(f"MCP server {server} needs a login: {reason}: perdure mcp login {server}")
-        self.server, self.occasion, self.reason = server, occasion, reason
+    def __init__(self, server: str, occasion: str, reason: str, requester: str = "") -> None:
+        whose = f" of {render_visible_line(requester)}" if requester else ""
+        super().__init__(
+            f"MCP server {server} needs a login{whose}: {reason}: {format_login_command(server, requester)}"
+        )
+        self.server, self.occasion, self.reason, self.requester = server, occasion, reason, requester
+
+
+def format_login_command(server: str, requester: str = "") -> str:
+    """Return the command that logs in at a terminal."""
+    whose = f" --for {shlex.quote(render_visible_line(requester))}" if requester else ""
+    return f"perdure mcp login {server}{whose}"
 
 
 class _UnreadableError(GrantError):
@@ -64,10 +76,12 @@ class _UnreadableError(GrantError):
 class Grant(FrozenModel):
     """The tokens of one server, with all that a refresh needs. `generation` counts logins, `version` changes.
 
-    `ended` is the reason why it needs a login; `wants` are scopes that a call lacked.
+    Without a `requester` it is the project's. `ended` is the reason why it needs a login; `wants` are scopes that a
+    call lacked.
     """
 
     server: str
+    requester: str = ""
     version: int
     generation: int
     issuer: str
@@ -118,31 +132,31 @@ class Grant(FrozenModel):
 
 
 class GrantStore:
-    """The grants of a project, by server, and what logins need until they end."""
+    """The grants of a project, by server and requester, and what logins need until they end."""
 
     def __init__(self, store: Store, codec: AesGcmCodec) -> None:
         self._store = store
         self._codec = codec
         self._seen: dict[str, float] = {}  # leases, by the time when they were first seen: hosts' clocks differ
 
-    async def read(self, server: str) -> Grant | None:
-        """Return the grant of a server. Raises GrantError, OSError.
+    async def read(self, server: str, requester: str = "") -> Grant | None:
+        """Return the grant for a server, the project's or a requester's. Raises GrantError, OSError.
 
         A version that stays unreadable is of a process that was killed as it wrote it: the one before counts.
         """
-        names: list[str] = []
+        folder, names = f"grants/{_place_of(server, requester)}", list[str]()
         for _ in range(READ_ATTEMPTS):
-            names = await self._names(f"grants/{server}")
+            names = await self._names(folder)
             if not names:
                 return None
             with suppress(_UnreadableError):
-                if grant := await self.read_sealed(f"grants/{server}/{names[-1]}", Grant):
-                    return _must_be_of(grant, server)
+                if grant := await self.read_sealed(f"{folder}/{names[-1]}", Grant):
+                    return _must_be_of(grant, server, requester)
             await asyncio.sleep(LEASE_CHECK_SECONDS)  # it is being written, or was removed as too old
         for name in reversed(names[:-1]):
             with suppress(_UnreadableError):
-                if grant := await self.read_sealed(f"grants/{server}/{name}", Grant):
-                    return _must_be_of(grant, server).evolve(version=int(names[-1]))
+                if grant := await self.read_sealed(f"{folder}/{name}", Grant):
+                    return _must_be_of(grant, server, requester).evolve(version=int(names[-1]))
         raise GrantError(f"the stored grant of {server} cannot be decrypted: log in again")
 
     async def _names(self, folder: str) -> list[str]:
@@ -150,27 +164,32 @@ class GrantStore:
             await asyncio.to_thread(make_private, self._store.workspace.root)
         return await asyncio.to_thread(self._store.names, folder)
 
-    async def name_occasion(self, generation: int) -> str:
-        """Return the name of a login by its number: one of its own in each store. Raises OSError."""
+    async def name_occasion(self, generation: int, requester: str = "") -> str:
+        """Return the name of a login by its number: one of its own in each store, and for each requester.
+
+        Raises OSError.
+        """
         await self._names("grants")
         with suppress(FileExistsError):
             await asyncio.to_thread(self._store.create, "identity", token_hex(4).encode())
-        return f"{(await asyncio.to_thread(self._store.read, 'identity')).decode()}-{generation}"
+        identity = (await asyncio.to_thread(self._store.read, "identity")).decode()
+        return f"{_place_of(identity, requester)}-{generation}"
 
     async def commit(self, grant: Grant) -> bool:
         """Store a version. Return False if that version exists. Raises OSError."""
+        place = _place_of(grant.server, grant.requester)
         try:
-            await self.create_sealed(f"grants/{grant.server}/{grant.version:012d}", grant)
+            await self.create_sealed(f"grants/{place}/{grant.version:012d}", grant)
         except FileExistsError:
             return False
         for folder in ("grants", "leases"):
             before = datetime.now(UTC) - KEPT
-            await asyncio.to_thread(self._store.remove_older, f"{folder}/{grant.server}", before)
+            await asyncio.to_thread(self._store.remove_older, f"{folder}/{place}", before)
         return True
 
-    async def take_lease(self, server: str, version: int) -> "Lease | None":
+    async def take_lease(self, server: str, version: int, requester: str = "") -> "Lease | None":
         """Take the lease of a version, unless another process has it. Raises OSError."""
-        folder, prefix = f"leases/{server}", f"{version:012d}-"
+        folder, prefix = f"leases/{_place_of(server, requester)}", f"{version:012d}-"
         names = [name for name in await self._names(folder) if name.startswith(prefix)]
         taken = [name for name in names if not name.endswith("~")]
         if taken and f"{taken[-1]}~" not in names:
@@ -215,10 +234,17 @@ class GrantStore:
             await asyncio.to_thread(self._store.remove_older, each, datetime.now(UTC) - KEPT)
 
 
-def _must_be_of(grant: Grant, server: str) -> Grant:
+def _place_of(name: str, requester: str) -> str:
+    """Return a name beside others for the same of a requester, whose own name may have any characters."""
+    return f"{name}.{name_digest(requester)[:32]}" if requester else name
+
+
+def _must_be_of(grant: Grant, server: str, requester: str) -> Grant:
     """Raises GrantError for a grant that was stored in the place of another."""
     if grant.server != server:
         raise GrantError(f"the stored grant of {server} belongs to {grant.server}: log in again")
+    if grant.requester != requester:
+        raise GrantError(f"the stored grant of {server} belongs to another requester: log in again")
     return grant
 
 
@@ -270,12 +296,13 @@ async def request_token(endpoint: str, form: dict[str, str]) -> OAuthToken | dic
 
 
 class GrantKeeper:
-    """The token of one server for all calls of a process."""
+    """The token of one server for all calls of a process, or for those of one requester."""
 
     needs_person = True
 
-    def __init__(self, server: HttpServer, store: GrantStore) -> None:
+    def __init__(self, server: HttpServer, store: GrantStore, requester: str = "") -> None:
         self.server = server.name
+        self.requester = requester
         self.store = store
         self._url = server.url
         self._grant: Grant | None = None
@@ -329,29 +356,35 @@ class GrantKeeper:
     async def want(self, scope: str) -> NeedsLoginError:
         """Note the scope for the next login, and return the error that asks for it. Raises GrantError, OSError."""
         for _ in range(5):
-            now = await self.store.read(self.server)
+            now = await self.store.read(self.server, self.requester)
             if now is None:
                 break
+            if self._grant is not None and now.generation != self._grant.generation:
+                self._grant = None  # the rights may have come with a login that this process has not seen
+                raise GrantError(f"there is another login to {self.server} since: call it again")
             wanted = " ".join(dict.fromkeys((*now.scope.split(), *now.wants.split(), *scope.split())))
             if now.wants == wanted or await self.store.commit(now.evolve(version=now.version + 1, wants=wanted)):
                 self._grant = None
-                occasion = await self.store.name_occasion(now.generation)
-                return NeedsLoginError(self.server, occasion, f"a call needs more rights ({scope})")
+                return await self._needs_login(now.generation, f"a call needs more rights ({scope})")
         raise GrantError(f"the grant of {self.server} changes all the time")
+
+    async def _needs_login(self, generation: int, reason: str) -> NeedsLoginError:
+        occasion = await self.store.name_occasion(generation, self.requester)
+        return NeedsLoginError(self.server, occasion, reason, self.requester)
 
     async def _fresh(self, rejected: str | None) -> Grant:
         """Return a token that another process has stored, or refresh: one process at a time."""
         deadline = monotonic() + LEASE_SECONDS + TOKEN_TIMEOUT
         while monotonic() < deadline:
-            now = await self.store.read(self.server)
+            now = await self.store.read(self.server, self.requester)
             if now is not None and now.ended:
-                raise NeedsLoginError(self.server, await self.store.name_occasion(now.generation), now.ended)
+                raise await self._needs_login(now.generation, now.ended)
             usable = now if now is not None and now.access_token != rejected and now.is_for(self._url) else None
             if usable is not None and not usable.is_due(time()):
                 return usable
-            if lease := await self.store.take_lease(self.server, now.version if now else 0):
+            if lease := await self.store.take_lease(self.server, now.version if now else 0, self.requester):
                 try:
-                    latest = await self.store.read(self.server)
+                    latest = await self.store.read(self.server, self.requester)
                     if (latest and latest.version) == (now and now.version):
                         return await self._replace(now, rejected, lease)
                 finally:
@@ -368,7 +401,7 @@ class GrantKeeper:
             first = await self.begin()
             if first is None:
                 reason = grant.reason_for_login(self._url) if grant else "no person has logged in"
-                raise NeedsLoginError(self.server, await self.store.name_occasion(generation), reason)
+                raise await self._needs_login(generation, reason)
             return await self._commit(first.evolve(version=version + 1, generation=generation + 1))
         form, still_works = self.form_of(grant), rejected != grant.access_token and not grant.is_over(time())
         try:
@@ -386,16 +419,16 @@ class GrantKeeper:
             raise GrantError(f"the authorization server of {self.server} refuses a refresh: {error[:100]}")
         lost = "; the answer to an earlier refresh may have been lost with its process" if lease.was_lost else ""
         reason = f"{'the grant has ended' if answer else 'the token has ended'} ({error[:100]}{lost})"
-        latest = await self.store.read(self.server)  # again: only the token that was tried is over
+        latest = await self.store.read(self.server, self.requester)  # again: only the token that was tried is over
         if latest is not None and latest.version == grant.version:
             await self._end(grant, reason)
-            raise NeedsLoginError(self.server, await self.store.name_occasion(grant.generation), reason)
+            raise await self._needs_login(grant.generation, reason)
         return latest or grant
 
     async def _commit(self, grant: Grant) -> Grant:
         if await self.store.commit(grant):
             return grant
-        return await self.store.read(self.server) or grant
+        return await self.store.read(self.server, self.requester) or grant
 
     def _with_client(self, grant: Grant, form: dict[str, str]) -> dict[str, str]:
         own = {"client_id": grant.client_id, "resource": grant.resource}

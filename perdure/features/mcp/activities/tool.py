@@ -52,12 +52,12 @@ from perdure.contracts.tool import (
 from perdure.decisions.text.formatting import format_task, truncate
 from perdure.decisions.unfinished import SENDABLE
 from perdure.features.mcp.activities.connection import (
-    Connection,
     McpConnectionLostError,
     McpTimeoutError,
     McpUnreachableError,
     OpenCall,
 )
+from perdure.features.mcp.activities.connections import ServerConnection, UnknownRequesterError
 from perdure.features.mcp.activities.extension import (
     CancelTask,
     GetTask,
@@ -66,7 +66,7 @@ from perdure.features.mcp.activities.extension import (
     TaskRequest,
     UpdateTask,
 )
-from perdure.features.mcp.activities.grants import NeedsLoginError
+from perdure.features.mcp.activities.grants import GrantError, GrantKeeper, NeedsLoginError
 from perdure.features.mcp.questions import LOGGED_IN, login_question
 from perdure.features.mcp.rules import (
     ENDED,
@@ -172,7 +172,7 @@ LOST = (McpUnreachableError, McpConnectionLostError, McpTimeoutError)
 class McpTool(PreflightTool, TaskTool):
     """A tool of a server. `name` is the server's; `accepted` is the definition that models see."""
 
-    def __init__(self, route: ToolRoute, name: str, accepted: Pin, connection: Connection) -> None:
+    def __init__(self, route: ToolRoute, name: str, accepted: Pin, connection: ServerConnection) -> None:
         self.route = route
         self.schema = ToolSchema(name=route.name, description=accepted.description, input_schema=accepted.input_schema)
         self._name = name
@@ -189,9 +189,12 @@ class McpTool(PreflightTool, TaskTool):
         seconds = timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                tools = await self.connection.tools(refresh=self.connection.is_remote)
+                connection = await self.connection.for_run()
+                tools = await connection.tools(refresh=connection.is_remote)
         except NeedsLoginError as needs:
             return await self.wait_for_login(needs)
+        except UnknownRequesterError as error:
+            return error_outcome(ToolFault.denied, f"{error}; {_UNSENT}")
         except McpUnreachableError as error:
             raise TransientToolError(ToolFault.unreachable, str(error)) from None
         except TimeoutError:
@@ -205,7 +208,7 @@ class McpTool(PreflightTool, TaskTool):
             return error_outcome(
                 ToolFault.changed, f"{message}; {_UNSENT}. A new run can, once the tool is accepted as it is"
             )
-        return self._reject_changed(now, accepts, self.connection.rejected_tools.get(self._name))
+        return self._reject_changed(now, accepts, connection.rejected_tools.get(self._name))
 
     async def wait_for_login(self, needs: NeedsLoginError) -> ToolOutcome:
         """Have the run wait until a person has logged in, or refused to. Raises HeldError, TransientToolError."""
@@ -216,12 +219,15 @@ class McpTool(PreflightTool, TaskTool):
         by = f"{answer.by} refused" if answer.by else "a person refused"
         return error_outcome(ToolFault.denied, f"{by} to log in to {server.name}; {_UNSENT}")
 
-    async def _ask_for_rights(self, scope: str) -> ToolOutcome:
-        """Ask people for more rights. A call that may not be repeated is over; another one waits. Raises HeldError."""
-        keeper = self.connection.keeper
-        if keeper is None:
-            raise AssertionError("only a server with a token refuses one")
-        needs = await keeper.want(scope)
+    async def _ask_for_rights(self, keeper: GrantKeeper, scope: str) -> ToolOutcome:
+        """Ask people for more rights. A call that may not be repeated is over; another one waits.
+
+        Raises HeldError, TransientToolError.
+        """
+        try:
+            needs = await keeper.want(scope)
+        except (GrantError, OSError) as error:
+            return self._fail_unsent(str(error))
         if self.route.effect is not Effect.once:
             return await self.wait_for_login(needs)
         question = login_question(self.connection.server, needs)
@@ -263,7 +269,8 @@ class McpTool(PreflightTool, TaskTool):
         timeout = self.route.timeout.total_seconds()
         try:
             accepted = (self._accepted.sha256, context.accepts)
-            answer = await self.connection.call(self._name, arguments, timeout, accepted, sent)
+            connection = await self.connection.for_run()
+            answer = await connection.call(self._name, arguments, timeout, accepted, sent)
         except (McpUnreachableError, NeedsLoginError) as error:
             return self._fail_unsent(str(error))
         except McpConnectionLostError as error:
@@ -273,7 +280,7 @@ class McpTool(PreflightTool, TaskTool):
         except McpTimeoutError as error:
             raise TransientToolError(ToolFault.timeout, str(error)) from None
         except MCPError as error:
-            return await self._take_fault(error, sent)
+            return await self._take_fault(error, sent, connection.keeper)
         except RuntimeError as error:  # the SDK's, for an invalid answer
             return error_outcome(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
         if isinstance(answer, CallToolResult):
@@ -287,11 +294,11 @@ class McpTool(PreflightTool, TaskTool):
             return self._leave("retry", to_input_requests(raw.get("inputRequests")), sent.left, answer.request_state)
         return self._take_task(raw)
 
-    async def _take_fault(self, error: MCPError, sent: OpenCall) -> ToolOutcome:
+    async def _take_fault(self, error: MCPError, sent: OpenCall, keeper: GrantKeeper | None) -> ToolOutcome:
         """Return what the error of a server means. Raises TransientToolError, HeldError."""
         if error.message == NO_ANSWER:
-            if self.connection.keeper and (scope := self.connection.keeper.take_lack(self._name)):
-                return await self._ask_for_rights(scope)
+            if keeper and (scope := keeper.take_lack(self._name)):
+                return await self._ask_for_rights(keeper, scope)
             raise TransientToolError(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
         if error.code == URL_ELICITATION_REQUIRED and isinstance(error.data, dict):
             return self._leave("elsewhere", read_elicitations(error.data.get("elicitations")), sent.left)
@@ -306,7 +313,7 @@ class McpTool(PreflightTool, TaskTool):
 
     async def to_outcome(self, answer: CallToolResult, context: CallContext) -> ToolOutcome:
         kept = ResultFiles(f"{self.route.name}-{context.step:02}", context.workspace, context.store)
-        declared = self.connection.declared_output(self._name)
+        declared = (await self.connection.for_run()).declared_output(self._name)
         return await asyncio.to_thread(to_mcp_outcome, answer, kept, declared)
 
     def _take_task(self, raw: dict[str, Any]) -> ToolOutcome:
