@@ -31,8 +31,8 @@ kills: .venv/ready  ## SIGKILL of workers, servers and clients: the faults of `m
 builds: .venv/ready  ## fresh clones, wheels and installations, in odd paths too, and what a deployment needs
 	@$(SUITE) -m builds
 
-foreign: .venv/ready  ## programs of others: MCP servers from npm, the AI SDK, tsc, the temporal command, its Web UI, node, openssl
-	@for each in tests/a2a tests/mcp tests/page tests/web_ui examples/web-chat; do \
+foreign: .venv/ready  ## programs of others: MCP servers from npm, the AI SDK, AG-UI, tsc, the temporal command, its Web UI, node, openssl
+	@for each in tests/a2a tests/ag_ui tests/mcp tests/page tests/web_ui examples/web-chat; do \
 		npm ci --prefix $$each --ignore-scripts --no-audit --no-fund >/dev/null 2>&1 || \
 		echo "npm installs nothing here: the tests of what is in $$each are skipped"; done
 	@$(SUITE) -m foreign

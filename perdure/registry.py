@@ -37,7 +37,7 @@ BUILT_IN = (
     "proof",
 )
 # Doors and the like, off until a project names them in `[features] use`. They add nothing to workers.
-OPTIONAL = ("web_ui", "mcp_http", "a2a")
+OPTIONAL = ("web_ui", "ag_ui", "mcp_http", "a2a")
 
 
 @dataclass(frozen=True)

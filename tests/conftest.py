@@ -31,6 +31,7 @@ TEMPORAL = str(Path(sys.executable).parent / "temporal")
 SLOW = (
     "a2a/test_push.py",
     "a2a/test_tasks.py",
+    "ag_ui/test_threads.py",
     "e2e/",
     "docs/",
     "gateway/test_changed_calls_doors.py",
@@ -92,6 +93,7 @@ GROUPS = {
     # programs of others: MCP servers, the `temporal` command, Temporal's Web UI, node, tsc, the AI SDK
     "foreign": (
         "a2a/test_clients.py",
+        "ag_ui/test_client.py",
         "activities/test_mcp_servers.py",
         "e2e/test_queue_example.py::test_a_worker_in_another_language_does_the_same_calls",
         "e2e/test_temporal_cli.py",

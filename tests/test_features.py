@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from perdure import cli, registry
 from perdure.process.workflows import build_id
-from perdure.registry import BUILT_IN, OPTIONAL, FeatureError, features, optional, use, use_of_project, used
+from perdure.registry import BUILT_IN, OPTIONAL, FeatureError, features, load, optional, use, use_of_project, used
 from perdure.settings import ProjectError, load_settings
 
 TARGET = re.compile(r"[\w.]+:\w+")
@@ -85,7 +85,7 @@ def test_settings_name_the_place_of_a_feature_that_is_not_installed(install: Ins
         load_settings({}, tmp_path)
     assert (
         str(refused.value)
-        == f"{path}, line 2: features.use: there is no feature 'great'; there are: a2a, greet, mcp_http, web_ui"
+        == f"{path}, line 2: features.use: there is no feature 'great'; there are: a2a, ag_ui, greet, mcp_http, web_ui"
     )
     use_of_project(path)  # a command's help works all the same
     path.write_text('[features]\nuse = ["greet"]\n')
@@ -103,6 +103,19 @@ def test_an_optional_feature_is_off_until_a_project_names_it(tmp_path: Path, mon
     assert load_settings({}, tmp_path).file.web_ui.version == 7  # type: ignore[attr-defined]  # a feature's table
     assert {*features()} == {*BUILT_IN, "web_ui"}
     assert (used(), build_id()) == ({}, before)
+
+
+@pytest.mark.parametrize("door", ["web_ui", "ag_ui"])
+def test_a_door_for_an_agent_that_there_is_not_is_refused(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_rows", dict(features()))
+    path = tmp_path / "perdure.toml"
+    path.write_text(f'[features]\nuse = ["{door}"]\n[{door}]\nagent = "defalt"\n')
+    read = load(optional()[door].gateway or "")
+    with pytest.raises(ProjectError) as refused:
+        read(load_settings({}, tmp_path), {})
+    assert str(refused.value) == f"{path}, line 3: {door}: there is no agent 'defalt' (did you mean default?)"
 
 
 def test_an_optional_feature_adds_nothing_to_workers() -> None:

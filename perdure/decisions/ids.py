@@ -173,7 +173,7 @@ def run_id_for_caller(caller: str, key: str) -> str:
 
 
 def chat_conversation_id(caller: str, chat: str) -> str:
-    """Return the conversation of a caller's chat. No other caller's chat, and no other door, has the same one."""
+    """Return the conversation of a caller's chat at the doors of front ends. No other caller or door has it."""
     named = f"{caller}\0{chat}".encode("utf-8", "surrogatepass")
     return "ui-" + blake2b(named, digest_size=10, person=b"chat").hexdigest()
 

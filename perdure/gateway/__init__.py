@@ -2,6 +2,7 @@
 
 app       the FastAPI application with all routes, and the web page's files
 auth      authentication, and the rules that apply to every route
+chats     chats of front ends: conversations of their callers
 lists     lists that the requests of two seconds share
 problems  errors as RFC 9457 problem details
 requests  a request before its route, and its log line

@@ -208,6 +208,11 @@ class Settings:
             raise ProjectError(f"there is no agent {name!r}{near}; the agents are: {', '.join(self.agents)}")
         return self.agents[name]
 
+    def check_reference(self, name: str | None, place: str) -> None:
+        """Raise ProjectError if `place` names an agent that does not exist. One that does not load is another fault."""
+        if name is not None and name not in {*self.agents, *self.roster.faulty}:
+            raise ProjectError(f"{place}: there is no agent {name!r}{format_suggestion(name, self.agents)}")
+
     def with_candidate(self, name: str, path: Path | None, model: str | None) -> "Settings":
         """Return the settings with the agent of another file, or another model, for this agent. Raises ProjectError."""
         self.check_agent(name)

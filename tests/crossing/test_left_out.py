@@ -43,6 +43,8 @@ ROUTES_ELSEWHERE = {
     "/a2a/{agent}/.well-known/agent-card.json": "",
     "/healthz": "reads no run",
     "/readyz": "reads no run",
+    "/v1/ag-ui": "tests/ag_ui, as the next one",
+    "/v1/ag-ui/{thread_id}/stream": "",
     "/v1/budgets": "tests/gateway/test_budgets.py, as the next two",
     "/v1/budgets/{name}/raise": "",
     "/v1/budgets/{name}/reset": "",

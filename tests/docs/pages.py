@@ -12,7 +12,7 @@ from perdure import cli
 ROOT = Path(cli.__file__).parents[1]
 BASH = shutil.which("bash") or "/bin/bash"
 BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-WRITTEN = {"toml", "python", "markdown", "yaml", "json", "ini"}
+WRITTEN = {"toml", "python", "markdown", "yaml", "json", "ini", "js"}
 COMMENTED = re.compile(r"(?:#|//|<!--)\s*([\w./-]+\.\w+)\b")  # "# shop.py, beside perdure.toml"
 NAMED = re.compile(r"`([\w./-]+\.(?:toml|py|md|ya?ml|json|ini))`")
 

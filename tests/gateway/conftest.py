@@ -26,7 +26,7 @@ SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
 PLAIN_SECRET = "a secret that is only for tests"
 PROJECT = """
 [features]
-use = ["web_ui", "mcp_http", "a2a"]
+use = ["web_ui", "ag_ui", "mcp_http", "a2a"]
 
 [gateway]
 public_url = "http://127.0.0.1:8080"

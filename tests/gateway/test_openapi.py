@@ -62,7 +62,14 @@ async def test_the_docs_name_every_route_with_its_scope(gateway: Gateway) -> Non
     rows = [line.split("|")[1:3] for line in text.splitlines() if ROUTE.match(line, 2)]
     table = {route: scope.strip(" `") for named, scope in rows for route in ROUTE.findall(named)}
     paths = (await gateway.get("/openapi.json")).json()["paths"]
-    plain = {"run_id": "id", "conversation_id": "id", "chat_id": "id", "name": "name", "agent": "agent"}
+    plain = {
+        "run_id": "id",
+        "conversation_id": "id",
+        "chat_id": "id",
+        "thread_id": "id",
+        "name": "name",
+        "agent": "agent",
+    }
     served = {
         # A second id keeps its name.
         f"{method.upper()} {re.sub(r'{(.*?)}', lambda name: '{' + plain[name[1]] + '}', path, count=1)}": operation

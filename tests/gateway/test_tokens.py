@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -61,6 +62,8 @@ ROUTES = [
     ("GET", "/v1/ui/chat/nobody/stream", "runs:read"),
     ("GET", "/v1/ui/chat/nobody/messages", "runs:read"),
     ("GET", "/v1/ui/runs/nobody/messages", "runs:read"),
+    ("POST", "/v1/ag-ui", "runs:read"),
+    ("GET", "/v1/ag-ui/nobody/stream", "runs:read"),
     ("POST", "/a2a/{agent}", "runs:read"),
     ("GET", "/a2a/{agent}/.well-known/agent-card.json", "runs:read"),
     *(
@@ -160,10 +163,7 @@ async def test_the_matrix_names_every_route(gateway: Gateway) -> None:
     paths = (await gateway.get("/openapi.json")).json()["paths"]
     served = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     named = {(method, path.replace("nobody", "{id}")) for method, path, _ in ROUTES} | OPEN
-    plain = {
-        (m, p.replace("{run_id}", "{id}").replace("{conversation_id}", "{id}").replace("{chat_id}", "{id}"))
-        for m, p in served
-    }
+    plain = {(method, re.sub(r"{(run|conversation|chat|thread)_id}", "{id}", path)) for method, path in served}
     assert plain == named
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from perdure.contracts.run.limits import LimitOverrides
 from perdure.decisions.run.limits import DEFAULTS
 from perdure.features.a2a.settings import A2aSettings
+from perdure.features.ag_ui.settings import AgUiSettings
 from perdure.features.follow_ups.settings import OutboxSettings
 from perdure.features.mcp.settings import McpAccessSettings, _Http, _Stdio
 from perdure.features.notices.settings import NotifySettings
@@ -101,6 +102,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "project": _of(ProjectSettings),
     "features": _of(FeatureSettings),
     "web_ui": _of(WebUiSettings),
+    "ag_ui": _of(AgUiSettings),
     "a2a": _of(A2aSettings),
     "push": _of(PushSettings),
     "model": _of(ModelSettings, "providers"),

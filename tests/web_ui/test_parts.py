@@ -294,14 +294,17 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("status", ENDS)
-def test_each_end_says_its_status(status: str) -> None:
+def ended(status: str) -> RunEnd:
     events = {
         "completed": {"type": "agent.completed", "payload": {"outcome": "Done.", "artifacts": ["artifacts/a b.md"]}},
         "escalated": {"type": "agent.escalated", "payload": {"reason": "stuck", "detail": "no way", "artifacts": []}},
     }
-    end = RunEnd(RunStatus(status), events.get(status), kind="kind", message="why")
-    parts = parts_of(STARTED, replied(text("hm")), end=end)
+    return RunEnd(RunStatus(status), events.get(status), kind="kind", message="why")
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_each_end_says_its_status(status: str) -> None:
+    parts = parts_of(STARTED, replied(text("hm")), end=ended(status))
     assert (parts[-1]["type"], parts[-1].get("finishReason")) == ENDS[status]
     message = to_message(parts)
     assert message["metadata"]["status"] == status

@@ -44,6 +44,15 @@ class Stretch:
             async for move in moves:
                 if past:
                     yield move
+        async with aclosing(self._rest()) as moves:
+            async for move in moves:
+                yield move
+
+    async def split(self) -> tuple[list[Move], AsyncGenerator[Move]]:
+        """Return the moves until now, and those that follow them as by `follow`, once they are awaited."""
+        return [move async for move in self._past()], self._rest()
+
+    async def _rest(self) -> AsyncGenerator[Move]:
         closing = await self._close()
         for move in closing:
             yield move

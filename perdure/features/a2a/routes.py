@@ -1,7 +1,6 @@
 """The gateway's routes of A2A: the calls to an agent as JSON-RPC, and its card."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any, cast
 from urllib.parse import quote
 
@@ -16,9 +15,9 @@ from perdure.contracts.conversation import MAX_ID_LENGTH
 from perdure.features.a2a.card import describe_agent
 from perdure.features.a2a.settings import A2A
 from perdure.features.a2a.tasks import Tasks
-from perdure.gateway.auth import Caller, CurrentCaller, CurrentGateway, Gateway, ScopedRoute, needs_scope
+from perdure.gateway.auth import CurrentCaller, CurrentGateway, Gateway, ScopedRoute, needs_scope
 from perdure.gateway.problems import ApiError, describe_problems
-from perdure.gateway.routes.sse import BROKEN, CLIENT_READ_TIMEOUT, EventStream, require_free_stream, with_keep_alive
+from perdure.gateway.routes.sse import CLIENT_READ_TIMEOUT, EventStream, require_free_stream, stream_values
 from perdure.gateway.tokens import Scope
 from perdure.settings import ProjectError
 
@@ -47,7 +46,7 @@ async def call_agent(
     response = await JsonRpcDispatcher(tasks, enable_v0_3_compat=compat).handle_requests(request)
     if isinstance(response, EventSourceResponse):
         events = cast(AsyncGenerator[dict[str, str]], response.body_iterator)
-        return EventStream(_format(gateway, holder, events), gateway, CLIENT_READ_TIMEOUT)
+        return EventStream(stream_values(gateway, holder, events, _format), gateway, CLIENT_READ_TIMEOUT)
     return response
 
 
@@ -76,17 +75,6 @@ def _base_of(gateway: Gateway, request: Request) -> str:
     return (gateway.session.settings.file.gateway.public_url or str(request.base_url)).rstrip("/")
 
 
-async def _format(gateway: Gateway, caller: Caller, events: AsyncGenerator[dict[str, str]]) -> AsyncGenerator[bytes]:
-    try:
-        async with (
-            aclosing(events),
-            aclosing(with_keep_alive(events, gateway.stopping, lambda: caller.is_over(gateway.tokens))) as paced,
-        ):
-            async for event in paced:
-                if event is None:
-                    yield b": still here\n\n"
-                    continue
-                name = f"event: {event['event']}\n" if "event" in event else ""
-                yield f"{name}data: {event['data']}\n\n".encode()
-    except BROKEN:  # the access has ended, or Temporal is down
-        return
+def _format(event: dict[str, str]) -> bytes:
+    name = f"event: {event['event']}\n" if "event" in event else ""
+    return f"{name}data: {event['data']}\n\n".encode()

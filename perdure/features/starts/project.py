@@ -8,7 +8,6 @@ from perdure.features.starts.rules import StartRule, compile_start
 from perdure.features.starts.settings import START
 from perdure.features.starts.signatures import Webhook, read_webhooks
 from perdure.settings import ProjectError, Settings
-from perdure.settings.problems import format_suggestion
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,5 @@ def compile_starts(settings: Settings, _client: object = None) -> tuple[StartRul
             rules.append(compile_start(row.model_dump()))
         except ExpressionError as error:
             raise ProjectError(f"{settings.at('start')}: {row.name}: {error}") from None
-        if row.agent is not None and row.agent not in {*settings.agents, *settings.roster.faulty}:
-            hint = format_suggestion(row.agent, settings.agents)
-            raise ProjectError(f"{settings.at('start')}: {row.name}: there is no agent {row.agent!r}{hint}")
+        settings.check_reference(row.agent, f"{settings.at('start')}: {row.name}")
     return tuple(rules)

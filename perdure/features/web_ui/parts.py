@@ -3,12 +3,10 @@
 `ai` 6 ends a stream at a part that it does not know, so it gets what 6 and 7 both know.
 """
 
-import json
 import mimetypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 from perdure.client.course.moves import (
     AnswerTaken,
@@ -33,15 +31,14 @@ from perdure.client.course.moves import (
 from perdure.contracts.run.signals import Decision, HumanInput, QuestionKind
 from perdure.contracts.run.state import QuestionView, RunStatus
 from perdure.decisions.text.visible_text import render_values
+from perdure.gateway.chats import file_address, shown_id
+from perdure.gateway.routes.sse import frame_json
 
 Part = dict[str, Any]
 OURS = {"dynamic": True, "providerExecuted": True}  # no code of the page is needed, and the browser runs no tool
 MAX_NOTICE = 2000  # characters
-
-
-def approval_id(run_id: str, question: QuestionView) -> str:
-    """Return the id of an approval: the exact call of one question of one run, so that no other can be meant."""
-    return f"{run_id}/{question.id}/{question.call or ''}"
+LAST_PARTS = ("finish", "error")
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
@@ -111,9 +108,7 @@ class PartWriter:
             yield self._file(f"media/{media.sha256}", media.media_type)
 
     def _file(self, path: str, media_type: str) -> Part:
-        """Return a file by its address at the gateway, which needs the token, too."""
-        url = f"/v1/runs/{quote(self.run_id, safe='')}/{quote(path)}"
-        return {"type": "file", "mediaType": media_type, "url": url}
+        return {"type": "file", "mediaType": media_type, "url": file_address(self.run_id, path)}
 
     def _on_asked(self, move: PeopleAsked) -> Iterator[Part]:
         open_ones = {question.id for question in move.questions}
@@ -127,7 +122,7 @@ class PartWriter:
             is_new = known is None or known.call != question.call
             self._asked[question.id] = question
             if question.kind == QuestionKind.approval and question.tool_use_id in self._calls and is_new:
-                approval = approval_id(self.run_id, question)
+                approval = shown_id(self.run_id, question)
                 self._approvals.add(approval)
                 yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": question.tool_use_id}
             yield self._question(question, "open")
@@ -149,7 +144,7 @@ class PartWriter:
         """`ai` 7 also hears of an approval that was given elsewhere."""
         self._settled.add(question.id)
         yield self._question(question, "answered")
-        approval, decision = approval_id(self.run_id, question), self._answers[question.id].decision
+        approval, decision = shown_id(self.run_id, question), self._answers[question.id].decision
         is_approved = decision in (Decision.approve, Decision.approve_tool)
         is_known = approval in self._approvals and question.tool_use_id in self._calls
         if self.version >= 7 and is_approved and is_known:
@@ -217,5 +212,5 @@ def notice(about: str, text: str) -> Part:
 
 
 def frame(part: Part) -> bytes:
-    """Return a part as a server-sent event, in ASCII. A named event with data would end the stream."""
-    return f"data: {json.dumps(part)}\n\n".encode()
+    """Return a part as a server-sent event, the last one with the stream's end. A named event would be its end."""
+    return frame_json(part) + (DONE if part["type"] in LAST_PARTS else b"")

@@ -1,7 +1,6 @@
 """The gateway's routes of chats: send and decide, resume, read."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -9,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Response
 from perdure.client.run_list import find_run
 from perdure.contracts.conversation import MAX_ID_LENGTH
 from perdure.contracts.models import FrozenModel
-from perdure.features.web_ui.chats import Chat, read_messages
+from perdure.features.web_ui.chats import UiChat, read_messages
 from perdure.features.web_ui.contract import PostedChat
 from perdure.features.web_ui.parts import Part, frame
 from perdure.gateway.auth import (
@@ -22,19 +21,17 @@ from perdure.gateway.auth import (
 )
 from perdure.gateway.problems import ApiError, describe_problems
 from perdure.gateway.routes.sse import (
-    BROKEN,
     CLIENT_READ_TIMEOUT,
     HEADERS,
     EventStream,
+    describe_events,
     require_free_stream,
-    with_keep_alive,
+    stream_values,
 )
 from perdure.gateway.tokens import Scope
 
 MAX_TURNS = 50  # that one request reads
 STREAM_HEADERS = {**HEADERS, "X-Vercel-Ai-Ui-Message-Stream": "v1"}
-DONE = b"data: [DONE]\n\n"
-LAST_PARTS = ("finish", "error")
 
 ChatPath = Annotated[str, Path(min_length=1, max_length=MAX_ID_LENGTH, description="The chat, as the page names it.")]
 _STREAM: dict[str, Any] = {
@@ -42,12 +39,7 @@ _STREAM: dict[str, Any] = {
     "dependencies": [needs_scope(Scope.read)],
     "response_class": EventStream,
 }
-_PARTS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The AI SDK's UI message stream, of one message",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-}
+_PARTS = describe_events("The AI SDK's UI message stream, of one message")
 
 router = APIRouter(
     prefix="/v1/ui",
@@ -70,7 +62,7 @@ async def post_chat(gateway: CurrentGateway, holder: CurrentCaller, body: Posted
     A person's message also needs `runs:start`. One of the assistant's, whose calls a person has approved or denied,
     also needs `human:answer`.
     """
-    chat, message = Chat(gateway, holder, body.id), body.messages[0]
+    chat, message = UiChat(gateway, holder, body.id), body.messages[0]
     require_free_stream(gateway)
     if message.role == "user":
         require_scope(holder, Scope.start)
@@ -91,7 +83,7 @@ async def post_chat(gateway: CurrentGateway, holder: CurrentCaller, body: Posted
 async def resume_chat(gateway: CurrentGateway, holder: CurrentCaller, chat_id: ChatPath) -> Response:
     """Stream the reply that runs, from its beginning; 204 if none does."""
     require_free_stream(gateway)
-    chat = Chat(gateway, holder, chat_id)
+    chat = UiChat(gateway, holder, chat_id)
     run_id = await chat.find_running()
     return Response(status_code=204) if run_id is None else _stream(chat, chat.reply(run_id))
 
@@ -104,7 +96,7 @@ async def read_chat(
     limit: Annotated[int, Query(ge=1, le=MAX_TURNS, description="The turns, the latest ones.")] = 20,
 ) -> ChatMessages:
     """Return the messages of a chat, made of the parts that were streamed."""
-    return ChatMessages(messages=tuple(await Chat(gateway, holder, chat_id).read(limit)))
+    return ChatMessages(messages=tuple(await UiChat(gateway, holder, chat_id).read(limit)))
 
 
 @router.get("/runs/{run_id}/messages", dependencies=[needs_scope(Scope.read)])
@@ -114,22 +106,6 @@ async def read_run_messages(gateway: CurrentGateway, run_id: RunId) -> ChatMessa
     return ChatMessages(messages=tuple(await read_messages(gateway, [run])))
 
 
-def _stream(chat: Chat, parts: AsyncGenerator[Part]) -> EventStream:
-    return EventStream(_format(chat, parts), chat.gateway, CLIENT_READ_TIMEOUT, STREAM_HEADERS)
-
-
-async def _format(chat: Chat, parts: AsyncGenerator[Part]) -> AsyncGenerator[bytes]:
-    """Yield server-sent events. A stream that breaks off has no end, so that the page resumes it."""
-    gateway, last = chat.gateway, ""
-    try:
-        async with (
-            aclosing(parts),
-            aclosing(with_keep_alive(parts, gateway.stopping, lambda: chat.caller.is_over(gateway.tokens))) as paced,
-        ):
-            async for part in paced:
-                last = part["type"] if part else last
-                yield frame(part) if part else b": still here\n\n"
-    except BROKEN:  # Temporal or a store is down, or the access has ended
-        return
-    if last in LAST_PARTS:
-        yield DONE
+def _stream(chat: UiChat, parts: AsyncGenerator[Part]) -> EventStream:
+    frames = stream_values(chat.gateway, chat.caller, parts, frame)
+    return EventStream(frames, chat.gateway, CLIENT_READ_TIMEOUT, STREAM_HEADERS)

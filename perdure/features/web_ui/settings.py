@@ -7,8 +7,7 @@ from pydantic import Field
 
 from perdure.contracts.conversation import MAX_ID_LENGTH
 from perdure.contracts.models import StrictModel
-from perdure.settings import ProjectError, Settings
-from perdure.settings.problems import format_suggestion
+from perdure.settings import Settings
 from perdure.settings.tables import Table
 
 
@@ -28,7 +27,5 @@ WEB_UI = Table("web_ui", WebUiSettings, WebUiSettings())
 def read_web_ui(settings: Settings, _: Mapping[str, str]) -> WebUiSettings:
     """Return the door's settings. Raises ProjectError."""
     door = WEB_UI.of(settings.file)
-    if door.agent is not None and door.agent not in {*settings.agents, *settings.roster.faulty}:
-        hint = format_suggestion(door.agent, settings.agents)
-        raise ProjectError(f"{settings.at('web_ui')}: there is no agent {door.agent!r}{hint}")
+    settings.check_reference(door.agent, settings.at("web_ui"))
     return door

@@ -43,7 +43,7 @@ from perdure.gateway.lists import (
     naming_cursor,
 )
 from perdure.gateway.problems import RETRY_SOON, ApiError, ProblemKind, describe_problems
-from perdure.gateway.routes.sse import EventStream, open_event_stream, parse_position
+from perdure.gateway.routes.sse import EventStream, describe_events, open_event_stream, parse_position
 from perdure.gateway.tokens import Scope
 from perdure.python_client import Run
 
@@ -258,8 +258,7 @@ async def read_run(
     status_code=200,
     dependencies=[needs_scope(Scope.read)],
     response_class=EventStream,
-    responses=describe_problems(429)
-    | {200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses=describe_problems(429) | describe_events("Server-sent events"),
 )
 async def stream_run(
     gateway: CurrentGateway,

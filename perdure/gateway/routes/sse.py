@@ -132,6 +132,32 @@ async def _format_events(
         return
 
 
+def describe_events(description: str) -> dict[int | str, dict[str, Any]]:
+    """Return the response of a route that streams JSON values in events without names."""
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    return {200: {"description": description, "content": {"text/event-stream": {"schema": event}}}}
+
+
+def frame_json(value: Any) -> bytes:
+    """Return a value as a server-sent event without a name, in ASCII."""
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+async def stream_values(
+    gateway: Gateway, caller: Caller, values: AsyncGenerator[V], write: Callable[[V], bytes]
+) -> AsyncGenerator[bytes]:
+    """Yield values as `write` makes them, and comments between. A stream that breaks off has no end: it is resumed."""
+    try:
+        async with (
+            aclosing(values),
+            aclosing(with_keep_alive(values, gateway.stopping, lambda: caller.is_over(gateway.tokens))) as paced,
+        ):
+            async for value in paced:
+                yield b": still here\n\n" if value is None else write(value)
+    except BROKEN:  # Temporal or a store is down, or the access has ended
+        return
+
+
 def _render_json(text: str) -> str:
     return json.dumps(render_values(json.loads(text)))
 
