@@ -192,7 +192,7 @@ SCENARIOS = (
         "one limit for the fleet",
         limits.shared,
         None,
-        {"runs": 80, "steps": 36, "size": 8, "rate": 20, "windows": 4},
+        {"runs": 80, "steps": 20, "size": 8, "rate": 10, "windows": 4},
     ),
     Scenario("media", "images and a typed result", media.seen_and_typed, {"runs": 1}, {"runs": 4}),
     Scenario("window", "share in doubt", worker_faults.window, None, {"kills": 60}),
