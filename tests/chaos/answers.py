@@ -86,8 +86,11 @@ class FlakyModel:
         return takes
 
 
-async def storm(context: ScenarioContext, *, runs: int) -> Row:
-    """R14: rate limits of tools and model, and faults of the model, answered with patience and nothing more."""
+async def storm(context: ScenarioContext, *, runs: int, limited: bool = False) -> Row:
+    """R14: rate limits of tools and model, and faults of the model, answered with patience and nothing more.
+
+    `limited`: all limits are on.
+    """
 
     def refuses(effect: str, key: str, earlier: int) -> Response | None:
         if earlier >= Random(f"{context.seed} {key}").choice((0, 0, 1, 2)):
@@ -96,7 +99,7 @@ async def storm(context: ScenarioContext, *, runs: int) -> Row:
 
     model = FlakyModel(context.seed, max(10.0, runs / 8))
     tools = ToolServer(context.seed, refuses=refuses)
-    async with context.environment(tools=tools, says=model) as it:
+    async with context.environment(tools=tools, says=model, limited=limited) as it:
         it.start_workers("r14", 2)
         for number in range(runs):
             await it.start(mixed(f"r14-{number}", it.random, 8), "r14")

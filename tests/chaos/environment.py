@@ -64,6 +64,29 @@ TOOLS = {  # name: kind, effect, path, timeout
     "hear": ("signal", "read", "handed", "10m"),
     "miss": ("signal", "read", "handed", "5s"),  # never answered: its timer is what matters
 }
+LIMITS = """
+[model]
+default = "scripted"
+
+[model.providers.anthropic]
+requests_per_minute = 600_000
+shared = true
+
+[prices.scripted]
+input = 1
+output = 5
+
+[[budget]]
+name = "all"
+usd = 10_000.0
+every = "day"
+
+[[budget]]
+name = "owners"
+per = "owner"
+runs = 1_000_000
+every = "day"
+"""
 AGENT = "---\nname: default\ntools: [{tools}]\n---\nDo what the goal says.\n"
 
 
@@ -369,9 +392,14 @@ async def environment(
     sticky: str = "1s",
     batches: ScriptedBatches | None = None,
     more: str = "",
+    limited: bool = False,
 ) -> AsyncIterator[Environment]:
+    """Yield the place of a scenario. `more` is added to its perdure.toml; `limited`: with all limits, which suffice."""
     with tools or ToolServer(seed) as outside, ScriptedModel(says, batches=batches) as model:
-        _write_project(folder, outside.base_url, fuses=fuses, sticky=sticky, more=more)
+        _write_project(folder, outside.base_url, fuses=fuses, sticky=sticky, more=more + LIMITS * limited)
+        if limited:
+            agent = folder / "agents" / "default.md"
+            agent.write_text(agent.read_text().replace("---\n", "---\nlimits: {max_running: 1000}\n", 1))
         it = Environment(client, folder, seed, outside, model, folder / "full" if full_disk else None)
         try:
             yield it

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import quantiles
+from statistics import median, quantiles
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 
 from perdure.client import lanes
 from perdure.client.errors import RejectedError
 from perdure.contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
+from perdure.contracts.people import Sender
 from perdure.decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
 from perdure.testkit.model_server import ScriptedAnswer, fails, says, slow
 from perdure.testkit.rehearsal.sse import Json
@@ -88,9 +89,11 @@ class _Flood:
     is_full: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
 
-async def flood(context: ScenarioContext, *, requests: int, size: int, healthy: int, ratio: float | None) -> Row:
-    """R10: a lane is flooded, one is slow, one fails each time; the others notice nothing."""
-    async with context.environment(says=reply) as it:
+async def flood(
+    context: ScenarioContext, *, requests: int, size: int, healthy: int, ratio: float | None, limited: bool = False
+) -> Row:
+    """R10: a lane is flooded, one is slow, one fails each time; the others notice nothing, also under all limits."""
+    async with context.environment(says=reply, limited=limited) as it:
         it.start_workers("r10", 2)
         found, flooded, poisoned = Audit(), _Flood(), f"poison-{context.seed}"
         await _say(it, "r10", f"warm-{context.seed}", "warm")
@@ -119,6 +122,59 @@ async def flood(context: ScenarioContext, *, requests: int, size: int, healthy: 
         judge_logs(found, it, quiet=True)
         note = f"{flooded.accepted} taken, {flooded.refused} refused; p95 {first:.2f} s alone, {second:.2f} s beside it"
         return row(it, found, note)
+
+
+async def owners(
+    context: ScenarioContext, *, conversations: int, requests: int, measured: int, ratio: float | None
+) -> Row:
+    """Fair shares: beside the conversations of one owner, a request of another one begins nearly as soon as alone."""
+    seen, at_once = dict[str, float](), asyncio.Semaphore(SENDERS)
+
+    def note(body: Json) -> ScriptedAnswer:
+        request = texts(body)[-1]
+        seen.setdefault(request, time.monotonic())
+        return says(f"done {request[:40]}")
+
+    async def ask(lane: str, name: str, owner: str) -> Submitted:
+        body = SubmitRequest(request_id=name, goal=name, sender=Sender(door="gateway", token=owner))
+        async with at_once:
+            asked: Submitted = await retry_until_accepted(
+                lambda: lanes.submit_with_retry(it.client, "owners", lane, body)
+            )
+        return asked
+
+    async def time_others(name: str) -> list[float]:
+        took = list[float]()
+        for number in range(measured):
+            goal, began = f"{name}-{context.seed}-{number}", time.monotonic()
+            await ask(goal, goal, "ben")
+            async with asyncio.timeout(PATIENCE):
+                while goal not in seen:  # noqa: ASYNC110 - another thread fills it
+                    await asyncio.sleep(0.01)
+            took.append(seen[goal] - began)
+        return took
+
+    async with context.environment(says=note) as it:
+        it.start_workers("owners", 2)
+        found = Audit()
+        await time_others("warm")
+        alone = median(await time_others("alone"))
+        names = [
+            (f"many-{context.seed}-{lane}", f"{lane}-{n}") for n in range(requests) for lane in range(conversations)
+        ]
+        asked = await asyncio.gather(*(ask(*each, "anna") for each in names))
+        left = len(names) - sum(name in seen for _, name in names)
+        beside = median(await time_others("beside"))
+        still = len(names) - sum(name in seen for _, name in names)
+        await asyncio.gather(*(wait_for_end(it, each.run_id) for each in asked))
+        if ratio is not None and (beside > ratio * alone or not still):
+            found.wrong(
+                f"a request began after {beside:.2f} s beside the others, {alone:.2f} s alone; {still} were left"
+            )
+        found.runs = len(names) + 3 * measured
+        judge_logs(found, it, quiet=True)
+        note_ = f"a request begins after {alone:.2f} s alone, {beside:.2f} s beside {left} to {still} of another owner"
+        return row(it, found, note_)
 
 
 async def stop_lane(it: Environment, lane: str) -> None:

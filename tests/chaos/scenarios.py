@@ -98,8 +98,18 @@ SCENARIOS = (
         {"requests": 20, "size": 150_000, "healthy": 20, "ratio": None},
         {"requests": 10_000, "size": 10, "healthy": 100, "ratio": 1.5},
     ),
+    Scenario(
+        "R10l",
+        "a flooded lane, under limits",
+        lanes.flood,
+        {"requests": 20, "size": 150_000, "healthy": 20, "ratio": None, "limited": True},
+        {"requests": 10_000, "size": 10, "healthy": 100, "ratio": 1.5, "limited": True},
+    ),
     Scenario("R13", "large results", answers.large_results, {}, {}),
     Scenario("R14", "storm", answers.storm, {"runs": 5}, {"runs": 100}),
+    Scenario(
+        "R14l", "storm, under limits", answers.storm, {"runs": 5, "limited": True}, {"runs": 100, "limited": True}
+    ),
     Scenario("R15", "long model call", answers.long_call, {"seconds": 15}, {"seconds": 90}),
     Scenario(
         "R16",
@@ -193,6 +203,13 @@ SCENARIOS = (
         limits.shared,
         None,
         {"runs": 80, "steps": 20, "size": 8, "rate": 10, "windows": 4},
+    ),
+    Scenario(
+        "owners",
+        "fair shares",
+        lanes.owners,
+        {"conversations": 10, "requests": 2, "measured": 3, "ratio": None},
+        {"conversations": 200, "requests": 5, "measured": 10, "ratio": 2.5},
     ),
     Scenario("media", "images and a typed result", media.seen_and_typed, {"runs": 1}, {"runs": 4}),
     Scenario("window", "share in doubt", worker_faults.window, None, {"kills": 60}),
