@@ -73,9 +73,10 @@ def test_a_command_without_its_library_is_one_line(
 
 
 def test_a_tool_that_lacks_its_library_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "a2a", None)
-    monkeypatch.delitem(sys.modules, "perdure.features.a2a_client.tool", raising=False)
-    monkeypatch.delitem(sys.modules, "perdure.features.a2a_client.connection", raising=False)
+    for loaded in {"a2a", *(name for name in sys.modules if name.startswith("a2a."))}:
+        monkeypatch.setitem(sys.modules, loaded, None)
+    for loaded in [name for name in sys.modules if name.startswith("perdure.features.a2a_client.")]:
+        monkeypatch.delitem(sys.modules, loaded)
     (tmp_path / "perdure.toml").write_text(
         '[tools.far]\nkind = "a2a"\ndescription = "Far away."\nurl = "https://agents.example"\n'
     )

@@ -21,8 +21,8 @@ ACTING = (
     "accept_outcome",
     "check_policy",
     "call_tool",
-    "update_task",
 )
+ACTING_SILENTLY = ("update_task",)  # its result, which is none, does not say that it was held
 
 
 def guard_interceptors(client: Client) -> list[Interceptor]:
@@ -33,7 +33,7 @@ def guard_interceptors(client: Client) -> list[Interceptor]:
 
 def all_acting() -> list[str]:
     """Return the types of a worker's activities that may call a model or have an effect outside."""
-    return [*ACTING, *(name for feature in features().values() for name in feature.acting)]
+    return [*ACTING, *ACTING_SILENTLY, *(name for feature in features().values() for name in feature.acting)]
 
 
 def hold_interceptor(client: Client, task_queue: str, acting: Sequence[str]) -> HoldInterceptor:

@@ -11,7 +11,7 @@ from a2a.types import SendMessageRequest
 
 from tests.a2a.conftest import Other, message, shown, state_of, text_of
 from tests.e2e.projects import MakeProject
-from tests.mcp.desk import Desk, serve_desk
+from tests.mcp.desk import A2A, Desk, serve_desk
 from tests.mcp.oauth import OAuthServer
 
 
@@ -23,7 +23,7 @@ def oauth() -> Iterator[OAuthServer]:
 
 @pytest.fixture
 async def desk(make_project: MakeProject, oauth: OAuthServer) -> AsyncIterator[Desk]:
-    async with serve_desk(make_project, oauth) as opened:
+    async with serve_desk(make_project, oauth, A2A) as opened:
         yield opened
 
 

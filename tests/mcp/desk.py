@@ -27,10 +27,11 @@ Json = dict[str, Any]
 PEOPLE = ("ann", "ben")
 SCOPES = ("runs:start", "runs:read", "human:answer")
 KEYS = f"k1:{base64.b64encode(b'k' * 32).decode()}"
-CONFIG = """
+A2A = """
 [features]
 use = ["a2a"]
-
+"""
+CONFIG = """
 [gateway]
 public_url = "http://gateway.test"
 
@@ -39,7 +40,6 @@ auth = "oauth"
 grant = "requester"
 """
 FILES = {
-    "perdure.toml": CONFIG,
     "agents/default.md": "---\nname: default\ndescription: Counts.\ntools: [tickets__stock, tickets__meet]\n"
     "peers: [helper]\n---\nYou count.\n",
     "agents/helper.md": "---\nname: helper\ndescription: Helps.\ntools: [tickets__stock]\n---\nYou help.\n",
@@ -156,12 +156,14 @@ async def accept_tools(project: Project, oauth: OAuthServer) -> None:
 
 
 @asynccontextmanager
-async def serve_desk(make_project: MakeProject, oauth: OAuthServer) -> AsyncIterator[Desk]:
+async def serve_desk(make_project: MakeProject, oauth: OAuthServer, more: str = "") -> AsyncIterator[Desk]:
+    """A project with a server that each requester logs in to; `more` is added to its perdure.toml."""
     with ScriptedModel(replies) as model:
         project = make_project(ANTHROPIC_BASE_URL=model.base_url, ANTHROPIC_API_KEY="sk-none", PERDURE_CODEC_KEYS=KEYS)
         servers = f'{{"mcpServers": {{"tickets": {{"type": "http", "url": "{oauth.url}/mcp"}}}}}}'
-        project.write_all({**FILES, ".mcp.json": servers})
+        project.write_all({**FILES, "perdure.toml": CONFIG, ".mcp.json": servers})
         await accept_tools(project, oauth)
+        project.write("perdure.toml", CONFIG + more)  # not before: this process would have its features
         async with serve(project) as served:
             await register_search_attributes(served.client)
             with project.worker(TEMPORAL_ADDRESS=served.address):

@@ -17,6 +17,7 @@ from perdure.contracts.tool import MAX_RESULT_BYTES
 from perdure.decisions.text.formatting import truncate
 
 CARD_PATH = "/.well-known/agent-card.json"
+JSONRPC = "JSONRPC"  # the binding that requests use
 MAX_BYTES = 2 * MAX_RESULT_BYTES  # of an answer, with files in base64
 
 Reply = TypeVar("Reply")
@@ -86,13 +87,18 @@ class AgentConnection:
         return self._client
 
     async def _connect(self) -> Client:
-        config = ClientConfig(streaming=False, polling=True, httpx_client=self._http)
+        config = ClientConfig(
+            streaming=False, polling=True, httpx_client=self._http, supported_protocol_bindings=[JSONRPC]
+        )
+        # The verifier is the SDK's hook between a card and its use.
         return await create_client(self._url, config, signature_verifier=self._check_card)
 
     def _check_card(self, card: AgentCard) -> None:
         """Raise AgentRefusedError if requests would go elsewhere, with the headers."""
         own = httpx.URL(self._url)
         for interface in card.supported_interfaces:
+            if interface.protocol_binding != JSONRPC:
+                continue
             other = httpx.URL(interface.url)
             if (other.scheme, other.host, other.port) != (own.scheme, own.host, own.port):
                 reason = f"its card sends requests to {truncate(interface.url, 200)}, another host than {own.host}'s"

@@ -142,9 +142,10 @@ def _format_server_status(standing: ServerStatus) -> str:
 @click.option("--for", "requester", help='With grant = "requester": whose runs use the login; by default yours.')
 @async_command()
 async def login_command(name: str, *, browser: bool, port: int, by: str | None, requester: str | None) -> int:
-    """Log in to a remote MCP server by OAuth, for the whole project or one requester.
+    """Log in to a remote MCP server by OAuth.
 
-    The server is one of .mcp.json, with auth = "oauth" in [mcp.NAME] of perdure.toml. Runs that wait for it go on.
+    The server is one of .mcp.json, with auth = "oauth" in [mcp.NAME] of perdure.toml. The login is for the project, or
+    with grant = "requester" for one requester. Runs that wait for it go on.
     """
     from perdure.features.mcp.loopback import log_in
     from perdure.features.mcp.questions import settle_login
