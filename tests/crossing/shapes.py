@@ -283,7 +283,7 @@ async def end_task(it: Crossing, run_id: str) -> None:
 async def fill_form(it: Crossing, run_id: str) -> None:
     """What the server of a task asks is a question that is for people."""
     question = await it.wait_for_question(run_id)
-    assert (question["kind"], "The MCP server bank" in question["text"]) == ("input", True)
+    assert (question["kind"], "The server bank" in question["text"]) == ("input", True)
     refused = await it.answer("ann", run_id, question_id=question["id"], text="perhaps")
     assert refused.status_code == 409, refused.text
     taken = await it.answer("ann", run_id, question_id=question["id"], text="ok: yes")
