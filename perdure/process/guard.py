@@ -13,15 +13,7 @@ from perdure.client.guard import ServerGuard, guard_of
 from perdure.contracts.failures import WORKER_SHUTDOWN
 from perdure.registry import features, load_each
 
-ACTING = (
-    "plan",
-    "reflect",
-    "read_and_reflect",
-    "summarize",
-    "accept_outcome",
-    "check_policy",
-    "call_tool",
-)
+ACTING = ("plan", "reflect", "read_and_reflect", "summarize", "accept_outcome", "check_policy", "call_tool")
 ACTING_SILENTLY = ("update_task",)  # its result, which is none, does not say that it was held
 
 

@@ -6,9 +6,6 @@ folder control it: `hold-METHOD` holds back replies to that method while it exis
 
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -40,9 +37,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.mcp.tasks import TaskServer
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
 WORKING, ASKS, NEEDS_LOGIN = (
     TaskState.TASK_STATE_WORKING,
     TaskState.TASK_STATE_INPUT_REQUIRED,
@@ -51,56 +48,23 @@ WORKING, ASKS, NEEDS_LOGIN = (
 ENDED = (TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_CANCELED)
 
 
-class Elsewhere:
-    """The process. `log` is what it was asked, in order."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
+class Elsewhere(TaskServer):
+    """The process."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "tests.a2a.elsewhere", str(self.folder), str(self.port)]
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-
-    async def until_up(self) -> None:
-        def answers() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-        await until(answers)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.a2a.elsewhere", str(self.folder)]
 
     @property
-    def log(self) -> list[dict[str, Any]]:
-        path = self.folder / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def count(self, method: str) -> int:
-        return sum(entry["method"] == method for entry in self.log)
+    def task_files(self) -> list[Path]:
+        return sorted(self.folder.glob("task-*.json"))
 
     def set(self, name: str, text: str = "") -> None:
         (self.folder / name).write_text(text)
-
-    def clear(self, name: str) -> None:
-        (self.folder / name).unlink()
-
-    @property
-    def tasks(self) -> list[Path]:
-        return sorted(self.folder.glob("task-*.json"))
 
 
 @contextmanager
@@ -113,16 +77,19 @@ def elsewhere(folder: Path) -> Iterator[Elsewhere]:
         server.kill()
 
 
-def said(text: str, id: str = "", **metadata: Any) -> Message:  # noqa: A002
+def agent_message(text: str, id: str = "", **metadata: Any) -> Message:  # noqa: A002
     part = Part(text=text, metadata=metadata or None)
     return Message(message_id=id or uuid4().hex, role=Role.ROLE_AGENT, parts=[part])
 
 
 QUESTIONS = {
-    "ask": (ASKS, said("Which colour?", "q-1")),
-    "choose": (ASKS, said("Which colour?", "q-2", question_id="7", options=["red", "blue"])),
-    "approve": (ASKS, said("Pay 42? A person decides.", "q-3", question_id="8", link="https://desk.example/#run")),
-    "login": (NEEDS_LOGIN, said("Log in at https://bank.example/login.", "q-4")),
+    "ask": (ASKS, agent_message("Which colour?", "q-1")),
+    "choose": (ASKS, agent_message("Which colour?", "q-2", question_id="7", options=["red", "blue"])),
+    "approve": (
+        ASKS,
+        agent_message("Pay 42? A person decides.", "q-3", question_id="8", link="https://desk.example/#run"),
+    ),
+    "login": (NEEDS_LOGIN, agent_message("Log in at https://bank.example/login.", "q-4")),
 }
 
 
@@ -137,7 +104,7 @@ class Handler(RequestHandler):
         if asked.task_id:
             return self.answer(asked, text)
         if text.startswith("chat"):
-            return said("Hello yourself.")
+            return agent_message("Hello yourself.")
         if text.startswith("refuse"):
             raise InvalidParamsError("no such work here")
         if text.startswith("swap"):
@@ -145,7 +112,7 @@ class Handler(RequestHandler):
         task = Task(
             id=uuid4().hex,
             context_id=asked.context_id or uuid4().hex,
-            status=TaskStatus(state=WORKING, message=said("counting")),
+            status=TaskStatus(state=WORKING, message=agent_message("counting")),
             history=[asked],
         )
         self.save(task)
@@ -186,9 +153,9 @@ class Handler(RequestHandler):
             self.complete(task, word, text)
         elif (self.folder / "fail").exists():
             state = TaskState.TASK_STATE_FAILED
-            task.status.CopyFrom(TaskStatus(state=state, message=said("no funds")))
+            task.status.CopyFrom(TaskStatus(state=state, message=agent_message("no funds")))
         else:
-            task.status.CopyFrom(TaskStatus(state=WORKING, message=said("counting")))
+            task.status.CopyFrom(TaskStatus(state=WORKING, message=agent_message("counting")))
         self.save(task)
         return task
 

@@ -72,12 +72,12 @@ def interrupts(events: list[Json]) -> list[Json]:
     return asked
 
 
-def said(events: list[Json]) -> str:
+def text_in(events: list[Json]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == "TEXT_MESSAGE_CONTENT")
 
 
 def brief(messages: list[Json]) -> list[Any]:
-    """What each message says: its text, or the tool that it calls."""
+    """Each message as its text, or the tool that it calls."""
     return [each.get("content") or each["toolCalls"][0]["function"]["name"] for each in messages]
 
 

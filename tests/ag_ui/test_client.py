@@ -26,13 +26,13 @@ MODULES = HERE / "node_modules"
 class Client(NodePage):
     """One thread of AG-UI's client."""
 
-    async def ended(self, status: str = "completed") -> Json:
+    async def wait_for_end(self, status: str = "completed") -> Json:
         """Wait until the stretch is over, and the run has this status."""
         return await self.until(
             lambda it: it["status"] != "running" and (it.get("result") or {}).get("status") == status
         )
 
-    async def asked(self) -> Json:
+    async def wait_for_interrupt(self) -> Json:
         """Wait until the run asks."""
         return await self.until(lambda it: it["status"] == "ready" and it["pending"])
 
@@ -41,7 +41,7 @@ class Client(NodePage):
         resume = [{"interruptId": each["id"], "status": status, **given} for each in shown["pending"]]
         await self.do("run", **{"with": {"resume": resume}})
 
-    async def kept(self) -> list[Json]:
+    async def read_messages(self) -> list[Json]:
         return await Door(self.gateway, self.chat).messages()
 
 
@@ -78,24 +78,24 @@ async def stock(script: Path, ui_gateway: Gateway) -> AsyncIterator[Client]:
 async def test_a_thread_from_the_message_to_the_end(client: Client) -> None:
     """And the messages of a reload are those that the client has made of the events."""
     await client.do("send", text="GOAL look")
-    shown = await client.ended()
+    shown = await client.wait_for_end()
     assert (shown["status"], shown.get("error")) == ("ready", None)
     assert brief(shown["messages"])[1:] == ["I will look.", "look", "the key is here", "Done: the key is here."]
-    assert shown["messages"] == await client.kept()
+    assert shown["messages"] == await client.read_messages()
     await client.do("send", text="GOAL think")
     await client.until(lambda it: len(it["messages"]) > 6)
-    assert (await client.ended())["messages"] == await client.kept()
+    assert (await client.wait_for_end())["messages"] == await client.read_messages()
 
 
 async def test_an_interrupt_is_answered_once_however_often_it_is_resumed(client: Client) -> None:
     before = paid(client.gateway)
     await client.do("send", text="GOAL pay")
-    shown = await client.asked()
+    shown = await client.wait_for_interrupt()
     [asked] = shown["pending"]
     assert (asked["reason"], paid(client.gateway)) == ("tool_call", before)
     for _ in range(2):  # everything twice
         await client.answer(shown, {"approved": True})
-        again = await client.ended()
+        again = await client.wait_for_end()
         assert (again.get("error"), again["pending"]) == (None, [])
         assert brief(again["messages"])[1:] == ["I will pay.", "pay", '{"paid": 42}', 'Done: {"paid":42}.']
     assert paid(client.gateway) == before + 1
@@ -105,10 +105,10 @@ async def test_an_interrupt_is_answered_once_however_often_it_is_resumed(client:
 async def test_a_run_id_or_a_message_that_comes_twice_starts_nothing(client: Client) -> None:
     before = paid(client.gateway)
     await client.do("send", text="GOAL look")
-    first = await client.ended()
+    first = await client.wait_for_end()
     for with_ in ({"runId": "again"}, {"runId": "again"}, {}):
         await client.do("run", **{"with": with_})
-        assert (await client.ended())["messages"] == first["messages"]
+        assert (await client.wait_for_end())["messages"] == first["messages"]
     assert len(first["messages"]) == 5
     assert paid(client.gateway) == before
 
@@ -116,29 +116,29 @@ async def test_a_run_id_or_a_message_that_comes_twice_starts_nothing(client: Cli
 async def test_false_denies_and_cancelled_does_not(client: Client) -> None:
     before = paid(client.gateway)
     await client.do("send", text="GOAL pay")
-    shown = await client.asked()
+    shown = await client.wait_for_interrupt()
     await client.answer(shown, None, "cancelled")
-    again = await client.asked()
+    again = await client.wait_for_interrupt()
     assert again["pending"] == shown["pending"]
     await client.answer(again, payload=False)
-    assert "denied" in brief((await client.ended())["messages"])
+    assert "denied" in brief((await client.wait_for_end())["messages"])
     assert paid(client.gateway) == before
 
 
 async def test_a_plain_run_while_a_question_is_open_is_refused_by_the_client_alone(client: Client) -> None:
     await client.do("send", text="GOAL ask")
-    shown = await client.asked()
+    shown = await client.wait_for_interrupt()
     await client.do("run")
     refused = await client.until(lambda it: it["status"] == "error")
     assert "interrupt" in refused["error"]
     await client.answer(shown, "red")
-    assert brief((await client.ended())["messages"])[-1] == "Done: red."
+    assert brief((await client.wait_for_end())["messages"])[-1] == "Done: red."
 
 
 async def test_two_open_questions_are_answered_by_one_resume(client: Client) -> None:
     before = paid(client.gateway)
     await client.do("send", text="GOAL pair")
-    shown = await client.asked()
+    shown = await client.wait_for_interrupt()
     assert len(shown["pending"]) == 2
     while shown["pending"]:
         await client.answer(shown, {"approved": True})
@@ -148,13 +148,13 @@ async def test_two_open_questions_are_answered_by_one_resume(client: Client) -> 
 
 async def test_a_page_that_was_loaded_anew_shows_the_thread_and_answers(client: Client) -> None:
     await client.do("send", text="GOAL pay")
-    first = await client.asked()
+    first = await client.wait_for_interrupt()
     await client.do("forget")
     await client.do("connect")
-    shown = await client.asked()
+    shown = await client.wait_for_interrupt()
     assert (shown["messages"], shown["pending"]) == (first["messages"], first["pending"])
     await client.answer(shown, {"approved": True})
-    assert brief((await client.ended())["messages"])[-1] == 'Done: {"paid":42}.'
+    assert brief((await client.wait_for_end())["messages"])[-1] == 'Done: {"paid":42}.'
 
 
 async def test_a_reload_in_the_middle_of_an_answer_goes_on_without_doubles(client: Client) -> None:
@@ -162,7 +162,7 @@ async def test_a_reload_in_the_middle_of_an_answer_goes_on_without_doubles(clien
     await client.until(lambda it: len(it["messages"]) == 2)
     await client.do("forget")
     await client.do("connect")
-    shown = await client.ended()
+    shown = await client.wait_for_end()
     assert brief(shown["messages"]) == ["GOAL story", STORY]
 
 
@@ -172,7 +172,7 @@ async def test_stop_is_a_disconnect_and_the_run_goes_on(client: Client) -> None:
     await client.do("stop")
     await client.until(lambda it: it["status"] != "running")
     await client.do("connect")
-    assert brief((await client.ended())["messages"]) == ["GOAL story", STORY]
+    assert brief((await client.wait_for_end())["messages"]) == ["GOAL story", STORY]
 
 
 async def test_our_route_cancels(client: Client) -> None:
@@ -180,12 +180,12 @@ async def test_our_route_cancels(client: Client) -> None:
     shown = await client.until(lambda it: len(it["messages"]) == 2)
     run_id = shown["messages"][-1]["id"].rpartition("/")[0]
     assert (await client.gateway.post(f"/v1/runs/{run_id}/cancel", {})).status_code == 202
-    assert (await client.ended("cancelled"))["status"] == "ready"
+    assert (await client.wait_for_end("cancelled"))["status"] == "ready"
 
 
 async def test_a_run_that_fails_is_an_error_with_its_status(client: Client) -> None:
     await client.do("send", text="GOAL fail")
-    shown = await client.ended("failed")
+    shown = await client.wait_for_end("failed")
     assert len(shown["messages"]) == 1
 
 
@@ -212,22 +212,22 @@ async def test_the_page_goes_on_by_itself_when_the_gateway_is_back(
             await client.until(lambda it: len(it["messages"]) == 2)
             await end(first)
             with ui_gateways.open("--port", port) as second:
-                assert brief((await client.ended())["messages"]) == ["GOAL story", STORY]
+                assert brief((await client.wait_for_end())["messages"]) == ["GOAL story", STORY]
                 await end(second)
             await client.do("send", text="GOAL pay")
             with ui_gateways.open("--port", port) as third:
-                await client.answer(await client.asked(), {"approved": True})
+                await client.answer(await client.wait_for_interrupt(), {"approved": True})
                 await end(third)
             with ui_gateways.open("--port", port) as fourth:
-                said = brief((await client.ended())["messages"])
+                said = brief((await client.wait_for_end())["messages"])
                 await client.do("send", text="GOAL ask")
-                await client.asked()
+                await client.wait_for_interrupt()
                 await end(fourth)
             await client.do("forget")
             await client.do("connect")
             with ui_gateways.open("--port", port):
-                await client.answer(await client.asked(), "red")
-                last = brief((await client.ended())["messages"])
+                await client.answer(await client.wait_for_interrupt(), "red")
+                last = brief((await client.wait_for_end())["messages"])
         assert said == ["GOAL story", STORY, "GOAL pay", "I will pay.", "pay", '{"paid": 42}', 'Done: {"paid":42}.']
         assert last == [*said, "GOAL ask", "I will ask.", "Done: red."]
         assert paid(first) == before + 1
@@ -244,7 +244,7 @@ async def test_a_worker_that_is_killed_in_an_answer_leaves_one_message(script: P
                 await client.until(lambda it: len(it["messages"]) == 2)
                 await asyncio.to_thread(worker.send_signal, signal.SIGKILL)
             with project.worker(TEMPORAL_ADDRESS=ui_gateways.address, **env):
-                assert brief((await client.ended())["messages"]) == ["GOAL story", STORY]
+                assert brief((await client.wait_for_end())["messages"]) == ["GOAL story", STORY]
 
 
 # ---- the client as it is
@@ -255,12 +255,12 @@ async def test_the_stock_client_sends_asks_and_answers(stock: Client) -> None:
     before = paid(stock.gateway)
     for number in range(2):
         await stock.do("send", text="GOAL pay")
-        shown = await stock.asked()
+        shown = await stock.wait_for_interrupt()
         await stock.answer(shown, {"approved": True})
-        shown = await stock.ended()
+        shown = await stock.wait_for_end()
         assert len(shown["messages"]) == 5 * (number + 1)
     assert paid(stock.gateway) == before + 2
-    assert shown["messages"] == await stock.kept()
+    assert shown["messages"] == await stock.read_messages()
 
 
 async def test_the_stock_client_takes_a_lost_line_for_an_end(script: Path, ui_gateways: Gateways) -> None:
@@ -275,4 +275,4 @@ async def test_the_stock_client_takes_a_lost_line_for_an_end(script: Path, ui_ga
             assert (shown["status"], shown.get("result")) == ("ready", None)
             with ui_gateways.open("--port", port):
                 await client.do("run")
-                assert brief((await client.ended())["messages"]) == ["GOAL story", STORY]
+                assert brief((await client.wait_for_end())["messages"]) == ["GOAL story", STORY]

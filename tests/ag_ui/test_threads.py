@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.gateway.requests import MAX_BODY_BYTES
-from tests.ag_ui.conftest import Door, brief, events_of, interrupts, one, resolved, said
+from tests.ag_ui.conftest import Door, brief, events_of, interrupts, one, resolved, text_in
 from tests.gateway.conftest import Gateway, Gateways, make_token
 from tests.gateway.test_runs import wait_for_end
 from tests.media_files import image_bytes
@@ -35,7 +35,7 @@ async def test_a_message_becomes_a_turn_and_its_stretch_events(door: Door) -> No
     call, result = one(events, "TOOL_CALL_START"), one(events, "TOOL_CALL_RESULT")
     assert (call["toolCallName"], one(events, "TOOL_CALL_ARGS")["delta"]) == ("look", '{"what": "the key"}')
     assert (result["toolCallId"], result["content"]) == (call["toolCallId"], "the key is here")
-    assert said(events) == "I will look.Done: the key is here."
+    assert text_in(events) == "I will look.Done: the key is here."
     assert [event["type"] for event in events].count("STEP_STARTED") == 2
     assert (events[-1]["runId"], events[-1]["outcome"], events[-1]["result"]["status"]) == (
         "s1",
@@ -54,7 +54,7 @@ async def test_a_repeat_starts_nothing_and_shows_the_same_stretch(door: Door, ru
     assert brief(again[1]["messages"]) == ["GOAL look", "I will look.", "look", "the key is here", LOOKED]
     assert run_of(again) == run_of(first)
     assert again[-1]["outcome"] == {"type": "success"}
-    assert said(again) == ""
+    assert text_in(again) == ""
     changed = await door.post(door.text("GOAL story"))
     assert (changed.status_code, changed.json()["type"]) == (409, "urn:perdure:request-id-reused")
     assert await door.messages() == again[1]["messages"]
@@ -78,7 +78,7 @@ async def test_a_call_waits_for_its_approval_and_is_made_once(door: Door) -> Non
     for rest in answers:
         assert [event["type"] for event in rest[:2]] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
         assert (rest[-1]["outcome"], rest[-1]["result"]["status"]) == ({"type": "success"}, "completed")
-        assert "I will pay." not in said(rest)
+        assert "I will pay." not in text_in(rest)
         answer = one(rest, "perdure/answer")["value"]
         assert (answer["questionId"], answer["decision"], answer["by"]) == ("q1", "approve", "tester")
     assert paid(gateway) == before + 1
@@ -182,7 +182,7 @@ async def test_a_text_in_the_making_is_resumed_with_all_of_it(door: Door) -> Non
     events = events_of((await door.connect()).text)
     assert [event["type"] for event in events[:3]] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "STEP_STARTED"]
     assert brief(events[1]["messages"]) == ["GOAL story"]
-    assert said(events) == STORY
+    assert text_in(events) == STORY
     assert brief(await door.messages()) == ["GOAL story", STORY]
 
 

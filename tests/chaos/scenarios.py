@@ -209,7 +209,7 @@ SCENARIOS = (
         "fair shares",
         lanes.owners,
         {"conversations": 10, "requests": 2, "measured": 3, "ratio": None},
-        {"conversations": 200, "requests": 5, "measured": 10, "ratio": None},
+        {"conversations": 200, "requests": 5, "measured": 10, "ratio": 2.5},
     ),
     Scenario("media", "images and a typed result", media.seen_and_typed, {"runs": 1}, {"runs": 4}),
     Scenario("window", "share in doubt", worker_faults.window, None, {"kills": 60}),

@@ -68,7 +68,7 @@ async def test_a_worker_that_dies_before_the_reply_sends_nothing_twice(
     async with place(client, counter, tmp_path, "count it", effect) as it:
         it.work()
         run = await it.start()
-        await until(lambda: len(counter.tasks) == 1)
+        await until(lambda: len(counter.task_files) == 1)
         it.kill_worker()
         counter.clear("hold-SendMessage")
         counter.set("end")
@@ -79,7 +79,7 @@ async def test_a_worker_that_dies_before_the_reply_sends_nothing_twice(
             assert await it.shown(run) == "counted by hand"
         else:
             assert "done: count it" in await it.shown(run)
-    assert (counter.count("SendMessage"), len(counter.tasks)) == (1, 1)
+    assert (counter.count("SendMessage"), len(counter.task_files)) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_a_task_goes_on_after_a_kill_with_one_message(
     assert ("answered blue" if point == "asked" else "done: count it") in shown
     sent = [entry["text"] for entry in counter.log if entry["method"] == "SendMessage"]
     assert sent == (["ask", "blue"] if point == "asked" else ["count it"])
-    assert len(counter.tasks) == 1
+    assert len(counter.task_files) == 1
 
 
 async def test_a_peer_of_a_delegation_goes_on_after_kills_of_both(
@@ -133,7 +133,7 @@ async def test_a_peer_of_a_delegation_goes_on_after_kills_of_both(
         shown = await it.shown(run)
     assert "done: " in shown
     assert "count it" in shown
-    assert (counter.count("SendMessage"), len(counter.tasks)) == (1, 1)
+    assert (counter.count("SendMessage"), len(counter.task_files)) == (1, 1)
 
 
 async def test_an_answer_is_sent_in_spite_of_a_kill_and_counts_once(

@@ -62,7 +62,7 @@ async def test_a_task_is_followed_to_its_end_and_looks_add_no_event(world: MakeW
     [pending] = state["pending"]
     assert pending["task"].startswith("task ")
     assert " of server counter: working, counting; looked at " in pending["task"]
-    assert (counter.count("SendMessage"), len(counter.tasks)) == (1, 1)
+    assert (counter.count("SendMessage"), len(counter.task_files)) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_a_forgotten_task_is_in_doubt_and_a_person_decides(world: MakeWorl
     async with asking(world, counter, "count it") as it:
         run = await it.start()
         await until_looked(it, run)
-        counter.tasks[0].unlink()
+        counter.task_files[0].unlink()
         question = (await it.until_state(run, question=True))["question"]
         assert question["kind"] == "resume_unsafe"
         assert "its server does not know it any more" in question["text"]
@@ -189,7 +189,7 @@ async def test_a_lost_reply_is_found_by_the_context_and_nothing_is_sent_twice(
         run = await it.start()
         await it.until(lambda: counter.count("ListTasks") > 0)
         assert "done: count it" in await result_in(it, run)
-    assert (counter.count("SendMessage"), len(counter.tasks)) == (1, 1)
+    assert (counter.count("SendMessage"), len(counter.task_files)) == (1, 1)
 
 
 async def test_a_lost_reply_of_an_agent_without_lists_is_in_doubt(world: MakeWorld, counter: Elsewhere) -> None:

@@ -15,6 +15,9 @@ from perdure.decisions.ids import json_digest
 from perdure.decisions.unfinished import MAX_INPUTS, MAX_TEXT, url_flaw
 
 QUESTION_ID = "question_id"  # in the metadata of a part, of agents that ask several questions at once
+ANSWER = "answer"  # the field of a form
+UNNAMED = "status-"  # the key of a question that its agent does not name
+BINARY = "application/octet-stream"
 MAX_FILES = 50  # of one outcome
 ASKS = (TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_AUTH_REQUIRED)
 FAILED = (TaskState.TASK_STATE_FAILED, TaskState.TASK_STATE_REJECTED, TaskState.TASK_STATE_CANCELED)
@@ -66,10 +69,6 @@ def see_task(server: str, task: Task, before: ServerTask | None = None) -> Serve
         created_at=before.created_at if before else now,
         seen_at=now,
     )
-
-
-ANSWER = "answer"  # the field of a form
-UNNAMED = "status-"  # the key of a question that its agent does not name
 
 
 def find_questions(task: Task, answered: Collection[str]) -> tuple[InputRequest, ...]:
@@ -136,9 +135,6 @@ def _to_outcome(parts: Iterable[Part], context_id: str, kept: ResultFiles) -> To
     content = data[0] if len(data) == 1 and not text else text if not data else {"text": text, "data": data}
     result = {"content": content, **({"files": files} if files else {}), "context_id": context_id}
     return ToolOutcome(result=result, media=tuple(kept.media), artifacts=tuple(kept.paths))
-
-
-BINARY = "application/octet-stream"
 
 
 def _with_whole_numbers(value: Any) -> Any:

@@ -55,7 +55,7 @@ class OAuthAccess:
 
     @property
     def is_at_gateway(self) -> bool:
-        """Whether people can log in at the gateway."""
+        """True if people can log in at the gateway."""
         return self.is_personal or bool(self.approvers)
 
 
