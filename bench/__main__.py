@@ -11,13 +11,14 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from bench.actions import Actions, free_port
+from bench.actions import Actions
 from bench.peer import NAMES, environment, peering
 from bench.peer_rows import PeerBench, PeerRow
 from bench.rows import QUICK, Bench, Row, Sizes
 from bench.side import working
 from perdure.converter import data_converter
 from perdure.devserver import embedded_server
+from tests.ports import free_port
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
 LEAST_LONG = 8  # steps of which each quarter has one to be measured

@@ -1,20 +1,12 @@
 """Billable actions, from the server's own counter. It counts all that is done, so one thing is measured at a time."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import httpx
 
 SETTLED = 2.5  # seconds until the counter's page has what was done
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

@@ -156,13 +156,8 @@ SLOW_TESTS = {
     "test_what_takes_too_much_ends_while_the_event_loop_goes_on",
 }
 
-# Each test has a task queue of its own, of which a server keeps four partitions until five minutes after its last
-# worker. With a handful of runs each, that is a quarter of its CPU.
-SMALL_QUEUES = {
-    "matching.numTaskqueueReadPartitions": 1,
-    "matching.numTaskqueueWritePartitions": 1,
-    "matching.maxTaskQueueIdleTime": "1m",
-}
+# Each test has a task queue of its own, which a server keeps until five minutes after its last worker.
+SMALL_QUEUES = {"matching.maxTaskQueueIdleTime": "1m"}
 
 # A history is "long" after this many events, so that a short run rotates several times where a test wants it.
 SHORT_HISTORY = 120

@@ -11,7 +11,7 @@ from pathlib import Path
 from temporalio.client import Client
 
 from bench.__main__ import _at_least
-from bench.actions import Actions, free_port
+from bench.actions import Actions
 from bench.crash.cost import measure
 from bench.crash.model import ShopModel
 from bench.crash.page import PAGE, write_page
@@ -24,6 +24,7 @@ from bench.crash.workers import Nursery, nursery
 from perdure.converter import data_converter
 from perdure.devserver import embedded_server
 from perdure.testkit.model_server import ScriptedModel
+from tests.ports import free_port
 
 
 @dataclass(frozen=True)

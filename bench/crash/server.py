@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from bench.actions import free_port
+from tests.ports import free_port
 
 
 class Moment(StrEnum):

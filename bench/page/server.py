@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
-from bench.actions import free_port
 from bench.page.course import Course, end_frame, long_course
 from bench.page.project import BURSTS, LONG, OPEN_LONG, SHOWN, Project
 from perdure.client.files import Artifact
@@ -27,6 +26,7 @@ from perdure.gateway.routes.runs import RunPage
 from perdure.gateway.routes.session import SessionInfo
 from perdure.gateway.routes.sse import HEADERS, RETRY_HINT
 from perdure.gateway.tokens import Scope
+from tests.ports import free_port
 
 STEPS, RUNS = 2000, 10_000
 BURST, BURSTS_A_SECOND = 20, 200  # events that come together

@@ -21,6 +21,7 @@ from perdure.activities.tools.fetch import FetchTool, read_webpage
 from perdure.activities.tools.interface import Tool
 from perdure.contracts.tool import Effect, ToolKind, ToolOutcome
 from tests.activities.calls import error_of, new_context, transient_error
+from tests.ports import free_port
 from tests.waiting import PATIENCE
 
 PAGE = """<!doctype html><html><head><title> A  page
@@ -323,8 +324,7 @@ async def test_a_slow_server_cannot_outlast_the_wall_clock(fetch: Fetch, path: s
 
 
 async def test_a_connection_that_breaks_or_is_refused_may_be_retried(fetch: Fetch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     for call in (fetch("/cut"), fetch(f"http://{address}/", allowed=[address])):
         assert (await transient_error(call)).kind == "unreachable"
 

@@ -6,7 +6,6 @@ Against a real authorization server and a real MCP server, over HTTP on loopback
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +31,8 @@ from perdure.features.mcp.activities.grants import Grant, GrantError, GrantKeepe
 from perdure.features.mcp.login import LoginError, MachineKeeper, begin_login, finish_login
 from perdure.features.mcp.loopback import log_in
 from tests.mcp.oauth import OAuthServer
+from tests.ports import free_port
+from tests.waiting import until
 
 KEY = b"k" * 32
 ROOT = Path(__file__).parents[2]
@@ -190,6 +191,7 @@ async def test_three_processes_share_rotating_tokens_while_they_are_killed(oauth
             os.kill(victim.pid, signal.SIGKILL)
             victim.wait()
             workers[turn % 3] = start(turn % 3)
+        await until(lambda: all("ok" in path.read_text() for path in logs.iterdir()))
     finally:
         for worker in workers.values():
             worker.kill()
@@ -527,8 +529,7 @@ async def test_tokens_are_sent_to_no_address_without_tls_beyond_this_machine() -
 async def test_the_server_of_the_documentation_works_as_printed(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
     program = text.partition("```python\n")[2].partition("```")[0]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "tickets.py").write_text(program.replace("PORT, LIFE = 8765, 60", f"PORT, LIFE = {port}, 2"))
     command = [sys.executable, "tickets.py"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as server:  # noqa: ASYNC220 - ends soon

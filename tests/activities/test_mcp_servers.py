@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from perdure.features.mcp.activities.config import HttpServer, StdioServer
 from perdure.features.mcp.activities.connection import Connection, McpUnreachableError
 from tests.activities.calls import error_of
 from tests.mcp.client import check, connected
+from tests.ports import free_port
 
 BIN = Path(sys.executable).parent
 NPM = Path(__file__).parents[1] / "mcp" / "node_modules" / ".bin"
@@ -150,13 +150,6 @@ async def listen(app: Any, port: int) -> AsyncIterator[None]:
     finally:
         http.should_exit = True
         await task
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_a_server_at_a_url(tmp_path: Path) -> None:

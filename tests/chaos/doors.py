@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from bench.actions import free_port
 from perdure.gateway.tokens import Scope, new_token, read_tokens
 from tests.chaos.environment import PATIENCE, Environment, Workers, until
+from tests.ports import free_port
 
 PEOPLE = ("ann", "bob")
 PAUSE = 0.05  # seconds between two looks

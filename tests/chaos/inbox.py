@@ -10,7 +10,7 @@ from itertools import cycle
 
 from temporalio.client import Client
 
-from bench.actions import Actions, free_port
+from bench.actions import Actions
 from perdure.client.connection import connect, register_search_attributes
 from perdure.devserver import embedded_server
 from tests.chaos.approvals import GROUPS, Plan, judge_decisions, read_facts, write_project
@@ -19,6 +19,7 @@ from tests.chaos.context import Row, ScenarioContext, expect_no_doubt, row
 from tests.chaos.doors import PAUSE, Door, Questions, Sent, people
 from tests.chaos.environment import PATIENCE, Environment
 from tests.chaos.task import Task
+from tests.ports import free_port
 
 STICKY = "30s"  # no worker dies here, and a busy one may answer a query late, see `approvals.STICKY`
 

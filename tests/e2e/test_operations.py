@@ -26,6 +26,7 @@ from perdure.contracts.run.events import StartEvent
 from perdure.decisions.ids import root_span_id, trace_id
 from perdure.testkit.model_server import ScriptedModel, calls
 from tests.e2e.projects import Served
+from tests.ports import free_port
 from tests.waiting import until
 
 PAGE = Path(cli.__file__).parents[1] / "docs" / "operations.md"
@@ -80,13 +81,6 @@ def collector() -> Iterator[tuple[str, list[Span], list[str]]]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from perdure.client.connection import register_search_attributes
 from perdure.testkit.model_server import Script, ScriptedAnswer, ScriptedModel, calls, slow
 from tests.e2e.conftest import make_project, site
 from tests.e2e.projects import MakeProject, Process, Project, Served, serve, turn_of
+from tests.ports import free_port
 from tests.waiting import until
 
 __all__ = ["make_project", "site"]  # fixtures
@@ -182,12 +183,15 @@ class Gateway:
         return run_id
 
     async def waiting(self, goal: str = "ask: which colour", status: str = "waiting_on_human") -> str:
-        """A run that waits."""
+        """A run that waits, once the server lists that: some time after it does."""
         run_id = await self.start(f"{goal} {uuid4().hex[:6]}")
 
         async def waits() -> bool:
             details = (await self.get(f"/v1/runs/{run_id}")).json()
-            return bool(details["state"] and details["state"]["status"] == status)
+            if not details["state"] or details["state"]["status"] != status:
+                return False
+            listed = await self.client.count_workflows(f"WorkflowId = 'run:{run_id}' AND AgentStatus = '{status}'")
+            return listed.count == 1
 
         await until(waits)
         return run_id
@@ -232,7 +236,7 @@ class Gateways(Served):
     @contextmanager
     def open(self, *more: str, **env: str) -> Iterator[Gateway]:
         log = self.project.folder / f"gateway-{uuid4().hex[:8]}.log"  # nobody reads its stderr, which would fill
-        command = ("gateway", "--port", "0", "--log-file", str(log), *more)
+        command = ("gateway", "--port", str(free_port()), "--log-file", str(log), *more)
         with self.project.running(*command, TEMPORAL_ADDRESS=self.address, **env) as process:
             url = process.until("gateway").split()[1]
             process.until("Ctrl-C")

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bench.actions import free_port
 from perdure.client.connection import connect
 from perdure.features.mcp.activities.grants import NeedsLoginError
 from perdure.features.mcp.offer import open_grants, servers_with_access
@@ -18,6 +17,7 @@ from tests.gateway.conftest import AGENT, Gateway, replies, serve_gateways
 from tests.gateway.paging import Page, driver, page
 from tests.gateway.test_mcp_logins import KEYS
 from tests.mcp.oauth import OAuthServer
+from tests.ports import free_port
 
 __all__ = ["driver", "page"]  # fixtures
 

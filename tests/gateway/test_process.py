@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import httpx
 
-from bench.actions import free_port
 from perdure.devserver import embedded_server
 from tests.e2e.projects import MakeProject
 from tests.gateway.conftest import make_token
+from tests.ports import free_port
 from tests.waiting import until
 
 

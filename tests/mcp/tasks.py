@@ -26,6 +26,7 @@ from mcp.server.request_state import RequestStateSecurity
 from mcp.shared.exceptions import MCPError
 from pydantic import ConfigDict
 
+from tests.ports import free_port
 from tests.waiting import until
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -45,9 +46,7 @@ class TaskServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,6 +63,8 @@ class TaskServer:
 
     async def until_up(self) -> None:
         def answers() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, (self.folder / "server.log").read_text()
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.port)) == 0
 

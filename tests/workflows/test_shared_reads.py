@@ -1,10 +1,9 @@
 """The cost of reads and waits, in the actions that the server itself counts, and how soon a change is seen."""
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -36,6 +35,7 @@ from perdure.settings import load_settings
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import TEMPORAL, dynamic_config
+from tests.ports import free_port
 from tests.workflows.conftest import World
 from tests.workflows.following import FINISH, is_watched, make_follow_ups
 from tests.workflows.lane import echo, new_id, say, until_idle
@@ -75,9 +75,7 @@ class Meter:
 
 @pytest.fixture(scope="module")
 async def meter() -> AsyncIterator[Meter]:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = dynamic_config(**{"frontend.WorkflowTimeSkippingEnabled": True})
     async with await WorkflowEnvironment.start_time_skipping_v2(
         dev_server_existing_path=TEMPORAL,

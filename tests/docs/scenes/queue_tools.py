@@ -1,10 +1,9 @@
 """docs/queue-tools.md: `examples/queue`, with the worker in Python."""
 
-import socket
-
 from perdure.testkit.model_server import calls, says
 from tests.docs.pages import ROOT
 from tests.docs.stage import Scene, Stage, Step
+from tests.ports import free_port
 
 EXAMPLE = ROOT / "examples" / "queue"
 PORTS: list[int] = []
@@ -13,8 +12,7 @@ PORTS: list[int] = []
 def port(_: Stage) -> str:
     """A free one, the same throughout."""
     if not PORTS:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            PORTS.append(probe.getsockname()[1])
+        PORTS.append(free_port())
     return str(PORTS[0])
 
 

@@ -7,8 +7,8 @@ from urllib.request import urlopen
 
 from perdure.testkit.model_server import ScriptedAnswer, calls
 from tests.docs.cast import ASKING, ENDED, FAILED, script
-from tests.docs.scenes.tutorial import free_port
 from tests.docs.stage import Scene, Stage, Step
+from tests.ports import free_port
 
 EVENT = {"platform": "discord", "channelId": "c", "messageId": "m2", "userId": "u", "text": "yes", "ts": 1}
 REPLY = {"type": "evt.adapter.message.created", "data": {**EVENT, "raw": {"discord": {"replyToMessageId": "m1"}}}}
@@ -55,7 +55,7 @@ def has_page(stage: Stage) -> None:
 
 
 def port(stage: Stage) -> str:
-    stage.outputs["port"] = free_port()
+    stage.outputs["port"] = str(free_port())
     return f"perdure gateway --port {stage.outputs['port']}"
 
 

@@ -1,20 +1,15 @@
 """docs/tutorial.md"""
 
-import socket
 from collections.abc import Callable
 
 from tests.docs.stage import Scene, Stage, Step
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+from tests.ports import free_port
 
 
 def port(stage: Stage) -> str:
     """Found when the page gets to it, for all places where the page names it: other tests start servers meanwhile."""
     if "port" not in stage.outputs:
-        stage.outputs["port"] = free_port()
+        stage.outputs["port"] = str(free_port())
     return stage.outputs["port"]
 
 
