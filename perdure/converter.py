@@ -15,7 +15,6 @@ from temporalio.common import RawValue
 from temporalio.contrib.pydantic import (
     PydanticJSONPlainPayloadConverter,
     PydanticPayloadConverter,
-    pydantic_data_converter,
 )
 from temporalio.converter import (
     CompositePayloadConverter,
@@ -33,6 +32,7 @@ from perdure.contracts.models import SparseModel, Undecodable
 from perdure.contracts.strict_input import parse_strict_json
 from perdure.decisions.text.formatting import truncate
 
+MAX_TRACE = 1200  # characters of a failure; each cause keeps half of what the one before keeps
 OFFLOAD_THRESHOLD = 64 * 1024  # bytes; a run's step is smaller, its state and external input may be larger
 
 
@@ -92,7 +92,34 @@ def _to_sparse_payload(value: SparseModel) -> RawValue:
     return RawValue(Payload(metadata={"encoding": b"json/plain"}, data=data))
 
 
-class EncryptedFailureConverter(DefaultFailureConverter):
+class BoundedFailureConverter(DefaultFailureConverter):
+    """Keeps the end of a long trace.
+
+    Of the failure of an activity that will be retried, Temporal keeps 4 KiB. A larger one loses its type, and an
+    encrypted one its message, so that nothing says what the activity waits for.
+    """
+
+    def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
+        super().to_failure(exception, payload_converter, failure)
+        _bound_traces(failure, MAX_TRACE, payload_converter)
+
+
+def _bound_traces(failure: Failure, most: int, converter: PayloadConverter) -> None:
+    """Keep so many characters of the failure's trace, and half as many of its cause's."""
+    if failure.HasField("encoded_attributes"):
+        attributes = converter.from_payload(failure.encoded_attributes)
+        attributes["stack_trace"] = _end_of(attributes["stack_trace"], most)
+        failure.encoded_attributes.CopyFrom(converter.to_payload(attributes))
+    failure.stack_trace = _end_of(failure.stack_trace, most)
+    if failure.HasField("cause"):
+        _bound_traces(failure.cause, most // 2, converter)
+
+
+def _end_of(trace: str, most: int) -> str:
+    return trace if len(trace) <= most else f"…{trace[len(trace) - most + 1 :]}"
+
+
+class EncryptedFailureConverter(BoundedFailureConverter):
     """Encrypts message and trace of a failure, as payloads.
 
     A missing key stays readable: its readers may not have the key of the writer.
@@ -138,7 +165,7 @@ async def _read_each(
 
 data_converter = TolerantDataConverter(
     payload_converter_class=TolerantPayloadConverter,
-    failure_converter_class=pydantic_data_converter.failure_converter_class,
+    failure_converter_class=BoundedFailureConverter,
 )
 
 

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
+from temporalio.converter import DataConverter
+from temporalio.exceptions import ApplicationError
 
+from perdure.codec import AesGcmCodec
 from perdure.contracts.agent import StartSnapshot
 from perdure.contracts.media import Attached, StoredMedia
 from perdure.contracts.models import SparseModel, Undecodable
@@ -33,7 +37,7 @@ from perdure.contracts.tool import (
     ToolKind,
     ToolOutcome,
 )
-from perdure.converter import TolerantPayloadConverter, data_converter
+from perdure.converter import TolerantPayloadConverter, data_converter, with_encryption
 from perdure.decisions.run.limits import DEFAULTS
 from perdure.decisions.tool_results import reject_unreadable
 from perdure.decisions.tools import routes
@@ -229,3 +233,33 @@ def test_a_result_that_a_run_keeps_is_read_back_by_its_next_execution(depth: int
     payloads = CONVERTER.to_payloads([Continuation(state=state, segments=segments)])
     [read] = CONVERTER.from_payloads(payloads)  # untyped, as the run takes what it begins with
     assert not isinstance(read, Undecodable)
+
+
+KEPT_BY_TEMPORAL = 4096  # bytes, of the failure of an activity that will be retried
+
+
+@pytest.mark.parametrize("causes", [0, 1, 4])
+@pytest.mark.parametrize("converter", [data_converter, with_encryption(AesGcmCodec({"k": bytes(32)}))])
+async def test_a_failure_of_many_frames_keeps_its_type_its_message_and_the_end_of_its_trace(
+    converter: DataConverter, causes: int
+) -> None:
+    def fail(frames: int, causes: int) -> None:
+        if frames:
+            fail(frames - 1, causes)
+        try:
+            if causes:
+                fail(100, causes - 1)
+        except ApplicationError as error:
+            raise ApplicationError("the file was changed", type="StoredFileChangedError") from error
+        raise ApplicationError("the file was changed", type="StoredFileChangedError") from OSError("no")
+
+    failure = Failure()
+    with pytest.raises(ApplicationError) as raised:
+        fail(100, causes)
+    await converter.encode_failure(raised.value, failure)
+    assert failure.ByteSize() < KEPT_BY_TEMPORAL
+    read = await converter.decode_failure(failure)
+    assert isinstance(read, ApplicationError)
+    assert (read.type, read.message) == ("StoredFileChangedError", "the file was changed")
+    assert read.failure is not None
+    assert read.failure.stack_trace.endswith("from error\n" if causes else 'from OSError("no")\n')
