@@ -3,6 +3,7 @@
 Commands print text for people, or JSON with `--json`. An error is one line on standard error.
 """
 
+import gc
 import io
 import os
 import sys
@@ -102,7 +103,12 @@ class CommandGroup(click.Group):
         known = commands()
         if cmd_name not in known:
             return None
-        command: click.Command = load(known[cmd_name][0])
+        gc.disable()  # what modules create stays: collections among it make short commands slower
+        try:
+            command: click.Command = load(known[cmd_name][0])
+        finally:
+            gc.freeze()
+            gc.enable()
         return command
 
     def resolve_command(

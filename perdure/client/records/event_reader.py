@@ -69,7 +69,6 @@ TURN_ACTIVITIES = ("plan", "reflect")  # activity types, live and in batches
 CHECK_TASK, CANCEL_TASK = "check_task", "cancel_task"  # activity types of a call that its server has made a task
 QUEUED_CALL = "queued"  # a tool call on another task queue, under an activity name of the other worker's own
 TIMED_OUT = "no end in time, or its worker died"
-STOPPED = error_outcome("cancelled", "the run was stopped in the call")
 RESULT_SIZE = 64 * 1024  # characters of a result from outside in an event
 _LATER = ConfigDict(defer_build=True)  # at the first use
 _ATTACHMENTS: TypeAdapter[Attachments] = TypeAdapter(Attachments, config=_LATER)
@@ -223,7 +222,8 @@ class EventReader:
             return []
         if event["type"] == "activity_task_canceled":
             left = [pace.left for pace in paces().values() if activity.queue.endswith(pace.queue_suffix)]
-            stopped = [ToolCallFinished(call, STOPPED) for call in activity.calls]
+            outcome = error_outcome("cancelled", "the run was stopped in the call")
+            stopped = [ToolCallFinished(call, outcome) for call in activity.calls]
             return [
                 *stopped,
                 *(ActivityFailed(activity.kind, line) for line in left if activity.kind in TURN_ACTIVITIES),
