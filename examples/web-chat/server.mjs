@@ -2,12 +2,13 @@
 // TOKEN=pdr_… node server.mjs [PORT]
 import { build } from "esbuild";
 import { createServer, request } from "node:http";
+import { fileURLToPath } from "node:url";
 
 const gateway = new URL(process.env.GATEWAY ?? "http://127.0.0.1:8080");
 const port = Number(process.argv[2] ?? 3000);
 const html = `<!doctype html><meta charset="utf-8"><title>Chat</title><div id="chat"></div><script src="/page.js"></script>`;
 const options = { bundle: true, write: false, jsx: "automatic", define: { "process.env.NODE_ENV": '"production"' } };
-const built = await build({ ...options, entryPoints: [new URL("page.jsx", import.meta.url).pathname] });
+const built = await build({ ...options, entryPoints: [fileURLToPath(new URL("page.jsx", import.meta.url))] });
 const page = built.outputFiles[0].text;
 const PASSED = /^\/v1\/(ui\/chat|runs\/[^/]+\/(answer|cancel|artifacts|media))(\/|$)/; // of this gateway's routes, no other
 
