@@ -47,8 +47,11 @@ DYNAMIC_CONFIG: Mapping[str, Any] = {
     "history.timerProcessorMaxPollHostRPS": 100_000,
     # Timers have a floor of 1 s otherwise, so a retry after 0.5 s would take twice as long.
     "history.timerProcessorMaxTimeShift": "20ms",
-    # Tenants share workers by fairness keys, which a stock server ignores.
+    # Owners share workers by fairness keys, which a stock server ignores. Each partition of a queue is fair by itself;
+    # of the default four, a run alone in its partition waits for the others.
     "matching.enableFairness": True,
+    "matching.numTaskqueueReadPartitions": 1,
+    "matching.numTaskqueueWritePartitions": 1,
     # A cancel reaches a running call at once. Both are off by default; without them it waits for a heartbeat.
     "frontend.WorkerCommandsEnabled": True,
     "system.enableCancelActivityWorkerCommand": True,

@@ -32,14 +32,23 @@ async def worker_options(settings: Settings, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "activities", "runs"),
-    [("", 500, 1000), ("[worker]\nmax_concurrent_activities = 7\nmax_cached_workflows = 0\n", 7, 0)],
+    ("said", "activities", "tasks", "runs"),
+    [
+        ("", 500, 8, 1000),
+        (
+            "[worker]\nmax_concurrent_activities = 7\nmax_concurrent_workflow_tasks = 9\nmax_cached_workflows = 0\n",
+            7,
+            9,
+            0,
+        ),
+    ],
 )
 async def test_a_worker_uses_the_configured_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, activities: int, runs: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, activities: int, tasks: int, runs: int
 ) -> None:
     options = await worker_options(load_project(tmp_path, said), monkeypatch)
     assert (options["max_concurrent_activities"], options["max_cached_workflows"]) == (activities, runs)
+    assert options["max_concurrent_workflow_tasks"] == tasks
 
 
 AUTOSCALING = PollerBehaviorAutoscaling()
@@ -67,6 +76,7 @@ async def test_a_worker_polls_and_stops_as_is_set(
         ("pollers = 1", "worker.pollers: "),
         ('grace = "0s"', "worker.grace: "),
         ("max_concurrent_activities = 0", "worker.max_concurrent_activities: "),
+        ("max_concurrent_workflow_tasks = 1", "worker.max_concurrent_workflow_tasks: "),
         ("max_cached_workflows = -1", "worker.max_cached_workflows: "),
         ("max_activities = 5", "worker.max_activities: "),
         ('heartbeat = "500ms"', "worker.heartbeat: "),

@@ -111,6 +111,7 @@ def configure_worker(  # noqa: PLR0913 - a worker's parts
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         interceptors=_interceptors(parts, observers or [MetricsInterceptor()], sizes),
         max_concurrent_activities=sizes.max_concurrent_activities,
+        max_concurrent_workflow_tasks=sizes.max_concurrent_workflow_tasks,
         max_cached_workflows=sizes.max_cached_workflows,
         workflow_task_poller_behavior=poller_behavior(sizes),
         activity_task_poller_behavior=poller_behavior(sizes),

@@ -58,6 +58,7 @@ async def run_query_worker(client: Client, task_queue: str, sizes: WorkerSetting
         workflow_runner=workflow_runner(client.data_converter, confirm=confirmation(client)),
         activities=[_elsewhere],
         no_remote_activities=True,
+        max_concurrent_workflow_tasks=sizes.max_concurrent_workflow_tasks,
         interceptors=workflow_interceptors(client, sizes),
         sticky_queue_schedule_to_start_timeout=sizes.sticky_timeout,
         build_id=build_id(),

@@ -237,6 +237,9 @@ class WorkerSettings(StrictModel):
 
     max_concurrent_activities: int = Field(default=500, ge=1, le=10_000)
     """Concurrent model calls, tool calls and file operations. Others wait on the server or run on another worker."""
+    max_concurrent_workflow_tasks: int = Field(default=8, ge=2, le=1000)
+    """Concurrent workflow tasks. They share the interpreter's lock: more of them only wait in the worker, where owners
+    take no turns. More help if a codec or a payload store is slow."""
     max_cached_workflows: int = Field(default=1000, ge=0, le=100_000)
     """Runs, conversations and other workflows in memory. Others are replayed from history when they are needed."""
     heartbeat: Duration = Field(default=HEARTBEAT_TIMEOUT, ge=timedelta(seconds=1), le=timedelta(minutes=10))

@@ -100,9 +100,9 @@ async def storm(context: ScenarioContext, *, runs: int, limited: bool = False) -
     model = FlakyModel(context.seed, max(10.0, runs / 8))
     tools = ToolServer(context.seed, refuses=refuses)
     async with context.environment(tools=tools, says=model, limited=limited) as it:
-        it.start_workers("r14", 2)
+        it.start_workers(context.key, 2)
         for number in range(runs):
-            await it.start(mixed(f"r14-{number}", it.random, 8), "r14")
+            await it.start(mixed(f"{context.key}-{number}", it.random, 8), context.key)
         late = await it.all_ended(within=120)
         found = await audit(it, late=late)
         turns = sum(len(task.turns) + 1 for task in it.tasks.values())

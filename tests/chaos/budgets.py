@@ -17,7 +17,7 @@ from perdure.testkit.model_server import Reply, ScriptedAnswer
 from perdure.testkit.rehearsal.sse import Json
 from tests.chaos.auditor import audit
 from tests.chaos.context import Row, ScenarioContext, row
-from tests.chaos.environment import Environment, until
+from tests.chaos.environment import PATIENCE, Environment, until
 from tests.chaos.task import mixed, script
 from tests.waiting import until as until_true
 
@@ -25,6 +25,8 @@ QUEUE = "r31"
 KEY = "all/usd/"
 INPUT, OUTPUT, MOST = 1.0, 5.0, 1024  # prices in USD per million tokens, and `max_tokens`
 BOUND = 30_000  # micro-USD of a call, at most: some 10,000 tokens of input, and `max_tokens`
+MOST_UNUSED = 0.03  # of a limit of so many bounds a worker, or more
+BOUNDS = 60
 WITHIN = timedelta(seconds=10)
 PROJECT = """
 [model]
@@ -75,7 +77,7 @@ async def limited(context: ScenarioContext, *, runs: int, steps: int, size: int,
             await workers.fault("kill")
             if number == kills // 2:
                 await it.client.get_workflow_handle(budgets_id(QUEUE)).terminate("a test")
-        await until_true(lambda: all_held(it))
+        await until_true(lambda: all_held(it), PATIENCE + calls / 5)
         spent, made = provider.billed, provider.calls
         over, unused = max(spent - limit, 0), max(limit - spent, 0) / limit
         await until_true(lambda: is_settled(it, spent))
@@ -92,6 +94,8 @@ async def limited(context: ScenarioContext, *, runs: int, steps: int, size: int,
             found.violations.append(f"{over} micro-USD over a budget of {limit}")
         if left > size * BOUND:
             found.violations.append(f"{left} micro-USD were left, which cover more calls")
+        if limit >= BOUNDS * size * BOUND and unused > MOST_UNUSED:
+            found.violations.append(f"{unused:.1%} of the budget were not used")
         used = (await look(it)).used
         return row(
             it,

@@ -20,6 +20,11 @@ class ScenarioContext:
     client: Client
     short_history: Client  # of a server that suggests continue-as-new early
 
+    @property
+    def key(self) -> str:
+        """For the task queue, and names of runs: scenarios share a server, and some of them their code."""
+        return f"{self.folder.name.lower()}-{self.seed}"
+
     def environment(self, client: Client | None = None, **options: Any) -> AbstractAsyncContextManager[Environment]:
         number = len(list(self.folder.iterdir())) if self.folder.exists() else 0
         return environment(client or self.client, self.folder / str(number), self.seed, **options)

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median, quantiles
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 
 from perdure.client import lanes
+from perdure.client.door import set_sender
 from perdure.client.errors import RejectedError
 from perdure.contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
 from perdure.contracts.people import Sender
@@ -37,7 +38,7 @@ def reply(body: Json) -> ScriptedAnswer:
 async def fifo(context: ScenarioContext, *, requests: int, kills: int) -> Row:
     """R9: many requests in one lane that rotates every few turns, while workers die."""
     async with context.environment(context.short_history, says=reply) as it:
-        workers, lane = it.start_workers("r9", 2), f"r9-{context.seed}"
+        workers, lane = it.start_workers("r9", 2), f"r9-{context.key}"
         known: list[Submitted] = []
 
         async def send(sender: int) -> None:
@@ -94,27 +95,27 @@ async def flood(
 ) -> Row:
     """R10: a lane is flooded, one is slow, one fails each time; the others notice nothing, also under all limits."""
     async with context.environment(says=reply, limited=limited) as it:
-        it.start_workers("r10", 2)
-        found, flooded, poisoned = Audit(), _Flood(), f"poison-{context.seed}"
-        await _say(it, "r10", f"warm-{context.seed}", "warm")
-        alone = await time_healthy_lanes(it, f"alone-{context.seed}", healthy)
-        await _say(it, "r10", f"slow-{context.seed}", "slow")
+        it.start_workers(context.key, 2)
+        found, flooded, poisoned = Audit(), _Flood(), f"poison-{context.key}"
+        await _say(it, context.key, f"warm-{context.key}", "warm")
+        alone = await time_healthy_lanes(it, context.key, "alone", healthy)
+        await _say(it, context.key, f"slow-{context.key}", "slow")
         for number in range(3):
-            await _say(it, "r10", poisoned, f"poison {number}")
-        flooding = asyncio.create_task(_flood(it, f"flood-{context.seed}", requests, size, flooded))
-        beside = await time_healthy_lanes(it, f"taking-{context.seed}", healthy)
+            await _say(it, context.key, poisoned, f"poison {number}")
+        flooding = asyncio.create_task(_flood(it, context.key, requests, size, flooded))
+        beside = await time_healthy_lanes(it, context.key, "taking", healthy)
         await asyncio.wait([flooding, asyncio.create_task(flooded.is_full.wait())], return_when="FIRST_COMPLETED")
-        beside += await time_healthy_lanes(it, f"refusing-{context.seed}", healthy)
+        beside += await time_healthy_lanes(it, context.key, "refusing", healthy)
         await flooding
         view = await until_idle(it, poisoned, 3)
         if {turn.end for turn in view.recent} != {TurnEnd.failed}:
             found.wrong(f"the poisoned lane ended {[turn.end for turn in view.recent]}")
-        lane = await lanes.query_lane(it.client, f"flood-{context.seed}")
+        lane = await lanes.query_lane(it.client, f"flood-{context.key}")
         if lane is None or lane.queued > lane.most_queued or flooded.refused == 0 or flooded.untyped:
             found.wrong(f"the flood: {flooded}, {lane and lane.queued} queued")
-        for left in (f"flood-{context.seed}", f"slow-{context.seed}"):
+        for left in (f"flood-{context.key}", f"slow-{context.key}"):
             await stop_lane(it, left)  # others look for open runs on this server
-        alone += await time_healthy_lanes(it, f"again-{context.seed}", healthy)
+        alone += await time_healthy_lanes(it, context.key, "again", healthy)
         first, second = _p95(alone), _p95(beside)
         if ratio is not None and second > ratio * first:
             found.wrong(f"healthy lanes: p95 {second:.2f} s beside the flood, {first:.2f} s alone")
@@ -125,53 +126,72 @@ async def flood(
 
 
 async def owners(
-    context: ScenarioContext, *, conversations: int, requests: int, measured: int, ratio: float | None
+    context: ScenarioContext,
+    *,
+    conversations: int,
+    requests: int,
+    replies: float,
+    measured: int,
+    ratio: float | None,
+    gain: float | None,
 ) -> Row:
-    """Fair shares: beside the conversations of one owner, a request of another one begins nearly as soon as alone."""
+    """Fair shares: beside the conversations of one owner, a request of another one begins nearly as soon as alone.
+
+    A reply takes `replies` seconds; with 0 the cores are full, and a request of the other waits `gain` times less.
+    """
     seen = dict[str, float]()
 
-    def note(body: Json) -> ScriptedAnswer:
+    def answer(body: Json) -> ScriptedAnswer:
         request = texts(body)[-1]
         seen.setdefault(request, time.monotonic())
-        return says(f"done {request[:40]}")
+        said = says(f"done {request[:40]}")
+        return slow(said, replies) if replies and request.startswith("many") else said
 
-    async def ask(lane: str, name: str, owner: str) -> Submitted:
-        body = SubmitRequest(request_id=name, goal=name, sender=Sender(door="gateway", token=owner))
-        asked: Submitted = await retry_until_accepted(lambda: lanes.submit_with_retry(it.client, "owners", lane, body))
-        return asked
+    async def time_request(lane: str, name: str) -> tuple[float, str]:
+        """Return the seconds until its turn asks the model, and the id of its run."""
+        began, request = time.monotonic(), SubmitRequest(request_id=name, goal=name)
+        asked: Submitted = await retry_until_accepted(
+            lambda: lanes.submit_with_retry(it.client, context.key, lane, request)
+        )
+        async with asyncio.timeout(PATIENCE):
+            while name not in seen:  # noqa: ASYNC110 - another thread fills it
+                await asyncio.sleep(0.01)
+        return seen[name] - began, asked.run_id
 
-    async def converse(lane: int) -> None:
+    async def converse(lane: int) -> list[float]:
+        set_sender(Sender(door="gateway", token="anna"))
+        await asyncio.sleep(replies * lane / conversations)
+        waits = list[float]()
         for number in range(requests):
-            asked = await ask(f"many-{context.seed}-{lane}", f"{lane}-{number}", "anna")
-            await wait_for_end(it, asked.run_id)
+            waited, run = await time_request(f"many-{context.key}-{lane}", f"many-{lane}-{number}")
+            await wait_for_end(it, run)
+            waits.append(waited)
+        return waits[1:]
 
-    async def time_others(name: str) -> list[float]:
-        took = list[float]()
-        for number in range(measured):
-            goal, began = f"{name}-{context.seed}-{number}", time.monotonic()
-            await ask(goal, goal, "ben")
-            async with asyncio.timeout(PATIENCE):
-                while goal not in seen:  # noqa: ASYNC110 - another thread fills it
-                    await asyncio.sleep(0.01)
-            took.append(seen[goal] - began)
-        return took
+    async def time_others(name: str) -> float:
+        set_sender(Sender(door="gateway", token="ben"))  # of this task
+        names = [f"{name}-{context.key}-{number}" for number in range(measured)]
+        return median([(await time_request(each, each))[0] for each in names])
 
-    async with context.environment(says=note) as it:
-        it.start_workers("owners", 2)
+    async with context.environment(says=answer) as it:
+        it.start_workers(context.key, 2)
         found = Audit()
-        await time_others("warm")
-        alone = median(await time_others("alone"))
-        others = asyncio.gather(*(converse(lane) for lane in range(conversations)))
+        await asyncio.create_task(time_others("warm"))
+        alone = await asyncio.create_task(time_others("alone"))
+        many = asyncio.gather(*(converse(lane) for lane in range(conversations)))
         await until(lambda: len(seen) > 2 * measured + conversations)
-        beside = median(await time_others("beside"))
+        beside = await asyncio.create_task(time_others("beside"))
         still = conversations * requests + 3 * measured - len(seen)
-        await others
+        own = median(chain.from_iterable(await many))
+        waits = f"{beside:.2f} s beside {conversations} conversations of another owner, {alone:.2f} s alone"
         if ratio is not None and (beside > ratio * alone or not still):
-            found.wrong(f"a request began after {beside:.2f} s beside {still} others, {alone:.2f} s alone")
+            found.wrong(f"a request began after {waits}")
+        if gain is not None and (own < gain * beside or not still):
+            found.wrong(f"a request began after {waits}; one of the other owner after {own:.2f} s")
         found.runs = conversations * requests + 3 * measured
         judge_logs(found, it, quiet=True)
-        said = f"a request begins after {alone:.2f} s alone, {beside:.2f} s beside {conversations} conversations"
-        return row(it, found, f"{said} of another owner, of whose requests {still} were left")
+        note = f"a request begins after {waits}; one of theirs after {own:.2f} s; {still} of them were left"
+        return row(it, found, note)
 
 
 async def stop_lane(it: Environment, lane: str) -> None:
@@ -181,14 +201,14 @@ async def stop_lane(it: Environment, lane: str) -> None:
         await asyncio.wait_for(handle.result(), PATIENCE)
 
 
-async def _flood(it: Environment, lane: str, requests: int, size: int, counts: _Flood) -> None:
+async def _flood(it: Environment, queue: str, requests: int, size: int, counts: _Flood) -> None:
     at_once = asyncio.Semaphore(SENDERS)
 
     async def send(number: int) -> None:
         async with at_once:
             body = SubmitRequest(request_id=f"{number}", goal="x" * size)
             try:
-                await lanes.submit_with_retry(it.client, "r10", lane, body)
+                await lanes.submit_with_retry(it.client, queue, f"flood-{queue}", body)
                 counts.accepted += 1
             except RejectedError as refused:
                 counts.refused += 1
@@ -198,16 +218,16 @@ async def _flood(it: Environment, lane: str, requests: int, size: int, counts: _
     await asyncio.gather(*(send(number) for number in range(requests)))
 
 
-async def time_healthy_lanes(it: Environment, name: str, number: int) -> list[float]:
+async def time_healthy_lanes(it: Environment, queue: str, name: str, number: int) -> list[float]:
     """Seconds from the request to the end of its turn, in lanes of their own, all at once."""
 
     async def one(lane: str) -> float:
         began = time.monotonic()
-        submitted = await _say(it, "r10", lane, lane)
+        submitted = await _say(it, queue, lane, lane)
         await wait_for_end(it, submitted.run_id)
         return time.monotonic() - began
 
-    return await asyncio.gather(*(one(f"{name}-{n}") for n in range(number)))
+    return await asyncio.gather(*(one(f"{name}-{queue}-{n}") for n in range(number)))
 
 
 def _p95(took: list[float]) -> float:

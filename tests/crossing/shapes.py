@@ -339,8 +339,9 @@ async def begin_from_mail(it: Crossing, name: str) -> str:
     task.write_text(f"---\n{head}\n---\n{PREFIX}{name}: write it\n", encoding="utf-8")
     task.rename(inbox / "task.md")
     await asyncio.to_thread(it.perdure, "mail", str(inbox.parents[1]), "--agent", "scribe", "--once")
-    rows = [json.loads(line) for line in (await asyncio.to_thread(it.perdure, "list", "--json")).splitlines()]
-    return str(next(row["run_id"] for row in rows if row["agent"] == "scribe"))
+    # Without the agent, thirty runs that have begun since may be all that is listed.
+    listed = await asyncio.to_thread(it.perdure, "list", "--agent", "scribe", "--json")
+    return str(json.loads(listed.splitlines()[0])["run_id"])
 
 
 async def submit_turn(it: Crossing, conversation: str, request: Json) -> str:

@@ -170,7 +170,7 @@ def test_a_run_is_used_up_exactly_where_a_budget_is_reached(
     reached = [
         *([Escalation.turn_budget] if turns >= most else []),
         *([Escalation.token_budget] if budget_tokens is not None and sum(usage) >= budget_tokens else []),
-        *([Escalation.money_budget] if None not in (budget_usd, spent) and spent >= budget_usd else []),
+        *([Escalation.money_budget] if budget_usd is not None and (spent or 0.0) >= budget_usd else []),
     ]
     ending = budget_ending(state)
     assert (ending.reason if ending else None) == next(iter(reached), None)

@@ -87,11 +87,11 @@ def test_the_gateway_has_no_model_key_and_none_of_the_runs_files() -> None:
     assert gateway["volumes"][1] in [mount.strip() for mount in worker["volumes"]]
 
 
-def test_temporal_sends_cancels_as_the_embedded_server_does() -> None:
+def test_temporal_cancels_and_shares_as_the_embedded_server_does() -> None:
     (mount,) = SERVICES["temporal"]["configs"]
     assert mount["target"] == "/etc/temporal/config/dynamicconfig/docker.yaml"  # read by default
     given = yaml.safe_load(COMPOSE["configs"][mount["source"]]["content"])
-    assert len(given) == 2
+    assert len(given) == 5
     assert {name: DYNAMIC_CONFIG[name] for name in given} == {name: row["value"] for name, (row,) in given.items()}
 
 
