@@ -1,14 +1,23 @@
 """`perdure eval`: real runs of a table of goals, with a model that is a script."""
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perdure.client.errors import RunNotFoundError
 from perdure.client.run_list import find_run, iterate_runs
+from perdure.features.proof import evaluate
+from perdure.features.proof.contract import Case
+from perdure.session import Session
+from perdure.settings import load_settings
 from perdure.testkit.model_server import ScriptedAnswer, ScriptedModel, calls, fails, says, slow
 from tests.e2e.notes import CODE, PROJECT
 from tests.e2e.projects import Project, Served, goal_of, reply_by_goal, use_model
@@ -127,7 +136,12 @@ async def test_an_unexpected_question_cancels_its_run(report: dict[str, Any], se
     (case,) = [case for case in report["cases"] if case["name"] == "surprises"]
     for result in case["results"]:
         assert (await find_run(served.client, result["run_id"])).status == "cancelled"
-    assert [each.run_id async for each in iterate_runs(served.client, limit=None) if each.is_open] == []
+    await until(partial(_none_is_open, served))
+
+
+async def _none_is_open(served: Served) -> bool:
+    """The server lists the end of a run some time after it."""
+    return not [each async for each in iterate_runs(served.client, limit=None) if each.is_open]
 
 
 def test_enough_that_pass_are_enough(table: Project) -> None:
@@ -143,16 +157,47 @@ def test_enough_that_pass_are_enough(table: Project) -> None:
 
 async def test_ctrl_c_cancels_what_it_started(table: Project, served: Served) -> None:
     table.write("slow.yaml", "- goal: take your time\n- goal: take your time\n- goal: take your time\n")
+    at_work: set[str] = set()
+
+    async def two_at_work() -> bool:
+        listed = [each.run_id async for each in iterate_runs(served.client) if each.status == "running"]
+        at_work.update([each for each in listed if (await find_run(served.client, each)).is_open])
+        return len(at_work) == 2
+
     with table.running("eval", "slow.yaml", "--concurrency", "2") as process:
-
-        async def at_work() -> bool:
-            return len([each async for each in iterate_runs(served.client) if each.status == "running"]) == 2
-
-        await until(at_work)
+        await until(two_at_work)
         done = process.send_signal(signal.SIGINT)
     assert done.code == 130
     assert done.err == "cancelling 2 runs …\n"
-    assert [each.run_id async for each in iterate_runs(served.client, limit=None) if each.is_open] == []
+    assert [(await find_run(served.client, run_id)).status for run_id in at_work] == ["cancelled"] * 2
+    [token] = {run_id.split("-")[1] for run_id in at_work}
+    with pytest.raises(RunNotFoundError):
+        await find_run(served.client, f"eval-{token}-3-1")
+
+
+async def test_the_runs_that_do_not_end_after_a_stop_are_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluate, "CANCEL_SECONDS", 0.1)
+    settings = load_settings({"PERDURE_TASK_QUEUE": "nobody-works-here"}, Path("/"))
+    evaluation = evaluate.Evaluation(Session(served.client, settings, None), None, asyncio.Semaphore(1))
+    playing = asyncio.create_task(evaluation.run_cases([Case(goal="wait")], 1))
+    run_id = f"eval-{evaluation.token}-1-1"
+
+    async def has_started() -> bool:
+        with suppress(RunNotFoundError):
+            return (await find_run(served.client, run_id)).is_open
+        return False
+
+    await until(has_started)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await served.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
+    assert capsys.readouterr().err.splitlines() == [
+        "cancelling 1 run …",
+        f"not ended within 0.1 s: {run_id}; perdure show RUN says why",
+    ]
 
 
 @pytest.mark.parametrize(

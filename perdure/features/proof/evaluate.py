@@ -23,6 +23,7 @@ from perdure.features.proof.play import Person, play_to_end
 from perdure.features.proof.rules import failed_checks
 from perdure.python_client import Perdure
 from perdure.session import Session
+from perdure.terminal.progress import format_count
 from perdure.terminal.prompt import parse_answer
 
 EVAL_SENDER = "perdure eval"
@@ -114,8 +115,12 @@ class Evaluation:
             return
         client = self.session.client
         await asyncio.gather(*self._open.values(), return_exceptions=True)
-        click.echo(f"cancelling {len(self._open)} runs …", err=True)
+        click.echo(f"cancelling {format_count(len(self._open), 'run')} …", err=True)
         await asyncio.gather(*(_cancel(client, run_id, "the evaluation was stopped") for run_id in self._open))
-        ends = asyncio.gather(*(wait_for_run_end(client, run_id) for run_id in self._open), return_exceptions=True)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ends, CANCEL_SECONDS)
+        ends = {run_id: asyncio.ensure_future(wait_for_run_end(client, run_id)) for run_id in self._open}
+        await asyncio.wait(ends.values(), timeout=CANCEL_SECONDS)
+        if late := [run_id for run_id, end in ends.items() if not end.done()]:
+            click.echo(f"not ended within {CANCEL_SECONDS:g} s: {', '.join(late)}; perdure show RUN says why", err=True)
+        for end in ends.values():
+            end.cancel()
+        await asyncio.gather(*ends.values(), return_exceptions=True)
