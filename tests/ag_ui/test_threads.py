@@ -243,11 +243,12 @@ async def test_a_thread_is_the_chat_of_this_id_at_the_other_door(door: Door) -> 
 
 async def test_without_a_worker_a_resume_is_tried_again(ui_gateways: Gateways) -> None:
     env = {"PERDURE_TASK_QUEUE": f"queue-{uuid4().hex[:6]}"}
-    with ui_gateways.open(**env) as gateway:
+    with ui_gateways.open(**env) as gateway, ui_gateways.open(**env) as other:  # which has read no lane before
         door = Door(gateway, f"thread-{uuid4().hex[:8]}")
         with gateway.project.worker(TEMPORAL_ADDRESS=ui_gateways.address, **env):
             [asked] = interrupts(await door.send("GOAL pay"))
-        for answer in (await door.connect(), await door.post(door.answers(resolved(asked, payload=True)))):
+        later = Door(other, door.thread)
+        for answer in (await later.connect(), await later.post(door.answers(resolved(asked, payload=True)))):
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from perdure.features.follow_ups.client import follow_up_state
 from tests.e2e.projects import Served
+from tests.waiting import until
 
 TARGET = {"session_id": "x", "request_client": "discord"}
 
@@ -28,22 +29,24 @@ async def create(worked: Served, name: str, *tasks: tuple[str, str, dict[str, An
     return run
 
 
+def row_of(worked: Served, name: str, part: str) -> dict[str, Any]:
+    rows = worked.perdure("list", part, "--json").rows()
+    return next((row for row in rows if row["run_id"] == name), {})
+
+
 async def test_a_follow_up_is_seen_answered_and_resolved_from_the_command_line(worked: Served) -> None:
     reply_task = ("t1", "discord.wait_for_reply", {"channelId": "dm", "messageId": "m1"})
     run = await create(worked, "lunch", reply_task, ("t2", "prompt", {"text": "Book it?"}))
     file = worked.project.write("reply.json", json.dumps(reply_event("m1"), indent=2))
     done = worked.perdure("event", str(file))
     assert (done.code, done.out) == (0, "discord:dm:r1 → topic:discord:dm:m1\n")
-    listed = worked.perdure("list", "--waiting", "--json")
-    waiting = [(row["run_id"], row["waiting_for"]) for row in listed.rows()]
-    assert ("wf:lunch", "human: asks: Book it?") in waiting
+    await until(lambda: "human: asks: Book it?" in row_of(worked, "wf:lunch", "--waiting").values())
     shown = worked.perdure("show", "wf:lunch")
     assert "Lunch with [B]." in shown.out
     assert 'perdure answer wf:lunch --question t2 "…"' in shown.out
     assert worked.perdure("answer", "wf:lunch", "yes", "--by", "eva").code == 0
     assert (await asyncio.wait_for(run.result(), 30))["type"] == "evt.workflow.resolved"
-    rows = worked.perdure("list", "--follow-ups", "--json").rows()
-    assert {row["run_id"]: row["status"] for row in rows}["wf:lunch"] == "completed"
+    await until(lambda: row_of(worked, "wf:lunch", "--follow-ups").get("status") == "completed")
     view = json.loads(worked.perdure("show", "wf:lunch", "--json").out)
     assert [task["resolvedBy"] for task in view["tasks"]] == ["discord:dm:r1", "eva"]
 

@@ -11,6 +11,7 @@ from perdure.client.runs import wait_for_run_end
 from perdure.contracts.run.state import RunStatus
 from perdure.testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.projects import MakeProject, Served, reply_by_goal, results_of, serve_with_worker, until_asked, use_model
+from tests.waiting import until
 
 TOOL = """
 [tools.note]
@@ -131,6 +132,7 @@ async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_
     await start(shop, "ask", "asking")
     await start_and_wait(shop, "note it", "approving")
     await until_asked(shop.client, "approving")
+    await until(lambda: len(shop.perdure("list", "--waiting", "--json").rows()) == 2)
     listed = shop.perdure("list", "--waiting", "--json").rows()
     assert {row["run_id"]: row["waiting_for"] for row in listed} == {
         "asking": "human: asks: Which shop?",
@@ -150,7 +152,7 @@ async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_
     assert (wrong.code, wrong.err) == (1, "perdure: question q1 takes a text\n")
     assert shop.perdure("answer", "asking", "the near one").out == "accepted\n"
     assert shop.perdure("cancel", "approving").out.splitlines()[-1] == "cancelled"
-    assert shop.perdure("list", "--waiting").out == "no run waits for a person\n"
+    await until(lambda: shop.perdure("list", "--waiting").out == "no run waits for a person\n")
 
 
 @pytest.mark.parametrize(

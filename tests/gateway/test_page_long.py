@@ -27,7 +27,7 @@ def test_a_run_of_2000_steps_has_few_elements_as_time_and_as_conversation(browse
 
 def test_events_are_drawn_once_a_frame_however_many_come(browser: Browser) -> None:
     found = measure_bursts(browser)
-    assert 10 < found["draws"] < 1000  # of 6,837 events
+    assert 1 < found["draws"] < 1000  # of 6,837 events; a busy machine draws few
     assert found["draws a frame"] <= 1
 
 

@@ -150,8 +150,11 @@ async def test_an_event_without_a_field_is_a_dead_letter_that_is_listed_and_rede
     assert again.code == 0, again.err
     with pytest.raises(WorkflowFailureError):
         await gateway.client.get_workflow_handle(workflow_id).result()
-    executions = [e async for e in gateway.client.list_workflows(f"WorkflowId = '{workflow_id}'")]
-    assert len(executions) == 2
+
+    async def both_are_listed() -> bool:
+        return (await gateway.client.count_workflows(f"WorkflowId = '{workflow_id}'")).count == 2
+
+    await until(both_are_listed)
     unknown = await asyncio.to_thread(gateway.project.perdure, "redeliver", "start:nothing", **address)
     assert unknown.code == 1
     assert "there is no dead letter start:nothing" in unknown.err

@@ -114,17 +114,18 @@ async def test_a_call_that_two_must_approve_stays_open_after_one(door: Door) -> 
 
 async def test_without_a_worker_a_chat_is_read_and_a_reply_is_tried_again(ui_gateways: Gateways) -> None:
     env = {"PERDURE_TASK_QUEUE": f"queue-{uuid4().hex[:6]}"}
-    with ui_gateways.open(**env) as gateway:
+    with ui_gateways.open(**env) as gateway, ui_gateways.open(**env) as other:  # which has read no lane before
         door = Door(gateway, f"chat-{uuid4().hex[:8]}")
         with gateway.project.worker(TEMPORAL_ADDRESS=ui_gateways.address, **env):
             parts = await door.send("GOAL pay")
         approval, run_id = one(parts, "tool-approval-request"), one(parts, "start")["messageId"]
+        later = Door(other, door.chat)
         for answer in (
-            await door.resume(),
-            await door.post(door.decision(run_id, {"id": approval["approvalId"], "approved": True})),
+            await later.resume(),
+            await later.post(door.decision(run_id, {"id": approval["approvalId"], "approved": True})),
         ):
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
-        await until(lambda: _is_listed(door, run_id))
+        await until(lambda: _is_listed(later, run_id))
 
 
 async def _is_listed(door: Door, run_id: str) -> bool:

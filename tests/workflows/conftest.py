@@ -16,8 +16,9 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowExecution, WorkflowHandle
 from temporalio.converter import DataConverter
+from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker
 
@@ -190,16 +191,42 @@ class World:
     async def another_client(self) -> Client:
         return await connect_like(self.client, self.client.data_converter)
 
-    async def until(self, claim: Callable[[], bool | Awaitable[bool]]) -> None:
-        """Waits for a condition, never for the clock."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                holds = claim()
-                if isinstance(holds, Awaitable):
-                    holds = await holds
-                if holds:
-                    return
-                await asyncio.sleep(0.01)
+    async def until(self, claim: Callable[[], bool | Awaitable[bool]], about: Run | None = None) -> None:
+        """Waits for a condition, never for the clock. If it never holds, says what is known of the run."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    holds = claim()
+                    if isinstance(holds, Awaitable):
+                        holds = await holds
+                    if holds:
+                        return
+                    await asyncio.sleep(0.01)
+        except TimeoutError as error:
+            if about is None:
+                raise
+            raise AssertionError(f"it never came to hold: {await self.overview(about)}") from error
+
+    async def until_listed(self, query: str, number: int = 1) -> list[WorkflowExecution]:
+        """So many workflows of this queue, once the server lists them: some time after they are so."""
+        found: list[WorkflowExecution] = []
+
+        async def are_listed() -> bool:
+            found[:] = [e async for e in self.client.list_workflows(f"TaskQueue = '{self.queue}' AND {query}")]
+            return len(found) >= number
+
+        await self.until(are_listed)
+        return found
+
+    async def overview(self, run: Run) -> str:
+        """Return what the server knows of a run, and its state if a worker answers."""
+        described = (await run.describe()).raw_description
+        events = [EventType.Name(event.event_type) async for event in run.fetch_history_events()]
+        try:
+            state: object = await run.query("state", rpc_timeout=timedelta(seconds=10))
+        except TemporalError as error:
+            state = error
+        return f"{events}\n{described.pending_activities}\n{described.pending_workflow_task}\n{state}"
 
     async def state(self, run: Run) -> dict[str, Any]:
         answer: dict[str, Any] = await run.query("state")
@@ -212,7 +239,7 @@ class World:
             state = await self.state(run)
             return all(bool(state.get(k)) if v is True else state[k] == v for k, v in wanted.items())
 
-        await self.until(reached)
+        await self.until(reached, run)
         return await self.state(run)
 
     async def until_question(self, run: Run, question_id: str) -> dict[str, Any]:
@@ -222,7 +249,7 @@ class World:
             question = (await self.state(run))["question"]
             return question is not None and question["id"] == question_id
 
-        await self.until(is_open)
+        await self.until(is_open, run)
         question: dict[str, Any] = (await self.state(run))["question"]
         return question
 
@@ -233,7 +260,7 @@ class World:
             state = await self.state(run)
             return state["status"] == "waiting_on_tool" and any(p["step"] == step for p in state["pending"])
 
-        await self.until(issued)
+        await self.until(issued, run)
 
     async def until_activity(self, run: Run, holds: Callable[[PendingActivityInfo], bool]) -> PendingActivityInfo:
         """The first pending activity of which this holds, once there is one."""
@@ -244,7 +271,7 @@ class World:
             seen[:] = [activity for activity in pending if holds(activity)]
             return bool(seen)
 
-        await self.until(is_pending)
+        await self.until(is_pending, run)
         return seen[0]
 
     async def until_event(self, run: Run, kind: "EventType.ValueType", count: int = 1) -> None:
@@ -253,7 +280,7 @@ class World:
         async def has_events() -> bool:
             return [event.event_type async for event in run.fetch_history_events()].count(kind) >= count
 
-        await self.until(has_events)
+        await self.until(has_events, run)
 
     async def answer(self, run: Run, **answer: Any) -> dict[str, Any]:
         """Answers the run's question by the update, once it asks; returns the question."""
@@ -281,10 +308,19 @@ class World:
         """Return what the model was shown of each call."""
         return [text for _, text in await self.results(run)]
 
+    async def executions(self, run: Run) -> list[Run]:
+        """Handles of every execution of the run, from the last one back. The server's list may not have all yet."""
+        handles: list[Run] = []
+        run_id: str | None = (await run.describe()).run_id
+        while run_id:
+            handles.append(self.client.get_workflow_handle(run.id, run_id=run_id))
+            first = await anext(handles[-1].fetch_history_events())
+            run_id = first.workflow_execution_started_event_attributes.continued_execution_run_id
+        return handles
+
     async def raw_history(self, run: Run) -> bytes:
         """All executions of the run, as the server stores them."""
-        executions = [e async for e in self.client.list_workflows(f"WorkflowId = '{run.id}'")]
-        handles = [self.client.get_workflow_handle(run.id, run_id=execution.run_id) for execution in executions]
+        handles = await self.executions(run)
         return b"".join(
             [event.SerializeToString() for handle in handles async for event in handle.fetch_history_events()]
         )
@@ -292,9 +328,9 @@ class World:
     async def clear(self) -> None:
         """Ends what a test left open: the server is shared, and a run without a worker is a finding elsewhere."""
         left = self.client.list_workflows(f"TaskQueue = '{self.queue}' AND ExecutionStatus = 'Running'")
-        async for each in left:
+        for workflow_id in {*self.started, *[each.id async for each in left]}:  # what is new may not be listed yet
             with suppress(RPCError):  # it has ended since
-                await self.client.get_workflow_handle(each.id).terminate("its test is over")
+                await self.client.get_workflow_handle(workflow_id).terminate("its test is over")
 
     async def failed_tasks(self, run: Run) -> int:
         """Workflow tasks that failed. A bug or a bad input that wedges a run shows up here.

@@ -76,7 +76,7 @@ async def test_many_workers_use_all_of_a_budget_and_no_more_through_rotations(
         for purse in purses:
             await purse.close()
         assert await has.used() == has.truth
-        executions = [row async for row in has.it.client.list_workflows(f"WorkflowId = '{has.entity.id}'")]
+        executions = await has.it.executions(has.entity)
         assert not list((tmp_path / "b").iterdir()), "their journals are settled"
     assert len(executions) >= 3
 

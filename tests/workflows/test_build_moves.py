@@ -15,7 +15,7 @@ from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.following import FollowUpWorld
 from tests.workflows.lane import lane_of, new_id, run_of, say, until_idle, wait_for_run
 from tests.workflows.script import FINISH
-from tests.workflows.test_versioning import are_left, builds, executions, make_current, move
+from tests.workflows.test_versioning import are_left, builds, make_current, move
 
 ASK = calls(("ask_human", {"question": "Go on?"}))
 
@@ -38,7 +38,7 @@ async def doctor(it: World, number: int) -> str:
 async def replay(it: World, *moved: Run) -> None:
     """Every execution replays, also those that ended with the move, and no task of theirs has failed."""
     for each in moved:
-        for execution in await executions(it, each):
+        for execution in await it.executions(each):
             assert await it.failed_tasks(execution) == 0
             await replay_history(await execution.fetch_history(), it.client.data_converter)
 
@@ -67,7 +67,7 @@ async def test_each_turn_of_a_lane_begins_on_the_current_build_and_so_does_the_l
             assert turns[2].position == 0
             await until_idle(it, chat, 3)
             assert [await builds(it, run_of(it, turn)) for turn in turns] == [[{"1"}], [{"2"}], [{"2"}]]
-            assert len(await executions(it, lane_of(it, chat))) == 2
+            assert len(await it.executions(lane_of(it, chat))) == 2
             await replay(it, lane_of(it, chat))
 
 
@@ -84,7 +84,7 @@ async def test_a_lane_moves_between_turns_and_does_not_leave_an_open_one_behind(
             await it.until(lambda: are_left(it, build(it, 1), run, lane))
             assert [await look(it), await look(it)] == [1, 1]
             second = await say(it, chat, "two")
-            assert (second.position, len(await executions(it, lane))) == (1, 1)
+            assert (second.position, len(await it.executions(lane))) == (1, 1)
             assert await signals(lane, WAKE_SIGNAL) == 1  # however many looks there are in a day
             await look(it, days=1)
             assert await signals(lane, WAKE_SIGNAL) == 2
@@ -94,7 +94,7 @@ async def test_a_lane_moves_between_turns_and_does_not_leave_an_open_one_behind(
             assert await builds(it, run_of(it, second)) == [{"2"}]
             scheduled = [
                 event.activity_task_scheduled_event_attributes.activity_type.name
-                for execution in await executions(it, lane)
+                for execution in await it.executions(lane)
                 async for event in execution.fetch_history_events()
             ]
             assert "watch_run" not in scheduled
@@ -119,7 +119,7 @@ async def test_a_lane_moves_back_with_a_rollback_and_a_pinned_override_keeps_it(
             await make_current(it, build(it, 2))
             submitted = await say(it, chat, "four")
             await until_idle(it, chat, 4)
-            assert (len(await executions(it, lane)), await builds(it, run_of(it, submitted))) == (3, [{"1"}])
+            assert (len(await it.executions(lane)), await builds(it, run_of(it, submitted))) == (3, [{"1"}])
             await replay(it, lane)
 
 
@@ -181,7 +181,7 @@ async def test_what_never_ends_moves_with_the_next_thing_that_comes_for_it(world
             await old.aclose()
             await sleepers.use(3)
             await sleepers.end()
-            assert [len(await executions(it, each)) for each in sleepers.handles] == [2, 2, 2]
+            assert [len(await it.executions(each)) for each in sleepers.handles] == [2, 2, 2]
             await replay(it, *sleepers.handles)
 
 
@@ -226,7 +226,7 @@ async def test_what_older_code_kept_on_its_build_replays_after_a_command_moved_i
             for each in sleepers.handles:
                 await move(it, each, build(it, 2))
             await sleepers.use(3)
-            assert [len(await executions(it, each)) for each in sleepers.handles] == [1, 1, 1]
+            assert [len(await it.executions(each)) for each in sleepers.handles] == [1, 1, 1]
             async with it.worker(await it.another_client(), deployment=build(it, 3)):
                 await make_current(it, build(it, 3))
                 assert await look(it) == 3

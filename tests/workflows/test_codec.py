@@ -88,11 +88,11 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Mak
         shown = json.dumps(await it.results(run))
         said = [e.error async for e in Watch(it.client, run.id, follow=False).events() if isinstance(e, ActivityFailed)]
         raw = await it.raw_history(run)
-        listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
+        [listed] = await it.until_listed(f"WorkflowId = '{run.id}' AND ExecutionStatus = 'Completed'")
     assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
     assert said == ([] if it.project.fuse_reads else ["the failure, unseen"])  # a fused read fails within its activity
     assert b"unseen" not in raw
-    assert b"unseen" not in listed[0].raw_info.SerializeToString()
+    assert b"unseen" not in listed.raw_info.SerializeToString()
 
 
 async def test_the_options_of_a_choice_are_encrypted(world: MakeWorld, client: Client) -> None:

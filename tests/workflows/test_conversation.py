@@ -609,7 +609,7 @@ async def test_a_lane_rotates_with_a_turn_open_and_loses_nothing(
         for turns in range(1, 32):  # each in its own time: thirty turns are seconds of work
             await it.until(partial(gate.has_started, turns))
         view = await until_idle(it, chat, 31)
-        executions = {e.run_id async for e in it.client.list_workflows(f"WorkflowId = 'conversation:{chat}'")}
+        executions = await it.executions(lane_of(it, chat))
         last = it.model.requests[-1]
     assert gate.started_for == [*(f"request {n}" for n in range(30)), "again"]
     assert view.accepted == 31

@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from perdure.activities.security import Secrets
 from perdure.activities.telemetry.attributes import AGENT_NAME
 from perdure.client.details import RunRecord, read_details
-from perdure.client.run_list import find_run, iterate_runs, list_subtree
+from perdure.client.run_list import RunInfo, find_run, iterate_runs, list_subtree
 from perdure.client.watch import Watch
 from perdure.contracts.agent import Agent
 from perdure.contracts.run.limits import LimitOverrides
@@ -73,13 +73,27 @@ async def tree(it: World, run: Run) -> dict[str, Any]:
     """All workflows of the run's tree, by id, once none of them is open; and they are replayed with it."""
     below = f"WorkflowId STARTS_WITH '{run.id}'"
 
+    found: dict[str, Any] = {}
+
     async def are_closed() -> bool:
-        return (await it.client.count_workflows(f"{below} AND ExecutionStatus = 'Running'")).count == 0
+        rows = [each async for each in it.client.list_workflows(below)]
+        found.update({row.id: row for row in rows})
+        return run.id in found and all(row.close_time for row in rows)
 
     await it.until(are_closed)
-    found = {each.id: each async for each in it.client.list_workflows(below)}
     it.started.extend(found)
     return found
+
+
+async def subtree(it: World, run_id: str) -> list[tuple[int, RunInfo]]:
+    """The subtasks of a run, once the server lists one."""
+    root = await find_run(it.client, run_id)
+
+    async def is_listed() -> bool:
+        return bool(await list_subtree(it.client, root))
+
+    await it.until(is_listed)
+    return await list_subtree(it.client, root)
 
 
 def child_of(it: World, run: Run, name: str = "a") -> Run:
@@ -624,7 +638,7 @@ async def test_the_subtree_of_a_run_is_found_with_any_character_in_its_id(world:
     async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
         run = await it.start(agent="lead", run_id=f"{uuid4().hex[:12]}{ending}")
         await result_of(run)
-        found = await list_subtree(it.client, await find_run(it.client, run.id.removeprefix("run:")))
+        found = await subtree(it, run.id.removeprefix("run:"))
     assert [depth for depth, _ in found] == [1]
 
 
@@ -636,9 +650,7 @@ async def test_a_run_under_the_longest_id_that_the_server_takes_delegates(world:
         run = await it.start_raw(start, id=f"run:{long}")
         event = await result_of(run)
         assert event["payload"]["outcome"] == "all done"
-        assert [each.run_id for _, each in await list_subtree(it.client, await find_run(it.client, long))] == [
-            ids.subtask_run_id(long, 1, "a")
-        ]
+        assert [each.run_id for _, each in await subtree(it, long)] == [ids.subtask_run_id(long, 1, "a")]
 
 
 async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_server(

@@ -88,6 +88,7 @@ async def test_a_restarted_lane_waits_for_the_open_turn(world: MakeWorld) -> Non
     async with world(asks_if_long) as it:
         first = await say(it, chat, "long")
         question = await wait_for_question(it, first)
+        await it.until_listed(f"WorkflowId = 'run:{first.run_id}'")
         await lane_of(it, chat).terminate("by an operator")
         second = await say(it, chat, "next")
         await it.until(lambda: is_active(it, chat, first.run_id))

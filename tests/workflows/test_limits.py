@@ -308,7 +308,7 @@ async def test_the_last_turn_comes_also_after_a_rotation(
     async with world(looks(says("so far")), looking(), server=short_history_client, max_steps=99) as it:
         run = await it.start()
         event = await result_of(run)
-        rotations = [e async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
+        rotations = await it.executions(run)
         assert sum(is_last(request) for request in it.model.requests) == 1
     assert len(rotations) >= 2
     assert (event["payload"]["partial"], event["payload"]["steps_taken"]) == (True, 38)

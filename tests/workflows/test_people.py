@@ -402,7 +402,7 @@ async def test_open_questions_and_their_answers_move_to_the_next_execution(
             await until_pending(it, run, 5 * turn + 2)
             await run.execute_update("answer", {"question_id": first, "decision": "approve"})
         await run.result()
-        assert len([e async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]) >= 2
+        assert len(await it.executions(run)) >= 2
     assert [arguments["n"] for arguments, _ in charge.calls] == [5 * turn + n for turn in range(turns) for n in (2, 5)]
 
 

@@ -264,7 +264,13 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worl
             for number in CONVERSATIONS:  # one after the other, for a worker without a cache
                 run = await it.start(f"conversation {number}", run_id=f"c{number}", agent=agent_of(number))
                 await asyncio.wait_for(run.result(), PATIENCE)
+            await it.until(lambda: are_all_past(it))
             yield it
+
+
+async def are_all_past(it: World) -> bool:
+    """The server lists the end of a run some time after it."""
+    return len([each async for each in list_past_runs(it.client, RunFilter())]) == len(CONVERSATIONS)
 
 
 async def replayed(it: World) -> list[ReplayedCall]:

@@ -23,6 +23,7 @@ from perdure.client.errors import (
     RunNotFoundError,
     TemporalUnavailableError,
 )
+from perdure.client.questions import ListedQuestion
 from perdure.client.run_events import RunEvent, WaitStarted, event_to_json
 from perdure.codec import AesGcmCodec
 from perdure.contracts.agent import Agent
@@ -386,7 +387,13 @@ async def test_the_inbox_the_details_and_the_lane_are_read_by_one_client(world: 
         lane = perdure.conversation("inbox-1")
         await it.until_state(it.client.get_workflow_handle(f"run:{turn.id}"), question=True)
         state = await lane.state()
-        asked = [each for each in (await perdure.questions()).questions if each.run_id == turn.id]
+        asked: list[ListedQuestion] = []
+
+        async def is_listed() -> bool:
+            asked[:] = [each for each in (await perdure.questions()).questions if each.run_id == turn.id]
+            return bool(asked)
+
+        await it.until(is_listed)
         during = await turn.details()
         await turn.answer("the second")
         await turn.result()

@@ -49,16 +49,6 @@ async def reconcile(it: World, later: timedelta = timedelta(), *, repairs: bool 
     return await reconciler.run_pass(repairs=repairs)
 
 
-async def until_listed(it: World, query: str, number: int = 1) -> None:
-    """The server's list comes a moment after the run's own state."""
-
-    async def listed() -> bool:
-        found = [e async for e in it.client.list_workflows(f"TaskQueue = '{it.queue}' AND {query}")]
-        return len(found) >= number
-
-    await it.until(listed)
-
-
 def problems(report: ReconcileReport) -> list[tuple[FindingKind, str]]:
     return [(finding.problem, finding.run_id) for finding in report.findings]
 
@@ -66,7 +56,7 @@ def problems(report: ReconcileReport) -> list[tuple[FindingKind, str]]:
 async def waiting(it: World, **fields: Any) -> Any:
     run = await it.start(**fields)
     await it.until_state(run, question=True)
-    await until_listed(it, f"{query_equals('WorkflowId', run.id)} AND AgentStatus = 'waiting_on_human'")
+    await it.until_listed(f"{query_equals('WorkflowId', run.id)} AND AgentStatus = 'waiting_on_human'")
     return run
 
 
@@ -101,7 +91,7 @@ async def test_a_wedged_run_is_named(world: MakeWorld) -> None:
     ):
         run = await it.start()
         async with plain_worker(other.client, it.queue, Broken):
-            await until_listed(it, "TemporalReportedProblems IS NOT NULL")
+            await it.until_listed("TemporalReportedProblems IS NOT NULL")
             report = await reconcile(it)
             overview = await read_runs_overview(other.client, datetime.now(UTC))
     assert [(run.run_id, run.wedged) for run in overview.wedged] == [(id_of(run), True)]
@@ -143,7 +133,7 @@ async def lane(it: World) -> AsyncIterator[tuple[Any, Any]]:
         parent = await it.client.start_workflow(
             "Lane", args=[it.queue, child, 0], id=f"lane-{it.queue}", task_queue=f"{it.queue}-lanes"
         )
-        await until_listed(it, f"WorkflowId = '{child}' AND AgentStatus = 'waiting_on_human'")
+        await it.until_listed(f"WorkflowId = '{child}' AND AgentStatus = 'waiting_on_human'")
         it.started.append(child)
         yield parent, it.client.get_workflow_handle(child)
 
@@ -241,7 +231,7 @@ async def test_a_claim_is_looked_after_by_the_run_that_resumes_it(world: MakeWor
         await run.terminate()
         heir = await it.start(run_id=f"{id_of(run)}.r2")
         await it.until_state(heir, question=True)
-        await until_listed(it, f"WorkflowId = '{heir.id}' AND AgentStatus = 'waiting_on_human'")
+        await it.until_listed(f"WorkflowId = '{heir.id}' AND AgentStatus = 'waiting_on_human'")
         assert (await reconcile(it, HOUR)).findings == ()
 
 
@@ -259,7 +249,7 @@ async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: MakeWorld) -> 
     async with world([calls(("review", {}))], review) as it:
         run = await it.start()
         await it.until_pending(run, 1)
-        await until_listed(it, "AgentStatus = 'waiting_on_tool'")
+        await it.until_listed("AgentStatus = 'waiting_on_tool'")
         assert (await reconcile(it, HOUR)).findings == ()
         report = await reconcile(it, 3 * HOUR)
     assert problems(report) == [(FindingKind.overdue, id_of(run))]
@@ -268,7 +258,7 @@ async def test_a_wait_for_a_tool_is_named_past_its_timeout(world: MakeWorld) -> 
 async def test_a_run_on_a_queue_without_workers_is_named(world: MakeWorld) -> None:
     async with world([], works=False) as it:
         run = await it.start()
-        await until_listed(it, f"WorkflowId = '{run.id}'")
+        await it.until_listed(f"WorkflowId = '{run.id}'")
         other = Reconciler(it.client, it.project.stores, f"{it.queue}-other", lambda: datetime.now(UTC) + HOUR)
         report = await other.run_pass()
         await run.terminate()
@@ -318,6 +308,7 @@ async def test_the_store_of_a_conversation_outlives_its_lane(world: MakeWorld) -
     async with world(echo) as it:
         await say(it, chat, "remember me")
         await until_idle(it, chat, 1)
+        await it.until_listed("WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running'")
         assert (await reconcile(it)).unjudged == 0
         await forget(it, lane_of(it, chat))
         for hours in (5, 7, 9):
@@ -366,7 +357,7 @@ async def test_a_store_stays_while_an_open_run_resumes_its_run(world: MakeWorld,
     async with world([ASK, ASK]) as it:
         run = await waiting(it, run_id=f"{uuid4().hex[:12]}{sign}")
         await it.start(run_id=f"{id_of(run)}.r3")
-        await until_listed(it, "ExecutionStatus = 'Running'", 2)
+        await it.until_listed("ExecutionStatus = 'Running'", 2)
         await reconcile(it)
         await forget(it, run)
         for later in (HOUR, 3 * HOUR):
@@ -419,7 +410,7 @@ async def test_a_list_that_is_too_long_is_checked_over_several_passes(
     monkeypatch.setattr("perdure.features.reconciler.activities.MAX_LISTED_RUNS", 2)
     async with world([], works=False) as it:
         runs = {id_of(await it.start()) for _ in range(5)}
-        await until_listed(it, "ExecutionStatus = 'Running'", 5)
+        await it.until_listed("ExecutionStatus = 'Running'", 5)
         other = Reconciler(it.client, it.project.stores, f"{it.queue}-other", lambda: datetime.now(UTC) + HOUR)
         report = await other.run_pass()
         reports = [report]

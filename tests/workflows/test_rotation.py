@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client
 
 from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
@@ -28,27 +28,13 @@ def steps(number: int, tool: str = "look", **arguments: Any) -> list[Reply]:
     return [calls((tool, {"n": n, **arguments}), text=f"turn {n}") for n in range(number)] + [FINISH]
 
 
-async def executions(it: World, run: Run) -> int:
-    """Once the server's list has caught up with the end of the run."""
-
-    async def count() -> int:
-        found = [e.status async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
-        return 0 if WorkflowExecutionStatus.RUNNING in found else len(found)
-
-    async def closed() -> bool:
-        return await count() > 0
-
-    await it.until(closed)
-    return await count()
-
-
 async def test_a_run_that_rotates_loses_nothing(world: MakeWorld, short_history_client: Client) -> None:
     look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
     async with world(steps(40), look, server=short_history_client, max_steps=40) as it:
         run = await it.start()
         event = await run.result()
         requests = it.model.requests
-        assert await executions(it, run) >= 4
+        assert len(await it.executions(run)) >= 4
         state = await it.state(run)
     assert (event["type"], event["payload"]["steps_taken"]) == ("agent.completed", 40)
     assert [arguments["n"] for arguments, _ in look.calls] == list(range(40))
@@ -92,7 +78,7 @@ async def test_results_and_answers_sent_around_a_rotation_are_not_lost(
                 if n % 8 == 6:
                     await run.signal("human_input", {"text": "twice"})
         await run.result()
-        assert await executions(it, run) >= 3
+        assert len(await it.executions(run)) >= 3
         last = tool_results(it.model.requests[-1])
     assert last == [f"voted {n}" if n % 2 else f"answer {n}" for n in range(24)]
 
@@ -191,7 +177,7 @@ async def test_large_bytes_lie_in_history_once_also_across_rotations_and_retries
     look = ScriptedTool("look", flaky)
     async with world(steps(24), look, server=short_history_client, max_steps=24) as it:
         run = await it.run_to_end()
-        assert await executions(it, run) >= 3
+        assert len(await it.executions(run)) >= 3
         history = await it.raw_history(run)
     assert [history.count(f"<result-{n}>".encode()) for n in range(24)] == [1] * 24
 
@@ -380,9 +366,9 @@ async def test_an_answer_that_comes_in_a_flood_is_taken(world: MakeWorld, short_
 async def wait_ends(it: World, run: Run) -> list[datetime]:
     """By when the wait ends, as the last timer of each execution has it, from the latest one on."""
     ends = []
-    async for execution in it.client.list_workflows(f"WorkflowId = '{run.id}'"):
+    for execution in await it.executions(run):
         now, end = datetime.min.replace(tzinfo=UTC), None
-        async for event in it.client.get_workflow_handle(run.id, run_id=execution.run_id).fetch_history_events():
+        async for event in execution.fetch_history_events():
             if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED:
                 now = event.event_time.ToDatetime(UTC)
             if event.event_type == EventType.EVENT_TYPE_TIMER_STARTED:

@@ -165,7 +165,7 @@ async def test_a_restarted_lane_continues_from_the_last_turn_only(world: MakeWor
         first = await say(it, chat, "my name is Ada")
         second = await say(it, chat, "and I live in London")
         await until_idle(it, chat, 2)
-        await it.until(lambda: is_listed(it, second.run_id))
+        await it.until_listed(f"WorkflowId = 'run:{second.run_id}' AND ExecutionStatus = 'Completed'")
         await lane_of(it, chat).terminate("by an operator")
         store = store_of(tmp_path, chat)
         right = store.read(LATEST_FILE)
@@ -179,12 +179,6 @@ async def test_a_restarted_lane_continues_from_the_last_turn_only(world: MakeWor
         store.write(LATEST_FILE, right)
         await until_idle(it, chat, 1)
     assert texts(it.model.requests[-1])[::2] == ["my name is Ada", "and I live in London", "who am I?"]
-
-
-async def is_listed(it: World, run_id: str) -> bool:
-    """The server's index knows that it has ended."""
-    query = f"WorkflowId = 'run:{run_id}' AND ExecutionStatus = 'Completed'"
-    return [run.id async for run in it.client.list_workflows(query)] != []
 
 
 async def test_a_restarted_lane_takes_no_changed_record(world: MakeWorld, tmp_path: Path) -> None:

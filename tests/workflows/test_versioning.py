@@ -63,16 +63,6 @@ async def make_current(it: World, deployment: Deployment) -> None:
         await it.until(partial(is_known_to, partition))
 
 
-async def executions(it: World, run: Run) -> list[Any]:
-    """Handles of every execution of the run, from the last one back."""
-    handles, run_id = [], (await run.describe()).run_id
-    while run_id:
-        handles.append(it.client.get_workflow_handle(run.id, run_id=run_id))
-        first = (await handles[-1].fetch_history()).events[0]
-        run_id = first.workflow_execution_started_event_attributes.continued_execution_run_id
-    return handles
-
-
 async def builds(it: World, run: Run) -> list[set[str]]:
     """Which builds did the run's workflow tasks, execution by execution; "" is a worker without versioning."""
     return [
@@ -81,7 +71,7 @@ async def builds(it: World, run: Run) -> list[set[str]]:
             async for event in handle.fetch_history_events()
             if event.HasField("workflow_task_completed_event_attributes")
         }
-        for handle in await executions(it, run)
+        for handle in await it.executions(run)
     ]
 
 
@@ -101,7 +91,7 @@ async def test_a_run_stays_with_its_build_also_over_rotations_and_a_new_run_goes
                 for run in (old_run, new_run):
                     await run.signal("human_input", {"text": "yes"})
                     assert (await run.result())["type"] == "agent.completed"
-                    assert [await it.failed_tasks(each) for each in await executions(it, run)] == [0, 0]
+                    assert [await it.failed_tasks(each) for each in await it.executions(run)] == [0, 0]
                 assert await builds(it, old_run) == [{"1"}, {"1"}]
                 assert await builds(it, new_run) == [{"2"}, {"2"}]
 
