@@ -91,6 +91,6 @@ clean:  ## removes the environment; the runs in .perdure stay
 		{ echo "perdure needs Python 3.11 or later; name one with: make PYTHON=python3.12 demo" >&2; exit 1; }
 	@echo "setting up .venv (once, about a minute) ..."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
