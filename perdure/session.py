@@ -33,7 +33,7 @@ from perdure.telemetry import log_to
 if TYPE_CHECKING:
     from temporalio.api.taskqueue.v1 import PollerInfo
 
-WORKER_START_TIMEOUT = 15.0  # seconds to wait for a starting worker, which takes two or three
+WORKER_START_TIMEOUT = 15.0  # seconds to wait for a starting worker, which takes two to five
 POLL_TIME = timedelta(seconds=75)  # a poll takes at most 60; the server lists a worker for minutes after it left
 LOCK_POLL_INTERVAL = 0.05
 TAKE_OVER_INTERVAL = 0.5  # seconds between checks whether another process's worker has gone

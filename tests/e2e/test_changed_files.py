@@ -1,11 +1,13 @@
 """`perdure run` beside `perdure dev`: the code of today works, and of one process alone."""
 
+import asyncio
 import fcntl
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 from temporalio.client import Client
@@ -49,9 +51,7 @@ def test_dev_takes_up_changed_files_and_runs_beside_it_use_them(project: Project
         project.write("eyes.py", TOOL.format(word="afterwards"))
         dev.until("eyes.py changed; the worker starts again")
         meanwhile = project.perdure("run", "--detach", "--agent", "one", "look")
-        assert (meanwhile.code, meanwhile.err) == (0, ""), (
-            "it waits for the worker, and does not say that none is there"
-        )
+        assert (meanwhile.code, "start one with" in meanwhile.err) == (0, False), meanwhile
         dev.until("Ctrl-C stops everything")
         assert ["afterwards" in checked_tools(project) for _ in range(4)] == [True] * 4
         project.write("agents/two.md", FILES["agents/one.md"])
@@ -62,15 +62,33 @@ def test_dev_takes_up_changed_files_and_runs_beside_it_use_them(project: Project
         assert dev.send_signal(signal.SIGINT).code == 0
 
 
-async def test_a_worker_that_takes_long_to_start_is_reported_as_one_that_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "WORKER_START_TIMEOUT", 0.0)
+@pytest.fixture
+def here(tmp_path: Path) -> session.Session:
     settings = load_settings({}, tmp_path)
     settings.home.mkdir()
-    here = session.Session(cast("Client", None), settings, "http://localhost")
-    with session.worker_lock_path(settings, "starting").open("a") as lock:
+    return session.Session(cast("Client", None), settings, "http://localhost")
+
+
+@contextmanager
+def holding(here: session.Session, state: Literal["worker", "starting"]) -> Iterator[None]:
+    with session.worker_lock_path(here.settings, state).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+async def test_a_command_waits_for_a_worker_that_is_starting(here: session.Session) -> None:
+    with holding(here, "starting"):
+        waiting = asyncio.create_task(here.missing_worker_message("a"))
+        assert not (await asyncio.wait({waiting}, timeout=0.5))[0]
+        with holding(here, "worker"):
+            assert await waiting is None
+
+
+async def test_a_worker_that_takes_long_to_start_is_reported_as_one_that_starts(
+    here: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "WORKER_START_TIMEOUT", 0.0)
+    with holding(here, "starting"):
         assert (
             await here.missing_worker_message("a")
             == "no worker is running yet; one is starting, and takes the work up then"
