@@ -336,6 +336,8 @@ async def execute_locally_first(
 ) -> R:
     """Run a repeatable activity as a local one, and if that fails as a normal one.
 
+    A continue-as-new must not follow directly: a signal that comes just then would be lost.
+
     Raises ActivityError, and asyncio.CancelledError.
     """
     named: Any = activity

@@ -1,14 +1,18 @@
 """Continue-as-new in mid-run, workers with an empty cache, and how often a byte lies in history: once."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
 import pytest
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
+from temporalio.converter import PayloadCodec
 
 from perdure.activities.storage.store import LocalStores
 from perdure.client.records.export import Exporter
@@ -19,7 +23,7 @@ from perdure.decisions.ids import run_id_of_workflow
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import SHORT_HISTORY
-from tests.workflows.conftest import MakeWorld, Run, World
+from tests.workflows.conftest import MakeWorld, Run, World, connect_like
 from tests.workflows.runs import cancel_run, expect_cancelled
 from tests.workflows.script import FINISH, tool_results
 
@@ -418,3 +422,67 @@ async def test_a_cancel_of_a_run_that_has_moved_while_it_waits(
         assert (state["status"], state["question"], state["pending"]) == ("cancelled", None, [])
         (result,) = await it.results(run)
         assert ("may have happened" in result[1]) == (waits == "outside")
+
+
+class Gate:
+    def __init__(self, text: bytes) -> None:
+        self.text, self.reached, self.opened = text, asyncio.Event(), asyncio.Event()
+
+
+class Gates(PayloadCodec):
+    """Where a worker reads or writes a payload with the text of a gate, it waits until the test opens that."""
+
+    def __init__(self, *gates: Gate) -> None:
+        self.gates = gates
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        for gate in self.gates:
+            if any(gate.text in payload.data for payload in payloads):
+                gate.reached.set()
+                await gate.opened.wait()
+        return list(payloads)
+
+    decode = encode
+
+
+async def test_a_result_that_comes_as_the_run_continues_as_new_is_not_lost(
+    world: MakeWorld, short_history_client: Client
+) -> None:
+    """If a query comes with the task that archives, a local activity's end would be in a task of its own. The server
+    refuses to continue in it, because of the result. Replayed, it would continue before it had the result, and without.
+    """
+    let_go = asyncio.Event()
+
+    async def look(*_: Any) -> str:
+        await let_go.wait()
+        return "seen"
+
+    signal, answer, input_of_next = Gate(b"the last one"), Gate(b'"parts"'), Gate(b"agentic.continue")
+    converter = replace(short_history_client.data_converter, payload_codec=Gates(signal, answer, input_of_next))
+    gated = await connect_like(short_history_client, converter)
+    tools = (ScriptedTool("look", look), ScriptedTool("vote", kind=ToolKind.signal, effect=Effect.read))
+    script = [calls(("look", {}), ("vote", {})), FINISH]
+    async with world(script, *tools, server=short_history_client, works=False) as it, it.worker(gated):
+        run = await it.start()
+        await it.until_pending(run, 2)
+        while (await run.describe()).history_length < SHORT_HISTORY:
+            await run.signal("human_input", {"text": "no question is open"})
+        await run.signal("human_input", {"text": "the last one"})
+        await signal.reached.wait()
+        asking = asyncio.create_task(run.query("transcript"))
+        let_go.set()
+        await it.until(partial(has_no_activities, run))
+        signal.opened.set()
+        await answer.reached.wait()
+        await asyncio.wait({asking}, timeout=0.3)  # in which a local activity would end
+        answer.opened.set()
+        await input_of_next.reached.wait()
+        await it.send_result(run, 2, "vote", result="voted")
+        input_of_next.opened.set()
+        await asking
+        await run.result()
+        assert tool_results(it.model.requests[-1]) == ["seen", "voted"]
+
+
+async def has_no_activities(run: Run) -> bool:
+    return not (await run.describe()).raw_description.pending_activities

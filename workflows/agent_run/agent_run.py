@@ -128,9 +128,12 @@ class AgentRun(ValidatedWorkflow[RunContext]):
             await self._archive_and_rotate(run)
 
     async def _archive_and_rotate(self, run: RunContext) -> None:
-        """Continue as new by an exception, unless something has arrived that another execution would not get."""
-        if run.archived_length < run.transcript.length:
-            await self._close_segment(run)
+        """Continue as new by an exception, unless something has arrived that another execution would not get.
+
+        It follows an ordinary activity, even if there is nothing to archive. If a signal makes the server refuse the
+        continue-as-new, a replay would go on from the end of a local activity without the signal, which would be lost.
+        """
+        await self._close_segment(run)
         run.cancellation.raise_if_cancelled()
         if not run.has_updates:
             raise _HistoryTooLongError
@@ -148,8 +151,8 @@ class AgentRun(ValidatedWorkflow[RunContext]):
         summary = "finish the run's files" if end else "archive the transcript"
         # A local activity blocks the workflow task: the server could not cancel the run meanwhile. And it refuses the
         # end of a run that has got another signal, which then continues, although its turn has been closed.
-        is_final = request.cancel is not None or request.turn is not None
-        close = execute_activity if is_final else execute_locally_first
+        is_plain_end = bool(end) and request.cancel is None and request.turn is None
+        close = execute_locally_first if is_plain_end else execute_activity
         closed = await close(run.cancellation, Activities.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)
