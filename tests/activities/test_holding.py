@@ -23,7 +23,7 @@ from perdure.contracts.failures import HELD
 from perdure.contracts.tool import Holdable
 from perdure.process.guard import ACTING
 from perdure.workflows.activities import Activities
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 
 @workflow.defn(sandboxed=False)
@@ -170,7 +170,7 @@ async def test_a_cancelled_one_ends_without_release(client: Client) -> None:
         await until(place.is_held)
         await run.cancel()
         with pytest.raises(WorkflowFailureError):
-            await asyncio.wait_for(run.result(), PATIENCE)
+            await asyncio.wait_for(run.result(), 10)
     assert place.began == []
 
 

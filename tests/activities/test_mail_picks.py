@@ -16,7 +16,6 @@ from perdure.features.mailbox.activities.folder import MailFolder
 from perdure.features.mailbox.activities.picks import CHECKS_PER_QUERY, InputPicks
 from perdure.features.mailbox.activities.writer import MailWriter
 from perdure.features.mailbox.contract import InboxMessage, Stage
-from tests.waiting import PATIENCE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -142,7 +141,7 @@ async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
     monkeypatch.setattr("perdure.features.mailbox.activities.picks.ANSWERED_WITHIN", 0.05)
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
-    await asyncio.wait_for(check_picks(writer, Silent(), 1), PATIENCE)
+    await asyncio.wait_for(check_picks(writer, Silent(), 1), 10)
     run = FakeRun()
     await check_picks(writer, run, 1)
     assert run.answers == ["b"]

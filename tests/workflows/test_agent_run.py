@@ -12,7 +12,6 @@ from perdure.contracts.run.state import RunStatus
 from perdure.contracts.tool import Effect, ToolKind
 from perdure.testkit.model_server import ScriptedAnswer, calls, says, slow
 from perdure.testkit.tools import ScriptedTool
-from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.tools import HeldTool
 
@@ -174,7 +173,7 @@ async def test_neighbouring_reads_overlap(world: MakeWorld) -> None:
     together = asyncio.Barrier(3)  # opens only when all three are running at once
 
     async def meet(arguments: Any, context: Any) -> str:
-        async with asyncio.timeout(PATIENCE), together:
+        async with asyncio.timeout(15), together:
             return "met"
 
     async with world([calls(*[("look", {"n": n}) for n in range(3)]), FINISH], ScriptedTool("look", meet)) as it:
@@ -205,7 +204,7 @@ async def test_results_reach_the_model_in_the_order_of_its_calls(world: MakeWorl
 
     async def work(arguments: Any, context: Any) -> str:
         if arguments["n"] == 0:
-            await asyncio.wait_for(slow_first.wait(), PATIENCE)
+            await asyncio.wait_for(slow_first.wait(), 15)
         else:
             slow_first.set()
         return f"result {arguments['n']}"

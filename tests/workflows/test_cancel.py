@@ -18,7 +18,6 @@ from perdure.contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
 from perdure.workflows.execution import LOCAL_ACTIVITY
-from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, Run, connect_like
 from tests.workflows.runs import expect_cancelled
 from tests.workflows.script import FINISH
@@ -198,7 +197,7 @@ async def test_a_run_that_is_cancelled_while_it_closes_ends_as_it_was_about_to(
         await stop(run, door)
         await it.state(run)  # the cancels are in the run by now
         closing.go_on.set()
-        assert (await asyncio.wait_for(run.result(), PATIENCE))["type"] == "agent.completed"
+        assert (await asyncio.wait_for(run.result(), 15))["type"] == "agent.completed"
         assert (await run.describe()).status is WorkflowExecutionStatus.COMPLETED
         assert await it.failed_tasks(run) == 0
     trace = (tmp_path / f"closing-{it.queue}" / "trace.jsonl").read_text()
@@ -270,7 +269,7 @@ async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_f
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)
         await it.send_result(run, 7, "vote")
-        event = await asyncio.wait_for(run.result(), PATIENCE)
+        event = await asyncio.wait_for(run.result(), 15)
     assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "step_never_issued")
 
 

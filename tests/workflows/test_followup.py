@@ -23,7 +23,6 @@ from perdure.features.follow_ups.contract import Outbound
 from perdure.features.follow_ups.outbox import LogOutbox
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
-from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, Run, connect_encrypted
 from tests.workflows.following import (
     FINISH,
@@ -258,7 +257,7 @@ async def test_a_turn_signals_however_it_ends(follow_ups: MakeFollowUps, end: st
                 await turn.cancel()
             case _:
                 await here.it.send_result(turn, 1, "work")
-        await asyncio.wait_for(run.result(), PATIENCE)
+        await asyncio.wait_for(run.result(), 10)
         with suppress(WorkflowFailureError):
             await turn.result()
         assert str((await here.it.state(turn))["status"]) == end.partition(" ")[0]

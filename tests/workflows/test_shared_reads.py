@@ -36,7 +36,6 @@ from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from tests.conftest import TEMPORAL, dynamic_config
 from tests.ports import free_port
-from tests.waiting import PATIENCE
 from tests.workflows.conftest import World
 from tests.workflows.following import FINISH, is_watched, make_follow_ups
 from tests.workflows.lane import echo, new_id, say, until_idle
@@ -117,7 +116,7 @@ async def test_a_follow_up_whose_run_is_open_costs_five_actions_an_hour_and_sees
         spent = await meter.actions() - before
         assert 0 < spent.total() <= 5, spent  # the few looks that are left for a run that is terminated
         await here.it.send_result(turn, 1, "work")
-        await asyncio.wait_for(run.result(), PATIENCE)
+        await asyncio.wait_for(run.result(), 10)
         watched = await run.fetch_history()
     assert "canceled" in str(watched).lower()
 

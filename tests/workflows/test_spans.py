@@ -26,7 +26,6 @@ from perdure.decisions.ids import root_span_id, trace_id
 from perdure.decisions.model_names import DEFAULT
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
-from tests.waiting import PATIENCE
 from tests.workflows.conftest import MakeWorld, Run, World
 from tests.workflows.script import FINISH
 
@@ -169,5 +168,5 @@ async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: M
         env = ActivityEnvironment()
         env.info = replace(env.info, workflow_id=run.id, workflow_run_id=run.first_execution_run_id)
         env.run(spans.record_run_end, CloseRequest(start=0, length=1, head="h"))
-        await asyncio.wait_for(spans.close(), PATIENCE)
+        await asyncio.wait_for(spans.close(), 10)
         await run.cancel()
