@@ -268,8 +268,8 @@ that lives outside takes from `mail:<agent>`, and the activities of [queue tools
 own. *Time* is from start to close; a lost worker is noticed by the heartbeat timeout, which `[worker] heartbeat` sets.
 `open_run`, `join_conversation` and `close_segment` are local activities at first,
 once and for {duration(LOCAL_ACTIVITY["schedule_to_close_timeout"])} at most, and as the table has them if that
-fails. The end of a cancelled run or of a conversation's turn, and what is before a continue-as-new, is closed as the
-table has it at once."""
+fails. At the end of a cancelled run or of a conversation's turn, and before a continue-as-new, `close_segment` is as
+the table has it at once."""
 
 Policy = Mapping[str, Any]
 TURN: Policy = {

@@ -430,7 +430,7 @@ class Gate:
 
 
 class Gates(PayloadCodec):
-    """Where a worker reads or writes a payload with the text of a gate, it waits until the test opens that."""
+    """Stops a worker at each payload that has the text of a gate, until the test opens the gate."""
 
     def __init__(self, *gates: Gate) -> None:
         self.gates = gates
@@ -474,7 +474,7 @@ async def test_a_result_that_comes_as_the_run_continues_as_new_is_not_lost(
         await it.until(partial(has_no_activities, run))
         signal.opened.set()
         await answer.reached.wait()
-        await asyncio.wait({asking}, timeout=0.3)  # in which a local activity would end
+        await asyncio.wait({asking}, timeout=0.3)  # a local activity would end in it; there is none to wait for
         answer.opened.set()
         await input_of_next.reached.wait()
         await it.send_result(run, 2, "vote", result="voted")
